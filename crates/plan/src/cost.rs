@@ -1,0 +1,23 @@
+//! What a movement costs on a link: the one place where time is predicted from size.
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::{Bandwidth, Bytes, Time};
+
+/// The cost of moving bytes one way over a link, LogGP-like: `latency + per_span · spans + bytes / bandwidth`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkCost {
+    /// From post to completion of an empty operation.
+    pub latency: Time,
+    /// Added by each span that is not adjacent to the one before it.
+    pub per_span: Time,
+    pub bandwidth: Bandwidth,
+}
+
+impl LinkCost {
+    /// How long a transfer of `bytes` in `spans` pieces takes on an idle link.
+    pub fn time(&self, bytes: Bytes, spans: u64) -> Time {
+        let spans = Time::from_ps(self.per_span.as_ps().saturating_mul(spans));
+        self.latency.saturating_add(spans).saturating_add(self.bandwidth.time_for(bytes))
+    }
+}

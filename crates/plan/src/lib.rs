@@ -1,0 +1,15 @@
+//! What should move, by which way, at what cost.
+//!
+//! Everything here is a pure function of its arguments: no clock, no I/O, no threads. That is what lets the real world
+//! and the simulated one share it.
+#![forbid(unsafe_code)]
+
+pub mod cost;
+pub mod place;
+pub mod spans;
+pub mod units;
+
+pub use cost::LinkCost;
+pub use place::Place;
+pub use spans::{Run, Span, Spans};
+pub use units::{Bandwidth, Bytes, Rank, Time};

@@ -1,0 +1,292 @@
+//! Which bytes of a region take part in a transfer.
+//!
+//! A paged KV cache is `[layers][K/V][blocks][…]`: a request touches thousands of blocks, many of them at a regular stride.
+//! [`Spans`] keeps a regular stride as one [`Run`] all the way to the wire, and everything else as one run a span.
+//!
+//! ```
+//! use weft_plan::{Span, Spans};
+//! let mut spans = Spans::new();
+//! for block in [0u64, 2, 4, 6, 7] {
+//!     spans.push(Span { offset: block * 4096, len: 4096 });
+//! }
+//! assert_eq!(spans.bytes(), 5 * 4096);
+//! assert_eq!(spans.runs().len(), 2); // 0, 2, 4 at a stride; 6 and 7 are adjacent
+//! ```
+
+use std::ops::Range;
+
+/// `len` bytes from `offset` on, within a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Span {
+    pub offset: u64,
+    pub len: u64,
+}
+
+/// `count` pieces of `len` bytes each, the first at `offset`, their starts `stride` bytes apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Run {
+    pub offset: u64,
+    pub len: u64,
+    pub stride: u64,
+    pub count: u64,
+}
+
+impl Run {
+    pub const fn bytes(&self) -> u64 {
+        self.len * self.count
+    }
+    /// One past the last byte the run touches.
+    pub const fn end(&self) -> u64 {
+        if self.count == 0 { self.offset } else { self.offset + (self.count - 1) * self.stride + self.len }
+    }
+    /// The end as computed from numbers that nobody has checked yet; `None` where it does not fit.
+    pub fn checked_end(&self) -> Option<u64> {
+        self.len.checked_mul(self.count)?;
+        if self.count == 0 {
+            return Some(self.offset);
+        }
+        (self.count - 1).checked_mul(self.stride)?.checked_add(self.offset)?.checked_add(self.len)
+    }
+}
+
+/// An ordered list of spans, stored as runs. The order is that of the bytes in the transfer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spans {
+    runs: Vec<Run>,
+    /// `starts[i]` is how many bytes come before `runs[i]`, so that a position is found by binary search.
+    starts: Vec<u64>,
+    bytes: u64,
+}
+
+impl Spans {
+    pub fn new() -> Spans {
+        Spans::default()
+    }
+
+    pub fn contiguous(offset: u64, len: u64) -> Spans {
+        let mut spans = Spans::new();
+        spans.push(Span { offset, len });
+        spans
+    }
+
+    pub fn strided(run: Run) -> Spans {
+        let mut spans = Spans::new();
+        spans.push_run(run);
+        spans
+    }
+
+    /// Blocks of one size, by their index: the shape of a paged cache.
+    pub fn paged(base: u64, block: u64, indices: impl IntoIterator<Item = u64>) -> Spans {
+        let mut spans = Spans::new();
+        for index in indices {
+            spans.push(Span { offset: base + index * block, len: block });
+        }
+        spans
+    }
+
+    /// Appends a span, merging it into the last run where it continues it.
+    pub fn push(&mut self, span: Span) {
+        if span.len == 0 {
+            return;
+        }
+        let bytes = self.bytes.checked_add(span.len).expect("a span list of more than 2^64 bytes");
+        assert!(span.offset.checked_add(span.len).is_some(), "a span that ends past 2^64");
+        if let Some(last) = self.runs.last_mut() {
+            if last.count == 1 && last.offset + last.len == span.offset {
+                last.len += span.len;
+                last.stride = last.len;
+                self.bytes = bytes;
+                return;
+            }
+            if last.len == span.len {
+                let continues = if last.count == 1 {
+                    span.offset > last.offset
+                } else {
+                    last.offset.checked_add(last.stride * last.count) == Some(span.offset)
+                };
+                // Strides that overlap themselves are legal for reading but would be a race for writing: keep them apart.
+                if continues && span.offset - last.offset >= last.len {
+                    if last.count == 1 {
+                        last.stride = span.offset - last.offset;
+                    }
+                    last.count += 1;
+                    self.bytes = bytes;
+                    return;
+                }
+            }
+        }
+        self.starts.push(self.bytes);
+        self.runs.push(Run { offset: span.offset, len: span.len, stride: span.len, count: 1 });
+        self.bytes = bytes;
+    }
+
+    /// Appends a run as it is.
+    ///
+    /// # Panics
+    /// Where the run ends past 2^64; use [`Run::checked_end`] first on numbers from outside.
+    pub fn push_run(&mut self, run: Run) {
+        assert!(run.checked_end().is_some(), "a run that ends past 2^64");
+        if run.count == 0 || run.len == 0 {
+            return;
+        }
+        self.starts.push(self.bytes);
+        self.bytes = self.bytes.checked_add(run.bytes()).expect("a span list of more than 2^64 bytes");
+        self.runs.push(run);
+    }
+
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+    /// One past the last byte that any span touches.
+    pub fn end(&self) -> u64 {
+        self.runs.iter().map(Run::end).max().unwrap_or(0)
+    }
+    /// How many spans there are, after merging.
+    pub fn count(&self) -> u64 {
+        self.runs.iter().map(|r| r.count).sum()
+    }
+
+    /// The spans that hold bytes `range` of the list, in order, cut at its ends.
+    pub fn pieces(&self, range: Range<u64>) -> Pieces<'_> {
+        assert!(range.start <= range.end && range.end <= self.bytes, "range outside the span list");
+        let run = self.starts.partition_point(|&s| s <= range.start).saturating_sub(1);
+        let within = range.start - self.starts.get(run).copied().unwrap_or(0);
+        let (index, skip) = match self.runs.get(run) {
+            Some(r) => (within / r.len, within % r.len),
+            None => (0, 0),
+        };
+        Pieces { runs: &self.runs, run, index, skip, left: range.end - range.start }
+    }
+
+    /// The same bytes `range` as a list of its own, keeping strides as strides.
+    pub fn slice(&self, range: Range<u64>) -> Spans {
+        let mut out = Spans::new();
+        let mut left = range.end - range.start;
+        let mut cursor = self.pieces(range);
+        while left > 0 {
+            let run = self.runs[cursor.run];
+            let whole = if cursor.skip == 0 { ((run.count - cursor.index) * run.len).min(left) / run.len } else { 0 };
+            if whole > 1 {
+                out.push_run(Run { offset: run.offset + cursor.index * run.stride, count: whole, ..run });
+                cursor.advance(whole);
+                left -= whole * run.len;
+                cursor.left = left;
+            } else {
+                let piece = cursor.next().expect("bytes are left");
+                left -= piece.len;
+                out.push(piece);
+            }
+        }
+        out
+    }
+}
+
+impl FromIterator<Span> for Spans {
+    fn from_iter<I: IntoIterator<Item = Span>>(iter: I) -> Spans {
+        let mut spans = Spans::new();
+        iter.into_iter().for_each(|s| spans.push(s));
+        spans
+    }
+}
+
+/// Iterator over the spans of a byte range. See [`Spans::pieces`].
+#[derive(Clone, Debug)]
+pub struct Pieces<'a> {
+    runs: &'a [Run],
+    run: usize,
+    index: u64,
+    skip: u64,
+    left: u64,
+}
+
+impl Pieces<'_> {
+    fn advance(&mut self, count: u64) {
+        self.index += count;
+        if self.index == self.runs[self.run].count {
+            self.run += 1;
+            self.index = 0;
+        }
+    }
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = Span;
+    fn next(&mut self) -> Option<Span> {
+        if self.left == 0 {
+            return None;
+        }
+        let run = &self.runs[self.run];
+        let offset = run.offset + self.index * run.stride + self.skip;
+        let len = (run.len - self.skip).min(self.left);
+        self.left -= len;
+        if self.skip + len == run.len {
+            self.skip = 0;
+            self.advance(1);
+        } else {
+            self.skip += len;
+        }
+        Some(Span { offset, len })
+    }
+}
+
+/// Walks two span lists of equal length together and yields `(near offset, far offset, len)`, each piece contiguous on both sides.
+pub fn paired<'a>(near: &'a Spans, far: &'a Spans, range: Range<u64>) -> impl Iterator<Item = (u64, u64, u64)> + 'a {
+    let mut near = near.pieces(range.clone());
+    let mut far = far.pieces(range);
+    let mut n = Span { offset: 0, len: 0 };
+    let mut f = Span { offset: 0, len: 0 };
+    std::iter::from_fn(move || {
+        if n.len == 0 {
+            n = near.next()?;
+        }
+        if f.len == 0 {
+            f = far.next()?;
+        }
+        let len = n.len.min(f.len);
+        let item = (n.offset, f.offset, len);
+        n = Span { offset: n.offset + len, len: n.len - len };
+        f = Span { offset: f.offset + len, len: f.len - len };
+        Some(item)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_spans() -> impl Strategy<Value = Vec<Span>> {
+        prop::collection::vec((0u64..64, 1u64..5), 0..40)
+            .prop_map(|v| v.into_iter().map(|(o, l)| Span { offset: o * 8, len: l * 8 }).collect())
+    }
+
+    fn bytes_of(pieces: impl Iterator<Item = Span>) -> Vec<u64> {
+        pieces.flat_map(|s| s.offset..s.offset + s.len).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_the_bytes_that_were_pushed(list in any_spans(), a in 0u64..2000, b in 0u64..2000) {
+            let spans: Spans = list.iter().copied().collect();
+            let all = bytes_of(list.into_iter());
+            prop_assert_eq!(spans.bytes(), all.len() as u64);
+            let (a, b) = (a.min(b).min(spans.bytes()), a.max(b).min(spans.bytes()));
+            prop_assert_eq!(bytes_of(spans.pieces(a..b)), &all[a as usize..b as usize]);
+            let cut = spans.slice(a..b);
+            prop_assert_eq!(bytes_of(cut.pieces(0..cut.bytes())), &all[a as usize..b as usize]);
+        }
+    }
+
+    #[test]
+    fn a_regular_stride_is_one_run_also_when_cut() {
+        let spans = Spans::paged(0, 64, (0..1000).map(|i| i * 3));
+        assert_eq!(spans.runs().len(), 1);
+        assert_eq!(spans.slice(64..64 * 501).runs(), &[Run { offset: 192, len: 64, stride: 192, count: 500 }]);
+    }
+}

@@ -1,0 +1,75 @@
+//! One leg of a transfer: spans of a local region paired with spans of a remote one.
+
+use std::ops::Range;
+
+use thiserror::Error;
+use weft_plan::spans::paired;
+use weft_plan::Spans;
+
+use crate::region::{Region, RemoteRegion};
+
+/// Which way the bytes go, seen from the side that asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the remote region into the local one.
+    Read,
+    /// From the local region into the remote one.
+    Write,
+}
+
+/// Spans of a local region paired, byte by byte in order, with spans of a remote one.
+#[derive(Clone, Debug)]
+pub struct Leg {
+    local: Region,
+    local_spans: Spans,
+    remote: RemoteRegion,
+    remote_spans: Spans,
+}
+
+/// A leg that cannot be: fix the call.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum LegError {
+    #[error("the local spans hold {local} bytes, the remote ones {remote}")]
+    Unequal { local: u64, remote: u64 },
+    #[error("the {side} spans end at byte {end} of a region of {len} bytes")]
+    OutOfBounds { side: &'static str, end: u64, len: u64 },
+}
+
+impl Leg {
+    pub fn new(local: Region, local_spans: Spans, remote: RemoteRegion, remote_spans: Spans) -> Result<Leg, LegError> {
+        if local_spans.bytes() != remote_spans.bytes() {
+            return Err(LegError::Unequal { local: local_spans.bytes(), remote: remote_spans.bytes() });
+        }
+        for (side, end, len) in [
+            ("local", local_spans.end(), local.memory.len()),
+            ("remote", remote_spans.end(), remote.len),
+        ] {
+            if end > len {
+                return Err(LegError::OutOfBounds { side, end, len });
+            }
+        }
+        Ok(Leg { local, local_spans, remote, remote_spans })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.local_spans.bytes()
+    }
+    pub fn local(&self) -> &Region {
+        &self.local
+    }
+    pub fn local_spans(&self) -> &Spans {
+        &self.local_spans
+    }
+    pub fn remote(&self) -> &RemoteRegion {
+        &self.remote
+    }
+    pub fn remote_spans(&self) -> &Spans {
+        &self.remote_spans
+    }
+
+    /// The bytes `range` of the leg as `(local offset, remote offset, len)`, each contiguous on both sides.
+    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
+        paired(&self.local_spans, &self.remote_spans, range)
+    }
+}

@@ -1,0 +1,19 @@
+//! How the ends agree over time.
+//!
+//! Everything here is a state machine without I/O, threads or a clock: events and `now` go in, posts, timeouts and events
+//! come out. A pinned thread turns it in the real world and a seeded queue turns it in the simulated one.
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod leg;
+pub mod memory;
+pub mod region;
+pub mod transport;
+
+pub use error::{Failure, Loss, Refusal};
+pub use leg::{Direction, Leg, LegError};
+pub use memory::{Memory, VecMemory};
+pub use region::{Access, Epoch, Region, RegionKey, RegionTable, RemoteRegion};
+pub use transport::{
+    Arrival, Body, Capabilities, Done, Grant, Move, Op, OpId, PathId, PeerAddress, Progress, Signal, Transport,
+};

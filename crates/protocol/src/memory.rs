@@ -1,0 +1,80 @@
+//! Memory as the protocol sees it: a length, and bytes that others may be changing at the same time.
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Mutex;
+
+/// Bytes that a transport may move.
+///
+/// Access is by copy, never by reference, because a peer may write at any moment. Offsets have been checked by the caller;
+/// an implementation panics on one out of bounds rather than touch what is not its own.
+pub trait Memory: Debug + Send + Sync {
+    fn len(&self) -> u64;
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    fn read(&self, offset: u64, into: &mut [u8]);
+    fn write(&self, offset: u64, from: &[u8]);
+    /// Feeds `len` bytes from `offset` on into a checksum.
+    fn digest(&self, offset: u64, len: u64, digest: &mut Digest);
+    /// Real transports need the address behind the trait; they downcast to the type that vouches for it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// The end-to-end checksum: CRC-64/NVME, which runs near memory speed where the CPU has carry-less multiplication.
+#[derive(Debug)]
+pub struct Digest(crc_fast::Digest);
+
+impl Default for Digest {
+    fn default() -> Digest {
+        Digest(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme))
+    }
+}
+
+impl Digest {
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+    pub fn finish(self) -> u64 {
+        self.0.finalize()
+    }
+}
+
+/// Memory on the Rust heap, for the loopback transport, the simulator and tests.
+#[derive(Debug)]
+pub struct VecMemory(Mutex<Vec<u8>>);
+
+impl VecMemory {
+    pub fn new(bytes: Vec<u8>) -> VecMemory {
+        VecMemory(Mutex::new(bytes))
+    }
+    pub fn zeroed(len: usize) -> VecMemory {
+        VecMemory::new(vec![0; len])
+    }
+    pub fn snapshot(&self) -> Vec<u8> {
+        self.bytes().clone()
+    }
+    fn bytes(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Memory for VecMemory {
+    fn len(&self) -> u64 {
+        self.bytes().len() as u64
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        let start = offset as usize;
+        into.copy_from_slice(&self.bytes()[start..start + into.len()]);
+    }
+    fn write(&self, offset: u64, from: &[u8]) {
+        let start = offset as usize;
+        self.bytes()[start..start + from.len()].copy_from_slice(from);
+    }
+    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) {
+        digest.update(&self.bytes()[offset as usize..(offset + len) as usize]);
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,162 @@
+//! The narrow waist: what every transport does, and all that the engine knows of one.
+
+use std::fmt;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
+use weft_plan::{LinkCost, Time};
+
+use crate::error::{Failure, Loss, Refusal};
+use crate::leg::{Direction, Leg};
+use crate::region::{Region, RegionKey};
+
+/// Moves bytes between registered spans. Never blocks, never calls back.
+///
+/// What a transport promises:
+/// - every accepted operation has exactly one [`Signal::Completed`];
+/// - after that completion, whatever its outcome, the operation reads and writes no byte of local memory; and none of the
+///   far memory either, except after [`Failure::PathLost`] with `fenced: false`, where the target itself stops at the deadline;
+/// - a target touches memory only after [`RegionTable::check`](crate::RegionTable::check) and before the operation's deadline;
+/// - messages arrive whole; whether in order, once, or at all is told by [`Capabilities::reliable_messages`], and the session
+///   relies on none of it;
+/// - an [`Arrival`] is signalled at the target after the bytes of its write are in place.
+pub trait Transport: Debug + Send {
+    fn capabilities(&self) -> &Capabilities;
+    /// Makes a region reachable by peers (as its `access` says) and usable as the local side of a move.
+    fn register(&mut self, region: &Region) -> Result<Grant, Refusal>;
+    /// Makes a region unreachable. [`Progress::Busy`]: revoked, but a peer is still inside it; call again.
+    fn release(&mut self, key: &RegionKey) -> Result<Progress, Refusal>;
+    /// Starts opening a path. [`Signal::Opened`] or [`Signal::Lost`] follows.
+    fn open(&mut self, peer: &PeerAddress, now: Time) -> Result<PathId, Loss>;
+    /// Closes a path; its open operations complete with [`Failure::PathLost`].
+    fn close(&mut self, path: PathId);
+    /// Hands operations over and returns how many were accepted; fewer than given means back-pressure, not an error.
+    fn post(&mut self, path: PathId, ops: &[Op], now: Time) -> Result<usize, Loss>;
+    /// Ends an operation early. Its completion still comes: done if it was too late, [`Failure::Cancelled`] otherwise.
+    fn cancel(&mut self, path: PathId, op: OpId, now: Time);
+    /// Makes progress and appends what happened. Expires operations whose deadline is over.
+    fn poll(&mut self, now: Time, signals: &mut Vec<Signal>) -> Progress;
+}
+
+/// Whether calling again at once would get more done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing to do until the outside world moves.
+    Idle,
+    /// There is more to do right now.
+    Busy,
+}
+
+/// What a transport can do, as data, with its cost.
+#[derive(Clone, Debug)]
+pub struct Capabilities {
+    /// `tcp`, `shared_memory`, `loopback`, …
+    pub name: &'static str,
+    /// Where peers reach this end.
+    pub address: PeerAddress,
+    /// The most bytes one move should carry: enough to amortise its cost, few enough to stay responsive.
+    pub max_op_bytes: u64,
+    /// The most runs that the two sides of one move should have together.
+    pub max_op_runs: usize,
+    /// Moves and messages that one path holds at a time.
+    pub max_inflight_ops: usize,
+    pub max_message_bytes: usize,
+    /// Messages arrive once and in order while the path lives.
+    pub reliable_messages: bool,
+    pub cost: LinkCost,
+}
+
+/// Where a transport can be reached: its name, a colon, and what only it understands.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerAddress(pub String);
+
+impl PeerAddress {
+    pub fn transport(&self) -> &str {
+        self.0.split_once(':').map_or("", |(name, _)| name)
+    }
+    pub fn rest(&self) -> &str {
+        self.0.split_once(':').map_or(self.0.as_str(), |(_, rest)| rest)
+    }
+}
+
+impl Debug for PeerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for PeerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a peer must present, beside the key, to reach a region through this transport. Opaque to everyone else.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grant(pub Vec<u8>);
+
+/// A path between two agents, numbered by the transport of this side and never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PathId(pub u32);
+
+/// An operation, numbered by the poster and never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// One thing for a transport to do.
+#[derive(Clone, Debug)]
+pub struct Op {
+    pub id: OpId,
+    /// On the poster's clock. Both ends enforce it.
+    pub deadline: Time,
+    pub body: Body,
+}
+
+#[derive(Clone, Debug)]
+pub enum Body {
+    Move(Move),
+    /// Bytes for the far end's session.
+    Message(Arc<[u8]>),
+}
+
+/// A part of a leg. It refers to the prepared leg, so that posting copies no span list.
+#[derive(Clone, Debug)]
+pub struct Move {
+    pub direction: Direction,
+    pub leg: Arc<Leg>,
+    /// Which bytes of the leg.
+    pub range: Range<u64>,
+    /// Report the checksum of the far end's bytes in [`Done::far_sum`].
+    pub checksum: bool,
+    /// Tell the far end when these bytes are in place (writes only).
+    pub arrival: Option<Arrival>,
+}
+
+/// "Part `index` of transfer `tag` is in place." Parts are counted, each once, so no order is needed and a repeat is harmless.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Arrival {
+    pub tag: u64,
+    pub index: u32,
+}
+
+/// What a transport reports of an operation that succeeded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// The checksum of the far end's bytes, as they were read there or as they landed there.
+    pub far_sum: Option<u64>,
+}
+
+/// What a transport has to say.
+#[derive(Clone, Debug)]
+pub enum Signal {
+    /// A path that this side opened is ready.
+    Opened { path: PathId },
+    /// A peer has opened a path to this side.
+    Accepted { path: PathId },
+    /// A path is gone. Its operations have completed before this.
+    Lost { path: PathId, loss: Loss, fenced: bool },
+    Completed { path: PathId, op: OpId, outcome: Result<Done, Failure> },
+    Message { path: PathId, payload: Vec<u8> },
+    Arrived { path: PathId, arrival: Arrival },
+}
