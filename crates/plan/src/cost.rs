@@ -18,6 +18,8 @@ impl LinkCost {
     /// How long a transfer of `bytes` in `spans` pieces takes on an idle link.
     pub fn time(&self, bytes: Bytes, spans: u64) -> Time {
         let spans = Time::from_ps(self.per_span.as_ps().saturating_mul(spans));
-        self.latency.saturating_add(spans).saturating_add(self.bandwidth.time_for(bytes))
+        self.latency
+            .saturating_add(spans)
+            .saturating_add(self.bandwidth.time_for(bytes))
     }
 }

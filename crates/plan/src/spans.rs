@@ -37,7 +37,11 @@ impl Run {
     }
     /// One past the last byte the run touches.
     pub const fn end(&self) -> u64 {
-        if self.count == 0 { self.offset } else { self.offset + (self.count - 1) * self.stride + self.len }
+        if self.count == 0 {
+            self.offset
+        } else {
+            self.offset + (self.count - 1) * self.stride + self.len
+        }
     }
     /// The end as computed from numbers that nobody has checked yet; `None` where it does not fit.
     pub fn checked_end(&self) -> Option<u64> {
@@ -45,7 +49,10 @@ impl Run {
         if self.count == 0 {
             return Some(self.offset);
         }
-        (self.count - 1).checked_mul(self.stride)?.checked_add(self.offset)?.checked_add(self.len)
+        (self.count - 1)
+            .checked_mul(self.stride)?
+            .checked_add(self.offset)?
+            .checked_add(self.len)
     }
 }
 
@@ -79,7 +86,10 @@ impl Spans {
     pub fn paged(base: u64, block: u64, indices: impl IntoIterator<Item = u64>) -> Spans {
         let mut spans = Spans::new();
         for index in indices {
-            spans.push(Span { offset: base + index * block, len: block });
+            spans.push(Span {
+                offset: base + index * block,
+                len: block,
+            });
         }
         spans
     }
@@ -89,8 +99,14 @@ impl Spans {
         if span.len == 0 {
             return;
         }
-        let bytes = self.bytes.checked_add(span.len).expect("a span list of more than 2^64 bytes");
-        assert!(span.offset.checked_add(span.len).is_some(), "a span that ends past 2^64");
+        let bytes = self
+            .bytes
+            .checked_add(span.len)
+            .expect("a span list of more than 2^64 bytes");
+        assert!(
+            span.offset.checked_add(span.len).is_some(),
+            "a span that ends past 2^64"
+        );
         if let Some(last) = self.runs.last_mut() {
             if last.count == 1 && last.offset + last.len == span.offset {
                 last.len += span.len;
@@ -116,7 +132,12 @@ impl Spans {
             }
         }
         self.starts.push(self.bytes);
-        self.runs.push(Run { offset: span.offset, len: span.len, stride: span.len, count: 1 });
+        self.runs.push(Run {
+            offset: span.offset,
+            len: span.len,
+            stride: span.len,
+            count: 1,
+        });
         self.bytes = bytes;
     }
 
@@ -130,7 +151,10 @@ impl Spans {
             return;
         }
         self.starts.push(self.bytes);
-        self.bytes = self.bytes.checked_add(run.bytes()).expect("a span list of more than 2^64 bytes");
+        self.bytes = self
+            .bytes
+            .checked_add(run.bytes())
+            .expect("a span list of more than 2^64 bytes");
         self.runs.push(run);
     }
 
@@ -154,14 +178,23 @@ impl Spans {
 
     /// The spans that hold bytes `range` of the list, in order, cut at its ends.
     pub fn pieces(&self, range: Range<u64>) -> Pieces<'_> {
-        assert!(range.start <= range.end && range.end <= self.bytes, "range outside the span list");
+        assert!(
+            range.start <= range.end && range.end <= self.bytes,
+            "range outside the span list"
+        );
         let run = self.starts.partition_point(|&s| s <= range.start).saturating_sub(1);
         let within = range.start - self.starts.get(run).copied().unwrap_or(0);
         let (index, skip) = match self.runs.get(run) {
             Some(r) => (within / r.len, within % r.len),
             None => (0, 0),
         };
-        Pieces { runs: &self.runs, run, index, skip, left: range.end - range.start }
+        Pieces {
+            runs: &self.runs,
+            run,
+            index,
+            skip,
+            left: range.end - range.start,
+        }
     }
 
     /// The same bytes `range` as a list of its own, keeping strides as strides.
@@ -171,9 +204,17 @@ impl Spans {
         let mut cursor = self.pieces(range);
         while left > 0 {
             let run = self.runs[cursor.run];
-            let whole = if cursor.skip == 0 { ((run.count - cursor.index) * run.len).min(left) / run.len } else { 0 };
+            let whole = if cursor.skip == 0 {
+                ((run.count - cursor.index) * run.len).min(left) / run.len
+            } else {
+                0
+            };
             if whole > 1 {
-                out.push_run(Run { offset: run.offset + cursor.index * run.stride, count: whole, ..run });
+                out.push_run(Run {
+                    offset: run.offset + cursor.index * run.stride,
+                    count: whole,
+                    ..run
+                });
                 cursor.advance(whole);
                 left -= whole * run.len;
                 cursor.left = left;
@@ -250,8 +291,14 @@ pub fn paired<'a>(near: &'a Spans, far: &'a Spans, range: Range<u64>) -> impl It
         }
         let len = n.len.min(f.len);
         let item = (n.offset, f.offset, len);
-        n = Span { offset: n.offset + len, len: n.len - len };
-        f = Span { offset: f.offset + len, len: f.len - len };
+        n = Span {
+            offset: n.offset + len,
+            len: n.len - len,
+        };
+        f = Span {
+            offset: f.offset + len,
+            len: f.len - len,
+        };
         Some(item)
     })
 }
@@ -262,8 +309,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_spans() -> impl Strategy<Value = Vec<Span>> {
-        prop::collection::vec((0u64..64, 1u64..5), 0..40)
-            .prop_map(|v| v.into_iter().map(|(o, l)| Span { offset: o * 8, len: l * 8 }).collect())
+        prop::collection::vec((0u64..64, 1u64..5), 0..40).prop_map(|v| {
+            v.into_iter()
+                .map(|(o, l)| Span {
+                    offset: o * 8,
+                    len: l * 8,
+                })
+                .collect()
+        })
     }
 
     fn bytes_of(pieces: impl Iterator<Item = Span>) -> Vec<u64> {
@@ -287,6 +340,14 @@ mod tests {
     fn a_regular_stride_is_one_run_also_when_cut() {
         let spans = Spans::paged(0, 64, (0..1000).map(|i| i * 3));
         assert_eq!(spans.runs().len(), 1);
-        assert_eq!(spans.slice(64..64 * 501).runs(), &[Run { offset: 192, len: 64, stride: 192, count: 500 }]);
+        assert_eq!(
+            spans.slice(64..64 * 501).runs(),
+            &[Run {
+                offset: 192,
+                len: 64,
+                stride: 192,
+                count: 500
+            }]
+        );
     }
 }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use thiserror::Error;
-use weft_plan::spans::paired;
 use weft_plan::Spans;
+use weft_plan::spans::paired;
 
 use crate::region::{Region, RemoteRegion};
 
@@ -39,7 +39,10 @@ pub enum LegError {
 impl Leg {
     pub fn new(local: Region, local_spans: Spans, remote: RemoteRegion, remote_spans: Spans) -> Result<Leg, LegError> {
         if local_spans.bytes() != remote_spans.bytes() {
-            return Err(LegError::Unequal { local: local_spans.bytes(), remote: remote_spans.bytes() });
+            return Err(LegError::Unequal {
+                local: local_spans.bytes(),
+                remote: remote_spans.bytes(),
+            });
         }
         for (side, end, len) in [
             ("local", local_spans.end(), local.memory.len()),
@@ -49,7 +52,12 @@ impl Leg {
                 return Err(LegError::OutOfBounds { side, end, len });
             }
         }
-        Ok(Leg { local, local_spans, remote, remote_spans })
+        Ok(Leg {
+            local,
+            local_spans,
+            remote,
+            remote_spans,
+        })
     }
 
     pub fn bytes(&self) -> u64 {

@@ -9,6 +9,7 @@ pub mod leg;
 pub mod memory;
 pub mod region;
 pub mod transport;
+pub mod wire;
 
 pub use error::{Failure, Loss, Refusal};
 pub use leg::{Direction, Leg, LegError};

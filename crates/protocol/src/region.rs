@@ -22,10 +22,22 @@ pub struct Access {
 
 impl Access {
     /// Registered for local use only: no peer may touch it.
-    pub const NONE: Access = Access { read: false, write: false };
-    pub const READ: Access = Access { read: true, write: false };
-    pub const WRITE: Access = Access { read: false, write: true };
-    pub const READ_WRITE: Access = Access { read: true, write: true };
+    pub const NONE: Access = Access {
+        read: false,
+        write: false,
+    };
+    pub const READ: Access = Access {
+        read: true,
+        write: false,
+    };
+    pub const WRITE: Access = Access {
+        read: false,
+        write: true,
+    };
+    pub const READ_WRITE: Access = Access {
+        read: true,
+        write: true,
+    };
 }
 
 /// The right to touch a region. Whoever presents it must have been told it: the secret is 128 random bits.
@@ -74,7 +86,11 @@ pub struct RegionTable {
 
 impl RegionTable {
     pub fn new(epoch: Epoch) -> RegionTable {
-        RegionTable { epoch, regions: HashMap::new(), next_slot: 0 }
+        RegionTable {
+            epoch,
+            regions: HashMap::new(),
+            next_slot: 0,
+        }
     }
 
     pub fn epoch(&self) -> Epoch {

@@ -151,12 +151,30 @@ pub struct Done {
 #[derive(Clone, Debug)]
 pub enum Signal {
     /// A path that this side opened is ready.
-    Opened { path: PathId },
+    Opened {
+        path: PathId,
+    },
     /// A peer has opened a path to this side.
-    Accepted { path: PathId },
+    Accepted {
+        path: PathId,
+    },
     /// A path is gone. Its operations have completed before this.
-    Lost { path: PathId, loss: Loss, fenced: bool },
-    Completed { path: PathId, op: OpId, outcome: Result<Done, Failure> },
-    Message { path: PathId, payload: Vec<u8> },
-    Arrived { path: PathId, arrival: Arrival },
+    Lost {
+        path: PathId,
+        loss: Loss,
+        fenced: bool,
+    },
+    Completed {
+        path: PathId,
+        op: OpId,
+        outcome: Result<Done, Failure>,
+    },
+    Message {
+        path: PathId,
+        payload: Vec<u8>,
+    },
+    Arrived {
+        path: PathId,
+        arrival: Arrival,
+    },
 }

@@ -1,0 +1,3 @@
+//! The `weft` command: one file per verb.
+
+fn main() {}

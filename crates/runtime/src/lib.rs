@@ -1,0 +1,1 @@
+//! Threads and handles over the pure code: the API that people call.
