@@ -6,6 +6,7 @@
 
 pub mod error;
 pub mod leg;
+pub mod loopback;
 pub mod memory;
 pub mod region;
 pub mod transport;
@@ -13,6 +14,7 @@ pub mod wire;
 
 pub use error::{Failure, Loss, Refusal};
 pub use leg::{Direction, Leg, LegError};
+pub use loopback::{Loopback, LoopbackEndpoint};
 pub use memory::{Memory, VecMemory};
 pub use region::{Access, Epoch, Region, RegionKey, RegionTable, RemoteRegion};
 pub use transport::{
