@@ -67,10 +67,23 @@ pub(crate) struct Node {
 #[derive(Debug)]
 pub(crate) enum Happening {
     /// One attempt to get a packet across, from this side.
-    Attempt { wire: u32, from: Side, packet: Packet, attempt: u32 },
-    Delivery { wire: u32, to: Side, packet: Packet },
+    Attempt {
+        wire: u32,
+        from: Side,
+        packet: Packet,
+        attempt: u32,
+    },
+    Delivery {
+        wire: u32,
+        to: Side,
+        packet: Packet,
+    },
     /// The next piece of an operation that its initiator executes itself.
-    Copy { wire: u32, from: Side, op: u64 },
+    Copy {
+        wire: u32,
+        from: Side,
+        op: u64,
+    },
     Tick(u64),
 }
 
@@ -169,7 +182,11 @@ impl World {
         let mut state = self.lock();
         state.tally.crashes += 1;
         state.note(&[2, u64::from(node.0), u64::from(told)], || {
-            format!("node {} crashes, {}", node.0, if told { "and its peers are told" } else { "silently" })
+            format!(
+                "node {} crashes, {}",
+                node.0,
+                if told { "and its peers are told" } else { "silently" }
+            )
         });
         state.crash(node, told);
     }
