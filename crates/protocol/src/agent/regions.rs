@@ -85,7 +85,7 @@ impl Regions {
     }
 
     /// Grants a lease on a published region, or says why not.
-    pub(super) fn lease(&mut self, peer: PeerId, id: LeaseId, key: &RegionKey, until: Time) -> Result<Time, Refusal> {
+    pub(super) fn lease(&mut self, peer: PeerId, id: LeaseId, key: &RegionKey, duration: Time, now: Time) -> Result<(), Refusal> {
         let registered = self.registered(key)?;
         if registered.revoked {
             return Err(Refusal::Released);
@@ -93,13 +93,22 @@ impl Regions {
         if !registered.region.access.read {
             return Err(Refusal::NotReadable);
         }
+        // Longer than the peer believes by what two clocks may drift apart.
+        let margin = Time::from_ps(duration.as_ps() / 1000).saturating_add(Time::from_ms(1));
+        let until = now.saturating_add(duration).saturating_add(margin);
         let slot = key.slot;
-        self.leases.push(Lease { peer, id, slot, until });
-        Ok(until)
+        match self.leases.iter_mut().find(|l| (l.peer, l.id) == (peer, id)) {
+            Some(lease) => lease.until = lease.until.max(until),
+            None => self.leases.push(Lease { peer, id, slot, until }),
+        }
+        Ok(())
     }
 
-    pub(super) fn end_lease(&mut self, peer: PeerId, id: LeaseId) {
+    /// Tells whether there was such a lease.
+    pub(super) fn end_lease(&mut self, peer: PeerId, id: LeaseId) -> bool {
+        let before = self.leases.len();
         self.leases.retain(|l| (l.peer, l.id) != (peer, id));
+        self.leases.len() < before
     }
 
     fn leased(&mut self, slot: u32, now: Time) -> bool {

@@ -1,14 +1,11 @@
 //! One turn: timeouts, posts, polls, and what follows from them.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-
 use weft_plan::Time;
 
-use super::connect::{Peer, Stage};
+use super::connect::Peer;
 use super::{Core, Event};
-use crate::session::{Session, SessionEvent, Via};
-use crate::transfer::{LaneId, PeerId, Post, TransferEvent};
+use crate::session::{SessionError, SessionEvent, Via};
+use crate::transfer::{LaneId, PeerId, Post, TransferEvent, TransferId};
 use crate::transport::{Body, Op, OpId, Progress, Signal, Transport};
 
 /// Rounds in one turn before others get theirs.
@@ -90,7 +87,7 @@ impl<T: ?Sized + Transport> Core<T> {
                 }
             }
             self.on_peer_due(peer, now);
-            self.touched.push(peer);
+            self.touch(peer);
         }
     }
 
@@ -168,78 +165,127 @@ impl<T: ?Sized + Transport> Core<T> {
     }
 
     fn on_signal(&mut self, slot: usize, signal: Signal, now: Time) {
-        let number = |path: crate::transport::PathId| self.by_path[slot].at(path.0).copied();
+        let path = match &signal {
+            Signal::Accepted { path } => {
+                self.on_accepted(slot, *path, now);
+                return;
+            }
+            Signal::Opened { path }
+            | Signal::Lost { path, .. }
+            | Signal::Completed { path, .. }
+            | Signal::Message { path, .. }
+            | Signal::Arrived { path, .. } => *path,
+        };
+        let Some(&via) = self.by_path[slot].at(path.0) else { return };
         match signal {
-            Signal::Completed { path, op, outcome } => {
-                let Some(via) = number(path) else { return };
+            Signal::Completed { op, outcome, .. } => {
                 if op.0 & MESSAGE_BIT == 0 {
                     self.engine.on_completion(LaneId(via), op, outcome, now);
                 }
                 self.send_waiting(via, now);
             }
-            Signal::Arrived { path, arrival } => {
-                let Some(peer) = number(path).and_then(|via| self.paths.at(via)?.peer) else { return };
-                if let Some(Peer { session: Some(session), .. }) = self.peers.at_mut(peer.0) {
+            Signal::Arrived { arrival, .. } => {
+                let Some(peer) = self.paths.at(via).and_then(|p| p.peer) else { return };
+                if let Some(session) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()) {
                     session.on_arrival(arrival, now);
-                    self.touched.push(peer);
+                    self.touch(peer);
                 }
             }
-            Signal::Message { path, payload } => {
-                if let Some(via) = number(path) {
-                    self.on_message(via, &payload, now);
-                }
-            }
-            Signal::Opened { path } => {
-                if let Some(via) = number(path) {
-                    self.on_opened(via, now);
-                }
-            }
-            Signal::Accepted { path } => self.on_accepted(slot, path, now),
-            Signal::Lost { path, loss, fenced } => {
-                if let Some(via) = number(path) {
-                    self.on_lost(via, loss, fenced, now);
-                }
-            }
+            Signal::Message { payload, .. } => self.on_message(via, &payload, now),
+            Signal::Opened { .. } => self.on_opened(via, now),
+            Signal::Lost { loss, fenced, .. } => self.on_lost(via, loss, fenced, now),
+            Signal::Accepted { .. } => {}
         }
     }
 
     fn on_transfer_event(&mut self, event: TransferEvent, now: Time) {
         match event {
             TransferEvent::Cut { id, tag, parts } => {
-                let Some(announcement) = self.announcements.get_mut(&id) else { return };
-                if announcement.tag != Some(tag) {
-                    return;
+                if let Some(announcement) = self.announcements.get_mut(&id) {
+                    announcement.after = Some((tag, parts));
+                    self.announce(id, now);
                 }
-                announcement.after = Some((tag, parts));
-                self.announce(id, now);
             }
             TransferEvent::Ended { id, outcome } => {
-                self.on_ended(id, outcome.is_ok(), now);
+                self.end_announcement(id, outcome.is_ok(), now);
                 self.events.push_back(Event::Ended { id, outcome });
             }
             TransferEvent::FenceWanted { lane } => {
-                let Some(peer) = self.lost_lanes.get(&lane.0).copied() else { return };
+                let Some(&peer) = self.lost_lanes.get(&lane.0) else { return };
                 if let Ok(session) = self.established(peer) {
-                    session.ask_fence(Via(lane.0), now);
-                    self.touched.push(peer);
+                    // Where the session cannot ask, the deadline is the fence.
+                    let _ = session.ask_fence(Via(lane.0), now);
+                    self.touch(peer);
                 }
+            }
+        }
+    }
+
+    /// Sends what a transfer announces; where the peer has too much unread already, it is sent later.
+    fn announce(&mut self, id: TransferId, now: Time) {
+        let Some(announcement) = self.announcements.get_mut(&id) else { return };
+        let peer = announcement.peer;
+        let session = match self.peers.at_mut(peer.0) {
+            Some(Peer { session: Some(session), .. }) => session,
+            _ => {
+                self.announcements.remove(&id);
+                return;
+            }
+        };
+        match session.notify(&announcement.payload, announcement.after, now) {
+            Ok(_) if announcement.ended => {
+                self.announcements.remove(&id);
+            }
+            Ok(_) => announcement.sent = true,
+            Err(SessionError::QueueFull | SessionError::TooManyHeld) => self.unsent.push_back(id),
+            Err(_) => {
+                self.announcements.remove(&id);
+            }
+        }
+        self.touch(peer);
+    }
+
+    fn end_announcement(&mut self, id: TransferId, ok: bool, now: Time) {
+        let Some(announcement) = self.announcements.get_mut(&id) else { return };
+        announcement.ended = true;
+        match (ok, announcement.sent, announcement.after) {
+            // Nobody counts the parts of this one: the end of the transfer is what the peer waits for.
+            (true, false, None) => self.announce(id, now),
+            // It waits for room, and goes out then.
+            (true, false, Some(_)) => {}
+            (true, true, _) | (false, false, _) => {
+                self.announcements.remove(&id);
+            }
+            (false, true, after) => {
+                let peer = announcement.peer;
+                self.announcements.remove(&id);
+                if let (Ok(session), Some((tag, _))) = (self.established(peer), after) {
+                    session.revoke(tag, now);
+                    self.touch(peer);
+                }
+            }
+        }
+    }
+
+    fn announce_unsent(&mut self, peer: PeerId, now: Time) {
+        for _ in 0..self.unsent.len() {
+            let Some(id) = self.unsent.pop_front() else { return };
+            match self.announcements.get(&id) {
+                Some(a) if a.peer == peer => self.announce(id, now),
+                Some(_) => self.unsent.push_back(id),
+                None => {}
             }
         }
     }
 
     /// Sends what a session has to say, hears what it has learnt, and notes when it falls due.
     fn settle(&mut self, peer: PeerId, now: Time) {
+        self.send_messages(peer, now);
         while let Some(event) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()?.next_event()) {
             self.on_session_event(peer, event, now);
         }
-        while let Some((Via(via), bytes)) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()?.next_message()) {
-            if let Some(path) = self.paths.at_mut(via) {
-                if path.outbox.len() < OUTBOX_MAX {
-                    path.outbox.push_back(bytes.into());
-                    self.send_waiting(via, now);
-                }
-            }
-        }
+        self.announce_unsent(peer, now);
+        self.send_messages(peer, now);
         let Some(state) = self.peers.at_mut(peer.0) else { return };
         let due = state.due();
         if state.timer != due {
@@ -248,6 +294,95 @@ impl<T: ?Sized + Transport> Core<T> {
             }
             state.timer = due;
             self.timers.extend(due.map(|at| (at, peer)));
+        }
+    }
+
+    fn on_session_event(&mut self, peer: PeerId, event: SessionEvent, now: Time) {
+        match event {
+            SessionEvent::Established { session, identity } => self.on_established(peer, session, identity, now),
+            SessionEvent::PathJoined { via } => self.on_joined(peer, via.0),
+            SessionEvent::PathWanted => self.hurry_rails(peer, now),
+            SessionEvent::Published { name, region } => {
+                if let Some(state) = self.peers.at_mut(peer.0) {
+                    state.regions.insert(name.clone(), region);
+                    self.events.push_back(Event::Published { peer, name });
+                }
+            }
+            SessionEvent::Withdrawn { name } => {
+                if let Some(state) = self.peers.at_mut(peer.0) {
+                    state.regions.remove(&name);
+                    self.events.push_back(Event::Withdrawn { peer, name });
+                }
+            }
+            SessionEvent::Notified { payload } => self.events.push_back(Event::Notified { peer, payload }),
+            SessionEvent::NotificationDelivered { id } => self.events.push_back(Event::Delivered { peer, id }),
+            SessionEvent::FenceAsked { label, via } => {
+                // A closed path acts on nothing any more, whatever of it is still under way.
+                if let Some(Via(via)) = via {
+                    self.close_path(via);
+                }
+                if let Ok(session) = self.established(peer) {
+                    session.fence_done(label, now);
+                }
+            }
+            SessionEvent::Fenced { via } => {
+                self.lost_lanes.remove(&via.0);
+                self.engine.on_lane_fenced(LaneId(via.0), now);
+            }
+            SessionEvent::LeaseAsked { id, region, duration, .. } => {
+                let duration = duration.min(self.settings.lease_max);
+                let granted = self.regions.lease(peer, id, &region, duration, now);
+                if let Ok(session) = self.established(peer) {
+                    session.answer_lease(id, granted.map(|()| duration), now);
+                }
+            }
+            SessionEvent::LeaseGranted { id, until } => self.events.push_back(Event::Leased { peer, lease: id, until }),
+            SessionEvent::LeaseRefused { id, refusal } => {
+                self.events.push_back(Event::LeaseRefused { peer, lease: id, refusal });
+            }
+            SessionEvent::LeaseReturned { id } => {
+                self.regions.end_lease(peer, id);
+            }
+            SessionEvent::LeaseExpired { id } => {
+                if !self.regions.end_lease(peer, id) {
+                    self.events.push_back(Event::LeaseEnded { peer, lease: id });
+                }
+            }
+            SessionEvent::Lost { cause } => self.drop_peer(peer, cause, now),
+        }
+    }
+
+    fn send_messages(&mut self, peer: PeerId, now: Time) {
+        while let Some((Via(via), bytes)) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()?.next_message()) {
+            if let Some(path) = self.paths.at_mut(via).filter(|p| p.outbox.len() < OUTBOX_MAX) {
+                path.outbox.push_back(bytes.into());
+                self.send_waiting(via, now);
+            }
+        }
+    }
+
+    /// Posts the messages that wait for room on a path.
+    fn send_waiting(&mut self, via: u32, now: Time) {
+        let Some(path) = self.paths.at_mut(via) else { return };
+        let transport = &mut self.slots[path.slot].transport;
+        while let Some(bytes) = path.outbox.front() {
+            let op = Op {
+                id: OpId(MESSAGE_BIT | self.next_message),
+                deadline: now.saturating_add(self.settings.session.silence_max),
+                body: Body::Message(bytes.clone()),
+            };
+            if transport.post(path.id, std::slice::from_ref(&op), now) != Ok(1) {
+                return;
+            }
+            self.next_message += 1;
+            self.posted[path.slot] = true;
+            path.outbox.pop_front();
+        }
+    }
+
+    pub(super) fn touch(&mut self, peer: PeerId) {
+        if self.touched.last() != Some(&peer) {
+            self.touched.push(peer);
         }
     }
 }
