@@ -8,6 +8,7 @@ pub mod error;
 pub mod leg;
 pub mod memory;
 pub mod region;
+pub mod session;
 pub mod transport;
 pub mod wire;
 
