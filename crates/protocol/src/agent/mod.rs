@@ -13,7 +13,10 @@
 
 mod connect;
 mod numbered;
+mod paths;
 mod regions;
+#[cfg(test)]
+mod tests;
 mod turn;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,12 +28,14 @@ use weft_plan::Time;
 use crate::error::{Loss, Refusal};
 use crate::leg::Direction;
 use crate::region::{Epoch, RegionKey, RemoteRegion};
-use crate::session::{Config, Identity, LeaseId, NotificationId, NotifyError, Secret, SessionLoss};
+use crate::session::{Config, Identity, LeaseId, MAX_PAYLOAD_BYTES, NotificationId, SessionError, SessionLoss};
 use crate::transfer::{Engine, Limits, PeerId, Request, SubmitError, Summary, TransferError, TransferId};
 use crate::transport::{Op, PeerAddress, Signal, Transport};
 
-use connect::{Path, Peer};
+use connect::Peer;
 use numbered::Numbered;
+use paths::Path;
+pub use regions::RegionError;
 use regions::Regions;
 
 /// An agent without its threads. See the [module](self).
@@ -43,6 +48,12 @@ pub struct Core<T: ?Sized + Transport> {
     peers: Numbered<Peer>,
     /// By the number that the engine knows as a lane and the session as a via.
     paths: Numbered<Path>,
+    /// The number of each path by its transport's own.
+    by_path: Vec<Numbered<u32>>,
+    /// Transports that have been given something since they were last polled.
+    posted: Vec<bool>,
+    /// Whose the lanes were that were lost without a fence, the latest.
+    lost_lanes: BTreeMap<u32, PeerId>,
     /// When something of a peer falls due.
     timers: BTreeSet<(Time, PeerId)>,
     /// Peers whose session has been touched and not yet looked at.
@@ -50,6 +61,10 @@ pub struct Core<T: ?Sized + Transport> {
     /// Accepted paths that have not said who they are, oldest first, with the time by which they must.
     unclaimed: VecDeque<(Time, u32)>,
     announcements: BTreeMap<TransferId, Announcement>,
+    /// Announcements that the peer's queue had no room for.
+    unsent: VecDeque<TransferId>,
+    /// Peers whose session has more to say than there is room for among the events.
+    stalled: Vec<PeerId>,
     events: VecDeque<Event>,
     next_peer: u32,
     next_path: u32,
@@ -63,15 +78,11 @@ pub struct Core<T: ?Sized + Transport> {
 /// Who this agent is and what it allows.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    pub name: String,
-    pub epoch: Epoch,
-    pub secret: Secret,
-    /// Equal at two agents that can share memory.
-    pub host: String,
-    pub heartbeat: Time,
-    /// A peer that has not been heard for this long is lost.
-    pub silence_max: Time,
-    /// By when an accepted path must have said who it is.
+    /// What this agent brings into every session. The addresses are filled in from the transports.
+    ///
+    /// Lives of one name are told apart by the epoch, and a later life must have a greater one: the time of the start will do.
+    pub session: Config,
+    /// By when an accepted path must have said who it is, and for how long one that is over is still answered.
     pub handshake_max: Time,
     /// The wait before a lost path is opened again; it doubles up to the maximum.
     pub backoff_min: Time,
@@ -81,7 +92,48 @@ pub struct Settings {
     pub peers_max: usize,
     /// Accepted paths that may be waiting to say who they are.
     pub unclaimed_paths_max: usize,
+    /// Events that may wait before peers are held back.
+    pub events_max: usize,
     pub limits: Limits,
+}
+
+impl Settings {
+    pub fn new(session: Config) -> Settings {
+        Settings {
+            session,
+            handshake_max: Time::from_secs(5),
+            backoff_min: Time::from_ms(10),
+            backoff_max: Time::from_secs(2),
+            lease_max: Time::from_secs(60),
+            peers_max: 1024,
+            unclaimed_paths_max: 256,
+            events_max: 4096,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// Whom to connect to.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Tried in order, again and again until the deadline.
+    pub addresses: Vec<PeerAddress>,
+    pub deadline: Time,
+    /// Refuse a peer of another name.
+    pub name: Option<String>,
+    /// Refuse another life of the peer.
+    pub epoch: Option<Epoch>,
+}
+
+impl Target {
+    pub fn at(address: PeerAddress, deadline: Time) -> Target {
+        Target {
+            addresses: vec![address],
+            deadline,
+            name: None,
+            epoch: None,
+        }
+    }
 }
 
 /// A transport and the part it plays.
@@ -109,26 +161,70 @@ pub type Random = Box<dyn FnMut() -> [u8; 32] + Send>;
 #[non_exhaustive]
 pub enum Event {
     /// A session is up. `accepted`: the peer came to us.
-    Connected { peer: PeerId, identity: Identity, accepted: bool },
+    Connected {
+        peer: PeerId,
+        identity: Identity,
+        accepted: bool,
+    },
     /// [`Core::connect`] did not succeed by its deadline.
-    ConnectFailed { peer: PeerId, error: ConnectError },
+    ConnectFailed {
+        peer: PeerId,
+        error: ConnectError,
+    },
     /// The session is over and the number is dead.
-    PeerLost { peer: PeerId, name: String, cause: SessionLoss },
+    PeerLost {
+        peer: PeerId,
+        name: String,
+        cause: SessionLoss,
+    },
     /// A path carries transfers.
-    PathUp { peer: PeerId, transport: &'static str },
-    PathDown { peer: PeerId, transport: &'static str, loss: Loss },
+    PathUp {
+        peer: PeerId,
+        transport: &'static str,
+    },
+    PathDown {
+        peer: PeerId,
+        transport: &'static str,
+        loss: Loss,
+    },
     /// The peer has published a region, or changed it.
-    Published { peer: PeerId, name: String },
-    Withdrawn { peer: PeerId, name: String },
-    Notified { peer: PeerId, payload: Vec<u8> },
+    Published {
+        peer: PeerId,
+        name: String,
+    },
+    Withdrawn {
+        peer: PeerId,
+        name: String,
+    },
+    Notified {
+        peer: PeerId,
+        payload: Vec<u8>,
+    },
     /// The peer's application has been given our notification.
-    Delivered { peer: PeerId, id: NotificationId },
-    Ended { id: TransferId, outcome: Result<Summary, TransferError> },
+    Delivered {
+        peer: PeerId,
+        id: NotificationId,
+    },
+    Ended {
+        id: TransferId,
+        outcome: Result<Summary, TransferError>,
+    },
     /// We may look at a peer's region until then, on our clock.
-    Leased { peer: PeerId, lease: LeaseId, until: Time },
-    LeaseRefused { peer: PeerId, lease: LeaseId, refusal: Refusal },
+    Leased {
+        peer: PeerId,
+        lease: LeaseId,
+        until: Time,
+    },
+    LeaseRefused {
+        peer: PeerId,
+        lease: LeaseId,
+        refusal: Refusal,
+    },
     /// A lease of ours is over: the peer may change or unmap the memory.
-    LeaseEnded { peer: PeerId, lease: LeaseId },
+    LeaseEnded {
+        peer: PeerId,
+        lease: LeaseId,
+    },
 }
 
 /// Why there is no session with a peer.
@@ -155,10 +251,8 @@ pub enum ConnectError {
 pub enum PeerError {
     #[error("the session with this peer is over, or not yet established")]
     NotConnected,
-    #[error("the peer has too much unacknowledged already: try again later")]
-    Full,
-    #[error("the payload is larger than a notification may be")]
-    TooLarge,
+    #[error(transparent)]
+    Session(#[from] SessionError),
     #[error(transparent)]
     Submit(#[from] SubmitError),
 }
@@ -168,23 +262,30 @@ pub enum PeerError {
 struct Announcement {
     peer: PeerId,
     payload: Vec<u8>,
-    /// The tag that the parts are counted under, where the peer counts them.
+    /// The tag that the peer counts the parts under; none where it is told when the transfer has ended.
     tag: Option<u64>,
+    /// The tag and the number of parts, once all are cut.
+    after: Option<(u64, u32)>,
     sent: bool,
+    ended: bool,
 }
 
 impl<T: ?Sized + Transport> Core<T> {
     pub fn new(settings: Settings, slots: Vec<Slot<T>>, random: Random) -> Core<T> {
-        let regions = Regions::new(settings.epoch, slots.len());
         Core {
-            engine: Engine::new(settings.limits.clone()),
-            regions,
+            engine: Engine::new(settings.limits),
+            regions: Regions::new(settings.session.epoch, slots.len()),
             peers: Numbered::new(),
             paths: Numbered::new(),
+            by_path: slots.iter().map(|_| Numbered::new()).collect(),
+            posted: vec![false; slots.len()],
+            lost_lanes: BTreeMap::new(),
             timers: BTreeSet::new(),
             touched: Vec::new(),
             unclaimed: VecDeque::new(),
             announcements: BTreeMap::new(),
+            unsent: VecDeque::new(),
+            stalled: Vec::new(),
             events: VecDeque::new(),
             next_peer: 0,
             next_path: 0,
@@ -219,14 +320,12 @@ impl<T: ?Sized + Transport> Core<T> {
     }
     /// A region that the peer has published.
     pub fn region(&self, peer: PeerId, name: &str) -> Option<&RemoteRegion> {
-        self.peers.at(peer.0)?.regions.get(name)
+        self.peers.at(peer.0)?.session.as_ref()?.region(name)
     }
-    /// The names of all regions that the peer has published.
-    pub fn region_names(&self, peer: PeerId) -> impl Iterator<Item = &str> {
-        self.peers
-            .at(peer.0)
-            .into_iter()
-            .flat_map(|p| p.regions.keys().map(String::as_str))
+    /// All that the peer has published.
+    pub fn regions(&self, peer: PeerId) -> impl Iterator<Item = (&str, &RemoteRegion)> {
+        let session = self.peers.at(peer.0).and_then(|p| p.session.as_ref());
+        session.into_iter().flat_map(|s| s.regions())
     }
 
     /// Starts a transfer, which posts at the next turn. With `announce`, the peer is notified once the bytes are in place.
@@ -243,8 +342,10 @@ impl<T: ?Sized + Transport> Core<T> {
         let Some(payload) = announce else {
             return Ok(self.engine.submit(request, now)?);
         };
-        // The peer counts arrivals only where an arrival means good bytes; after a checksum the verdict is ours.
-        let tag = (request.direction == Direction::Write && !request.checksum).then_some(self.next_tag);
+        if payload.len() > MAX_PAYLOAD_BYTES {
+            return Err(SessionError::PayloadTooLong { len: payload.len() }.into());
+        }
+        let tag = (request.direction == Direction::Write).then_some(self.next_tag);
         self.next_tag += 1;
         request.tag = tag;
         let id = self.engine.submit(request, now)?;
@@ -252,7 +353,9 @@ impl<T: ?Sized + Transport> Core<T> {
             peer,
             payload: payload.to_vec(),
             tag,
+            after: None,
             sent: false,
+            ended: false,
         };
         self.announcements.insert(id, announcement);
         Ok(id)
@@ -266,60 +369,45 @@ impl<T: ?Sized + Transport> Core<T> {
     /// Sends a notification: once, in no particular order with transfers.
     pub fn notify(&mut self, peer: PeerId, payload: &[u8], now: Time) -> Result<NotificationId, PeerError> {
         let session = self.established(peer)?;
-        let id = session.notify(payload, None, now).map_err(PeerError::from)?;
-        self.touched.push(peer);
+        let id = session.notify(payload, None, now)?;
+        self.touch(peer);
         Ok(id)
     }
 
     /// Asks to look at a peer's region without copying it; [`Event::Leased`] or [`Event::LeaseRefused`] follows.
     pub fn borrow(&mut self, peer: PeerId, region: RegionKey, duration: Time, now: Time) -> Result<LeaseId, PeerError> {
-        let lease = self.established(peer)?.ask_lease(region, duration, now);
-        self.touched.push(peer);
+        let lease = self.established(peer)?.ask_lease(region, duration, now)?;
+        self.touch(peer);
         Ok(lease)
+    }
+
+    /// Asks for more time on a lease, counted from now; the same events follow.
+    pub fn renew(&mut self, peer: PeerId, lease: LeaseId, duration: Time, now: Time) -> Result<(), PeerError> {
+        self.established(peer)?.renew_lease(lease, duration, now)?;
+        self.touch(peer);
+        Ok(())
     }
 
     /// Gives a lease back before its end.
     pub fn give_back(&mut self, peer: PeerId, lease: LeaseId, now: Time) {
         if let Ok(session) = self.established(peer) {
             session.return_lease(lease, now);
-            self.touched.push(peer);
+            self.touch(peer);
         }
     }
 
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
-
-    fn config(&self) -> Config {
-        Config {
-            name: self.settings.name.clone(),
-            epoch: self.settings.epoch,
-            secret: self.settings.secret.clone(),
-            host: self.settings.host.clone(),
-            addresses: self.addresses(),
-            heartbeat: self.settings.heartbeat,
-            silence_max: self.settings.silence_max,
-        }
-    }
 }
 
 impl<T: ?Sized + Transport> fmt::Debug for Core<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Core")
-            .field("name", &self.settings.name)
-            .field("epoch", &self.settings.epoch)
+            .field("name", &self.settings.session.name)
+            .field("epoch", &self.settings.session.epoch)
             .field("peers", &self.peers.len())
             .field("paths", &self.paths.len())
             .finish_non_exhaustive()
-    }
-}
-
-impl From<NotifyError> for PeerError {
-    fn from(error: NotifyError) -> PeerError {
-        match error {
-            NotifyError::TooLarge { .. } => PeerError::TooLarge,
-            NotifyError::Full { .. } => PeerError::Full,
-            _ => PeerError::NotConnected,
-        }
     }
 }

@@ -32,7 +32,4 @@ impl<V> Numbered<V> {
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &V)> {
         self.0.iter().map(|(n, v)| (*n, v))
     }
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut V)> {
-        self.0.iter_mut().map(|(n, v)| (*n, v))
-    }
 }

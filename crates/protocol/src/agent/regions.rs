@@ -79,13 +79,25 @@ impl Regions {
         }
     }
 
-    /// Everything published, as peers are told of it.
-    pub(super) fn published(&self) -> impl Iterator<Item = (&str, RemoteRegion)> {
-        self.by_name.iter().map(|(name, slot)| (name.as_str(), self.by_slot[slot].remote()))
+    /// The names of everything published.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.keys().map(String::as_str)
+    }
+
+    /// What is published under a name, as peers are told of it.
+    pub(super) fn published(&self, name: &str) -> Option<RemoteRegion> {
+        self.by_name.get(name).map(|slot| self.by_slot[slot].remote())
     }
 
     /// Grants a lease on a published region, or says why not.
-    pub(super) fn lease(&mut self, peer: PeerId, id: LeaseId, key: &RegionKey, duration: Time, now: Time) -> Result<(), Refusal> {
+    pub(super) fn lease(
+        &mut self,
+        peer: PeerId,
+        id: LeaseId,
+        key: &RegionKey,
+        duration: Time,
+        now: Time,
+    ) -> Result<(), Refusal> {
         let registered = self.registered(key)?;
         if registered.revoked {
             return Err(Refusal::Released);
@@ -136,7 +148,13 @@ impl<T: ?Sized + Transport> Core<T> {
     }
 
     /// Lets peers reach registered memory under a name, under a key of its own that ends with the publication.
-    pub fn publish(&mut self, name: &str, source: &RegionKey, access: Access, now: Time) -> Result<RegionKey, RegionError> {
+    pub fn publish(
+        &mut self,
+        name: &str,
+        source: &RegionKey,
+        access: Access,
+        now: Time,
+    ) -> Result<RegionKey, RegionError> {
         if self.regions.by_name.contains_key(name) {
             return Err(RegionError::NameTaken { name: name.to_owned() });
         }
@@ -147,16 +165,19 @@ impl<T: ?Sized + Transport> Core<T> {
         let (memory, place) = (registered.region.memory.clone(), registered.region.place);
         let region = self.enter(memory, place, access, Some(source.slot))?;
         self.regions.by_name.insert(name.to_owned(), region.key.slot);
-        let remote = self.regions.by_slot[&region.key.slot].remote();
-        self.to_established(|session| session.publish(name, &remote, now));
+        self.say_to_all(name, now);
         Ok(region.key)
     }
 
     /// Takes a published name back: peers are told, and refused from now on. [`Core::release`] of the key tells when the last
     /// of them is out.
     pub fn withdraw(&mut self, name: &str, now: Time) -> Result<RegionKey, RegionError> {
-        let slot = self.regions.by_name.remove(name).ok_or_else(|| RegionError::NotPublished { name: name.to_owned() })?;
-        self.to_established(|session| session.withdraw(name, now));
+        let slot = self
+            .regions
+            .by_name
+            .remove(name)
+            .ok_or_else(|| RegionError::NotPublished { name: name.to_owned() })?;
+        self.say_to_all(name, now);
         let key = self.regions.by_slot[&slot].region.key;
         self.release(&key, now)?;
         Ok(key)
@@ -166,12 +187,22 @@ impl<T: ?Sized + Transport> Core<T> {
     /// inside or has a lease; call again. After [`Progress::Idle`] nobody touches the memory.
     pub fn release(&mut self, key: &RegionKey, now: Time) -> Result<Progress, Refusal> {
         self.regions.registered(key)?;
-        let slots: Vec<u32> = self.regions.by_slot.iter().filter(|(slot, r)| **slot == key.slot || r.source == key.slot).map(|(slot, _)| *slot).collect();
+        let published = self
+            .regions
+            .by_slot
+            .iter()
+            .filter(|(slot, r)| r.source == key.slot && **slot != key.slot);
+        let published: Vec<u32> = published.map(|(slot, _)| *slot).collect();
         let mut progress = Progress::Idle;
-        for slot in slots {
-            while let Some(name) = self.regions.by_name.iter().find(|(_, s)| **s == slot).map(|(name, _)| name.clone()) {
+        // Itself comes last, so that the key is good for the next call as long as anything published from it is in use.
+        for slot in published.into_iter().chain([key.slot]) {
+            let named = self.regions.by_name.iter().find(|(_, s)| **s == slot);
+            if let Some(name) = named.map(|(name, _)| name.clone()) {
                 self.regions.by_name.remove(&name);
-                self.to_established(|session| session.withdraw(&name, now));
+                self.say_to_all(&name, now);
+            }
+            if progress == Progress::Busy && slot == key.slot {
+                break;
             }
             if self.leave(slot, now) == Progress::Busy {
                 progress = Progress::Busy;
@@ -180,12 +211,27 @@ impl<T: ?Sized + Transport> Core<T> {
         Ok(progress)
     }
 
-    fn enter(&mut self, memory: Arc<dyn Memory>, place: Place, access: Access, source: Option<u32>) -> Result<Region, Refusal> {
+    fn enter(
+        &mut self,
+        memory: Arc<dyn Memory>,
+        place: Place,
+        access: Access,
+        source: Option<u32>,
+    ) -> Result<Region, Refusal> {
         let slot = self.regions.next_slot;
         let random = (self.random)();
         let secret = u128::from_le_bytes(random[..16].try_into().expect("sixteen of thirty-two bytes"));
-        let key = RegionKey { epoch: self.regions.epoch, slot, secret };
-        let region = Region { key, memory, place, access };
+        let key = RegionKey {
+            epoch: self.regions.epoch,
+            slot,
+            secret,
+        };
+        let region = Region {
+            key,
+            memory,
+            place,
+            access,
+        };
         let mut grants = Vec::new();
         let mut held = vec![false; self.regions.transports];
         let mut refusal = Refusal::Unsupported;
@@ -202,7 +248,13 @@ impl<T: ?Sized + Transport> Core<T> {
             return Err(refusal);
         }
         self.regions.next_slot += 1;
-        let registered = Registered { region: region.clone(), grants: grants.into(), source: source.unwrap_or(slot), held, revoked: false };
+        let registered = Registered {
+            region: region.clone(),
+            grants: grants.into(),
+            source: source.unwrap_or(slot),
+            held,
+            revoked: false,
+        };
         self.regions.by_slot.insert(slot, registered);
         Ok(region)
     }

@@ -20,18 +20,19 @@ const MESSAGE_BIT: u64 = 1 << 63;
 impl<T: ?Sized + Transport> Core<T> {
     /// A whole turn over every transport. [`Progress::Busy`]: call again at once.
     pub fn pump(&mut self, now: Time) -> Progress {
-        self.on_timeouts(now);
         let mut progress = Progress::Idle;
-        for _ in 0..ROUNDS_MAX {
-            self.flush(now);
-            let mut polled = Progress::Idle;
+        for round in 0..ROUNDS_MAX {
+            progress = Progress::Idle;
             for slot in 0..self.slots.len() {
                 if self.poll_slot(slot, now) == Progress::Busy {
-                    polled = Progress::Busy;
+                    progress = Progress::Busy;
                 }
             }
-            progress = polled;
-            if progress == Progress::Idle && !self.flush(now) {
+            // After the poll: what has come in speaks for a peer that would otherwise be found silent.
+            if round == 0 {
+                self.on_timeouts(now);
+            }
+            if !self.flush(now) && progress == Progress::Idle {
                 return Progress::Idle;
             }
         }
@@ -47,7 +48,7 @@ impl<T: ?Sized + Transport> Core<T> {
             }
             progress = Progress::Idle;
             for slot in 0..self.slots.len() {
-                if std::mem::take(&mut self.posted[slot]) && self.poll_slot(slot, now) == Progress::Busy {
+                if self.posted[slot] && self.poll_slot(slot, now) == Progress::Busy {
                     progress = Progress::Busy;
                 }
             }
@@ -66,7 +67,10 @@ impl<T: ?Sized + Transport> Core<T> {
     pub fn next_timeout(&self) -> Option<Time> {
         let peers = self.timers.first().map(|(at, _)| *at);
         let unclaimed = self.unclaimed.front().map(|(by, _)| *by);
-        [self.engine.next_timeout(), peers, unclaimed].into_iter().flatten().min()
+        [self.engine.next_timeout(), peers, unclaimed]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn on_timeouts(&mut self, now: Time) {
@@ -79,12 +83,14 @@ impl<T: ?Sized + Transport> Core<T> {
                 break;
             }
             self.timers.pop_first();
-            let Some(state) = self.peers.at_mut(peer.0) else { continue };
+            let Some(state) = self.peers.at_mut(peer.0) else {
+                continue;
+            };
             state.timer = None;
-            if let Some(session) = &mut state.session {
-                if session.next_timeout().is_some_and(|at| at <= now) {
-                    session.on_timeout(now);
-                }
+            if let Some(session) = &mut state.session
+                && session.next_timeout().is_some_and(|at| at <= now)
+            {
+                session.on_timeout(now);
             }
             self.on_peer_due(peer, now);
             self.touch(peer);
@@ -93,6 +99,9 @@ impl<T: ?Sized + Transport> Core<T> {
 
     /// Hands over everything that the engine and the sessions want done; tells whether there was anything.
     fn flush(&mut self, now: Time) -> bool {
+        if self.events.len() <= self.settings.events_max / 2 {
+            self.touched.append(&mut self.stalled);
+        }
         let mut any = false;
         loop {
             let mut more = self.post_moves(now);
@@ -155,6 +164,7 @@ impl<T: ?Sized + Transport> Core<T> {
     }
 
     fn poll_slot(&mut self, slot: usize, now: Time) -> Progress {
+        self.posted[slot] = false;
         let mut signals = std::mem::take(&mut self.signals);
         let progress = self.slots[slot].transport.poll(now, &mut signals);
         for signal in signals.drain(..) {
@@ -176,7 +186,9 @@ impl<T: ?Sized + Transport> Core<T> {
             | Signal::Message { path, .. }
             | Signal::Arrived { path, .. } => *path,
         };
-        let Some(&via) = self.by_path[slot].at(path.0) else { return };
+        let Some(&via) = self.by_path[slot].at(path.0) else {
+            return;
+        };
         match signal {
             Signal::Completed { op, outcome, .. } => {
                 if op.0 & MESSAGE_BIT == 0 {
@@ -185,7 +197,9 @@ impl<T: ?Sized + Transport> Core<T> {
                 self.send_waiting(via, now);
             }
             Signal::Arrived { arrival, .. } => {
-                let Some(peer) = self.paths.at(via).and_then(|p| p.peer) else { return };
+                let Some(peer) = self.paths.at(via).and_then(|p| p.peer) else {
+                    return;
+                };
                 if let Some(session) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()) {
                     session.on_arrival(arrival, now);
                     self.touch(peer);
@@ -211,7 +225,9 @@ impl<T: ?Sized + Transport> Core<T> {
                 self.events.push_back(Event::Ended { id, outcome });
             }
             TransferEvent::FenceWanted { lane } => {
-                let Some(&peer) = self.lost_lanes.get(&lane.0) else { return };
+                let Some(&peer) = self.lost_lanes.get(&lane.0) else {
+                    return;
+                };
                 if let Ok(session) = self.established(peer) {
                     // Where the session cannot ask, the deadline is the fence.
                     let _ = session.ask_fence(Via(lane.0), now);
@@ -223,43 +239,52 @@ impl<T: ?Sized + Transport> Core<T> {
 
     /// Sends what a transfer announces; where the peer has too much unread already, it is sent later.
     fn announce(&mut self, id: TransferId, now: Time) {
-        let Some(announcement) = self.announcements.get_mut(&id) else { return };
+        let Some(announcement) = self.announcements.get_mut(&id) else {
+            return;
+        };
         let peer = announcement.peer;
         let session = match self.peers.at_mut(peer.0) {
-            Some(Peer { session: Some(session), .. }) => session,
+            Some(Peer {
+                session: Some(session), ..
+            }) => session,
             _ => {
                 self.announcements.remove(&id);
                 return;
             }
         };
         match session.notify(&announcement.payload, announcement.after, now) {
-            Ok(_) if announcement.ended => {
-                self.announcements.remove(&id);
+            Ok(_) => {
+                announcement.sent = true;
+                if announcement.ended {
+                    self.announcements.remove(&id);
+                }
+                self.touch(peer);
             }
-            Ok(_) => announcement.sent = true,
             Err(SessionError::QueueFull | SessionError::TooManyHeld) => self.unsent.push_back(id),
             Err(_) => {
                 self.announcements.remove(&id);
             }
         }
-        self.touch(peer);
     }
 
     fn end_announcement(&mut self, id: TransferId, ok: bool, now: Time) {
-        let Some(announcement) = self.announcements.get_mut(&id) else { return };
+        let Some(announcement) = self.announcements.get_mut(&id) else {
+            return;
+        };
         announcement.ended = true;
         match (ok, announcement.sent, announcement.after) {
             // Nobody counts the parts of this one: the end of the transfer is what the peer waits for.
             (true, false, None) => self.announce(id, now),
             // It waits for room, and goes out then.
             (true, false, Some(_)) => {}
-            (true, true, _) | (false, false, _) => {
+            (true, true, _) => {
                 self.announcements.remove(&id);
             }
-            (false, true, after) => {
-                let peer = announcement.peer;
+            (false, ..) => {
+                let (peer, tag) = (announcement.peer, announcement.tag);
                 self.announcements.remove(&id);
-                if let (Ok(session), Some((tag, _))) = (self.established(peer), after) {
+                if let (Some(tag), Ok(session)) = (tag, self.established(peer)) {
+                    // Also where nothing was announced, so that the parts that did arrive are not counted for ever.
                     session.revoke(tag, now);
                     self.touch(peer);
                 }
@@ -281,9 +306,20 @@ impl<T: ?Sized + Transport> Core<T> {
     /// Sends what a session has to say, hears what it has learnt, and notes when it falls due.
     fn settle(&mut self, peer: PeerId, now: Time) {
         self.send_messages(peer, now);
-        while let Some(event) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()?.next_event()) {
+        loop {
+            // What nobody takes holds the peer back, not this agent's memory down.
+            if self.events.len() >= self.settings.events_max {
+                if !self.stalled.contains(&peer) {
+                    self.stalled.push(peer);
+                }
+                break;
+            }
+            let Some(event) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()?.next_event()) else {
+                break;
+            };
             self.on_session_event(peer, event, now);
         }
+        self.say_unsaid(peer, now);
         self.announce_unsent(peer, now);
         self.send_messages(peer, now);
         let Some(state) = self.peers.at_mut(peer.0) else { return };
@@ -299,21 +335,11 @@ impl<T: ?Sized + Transport> Core<T> {
 
     fn on_session_event(&mut self, peer: PeerId, event: SessionEvent, now: Time) {
         match event {
-            SessionEvent::Established { session, identity } => self.on_established(peer, session, identity, now),
+            SessionEvent::Established { identity, .. } => self.on_established(peer, identity, now),
             SessionEvent::PathJoined { via } => self.on_joined(peer, via.0),
             SessionEvent::PathWanted => self.hurry_rails(peer, now),
-            SessionEvent::Published { name, region } => {
-                if let Some(state) = self.peers.at_mut(peer.0) {
-                    state.regions.insert(name.clone(), region);
-                    self.events.push_back(Event::Published { peer, name });
-                }
-            }
-            SessionEvent::Withdrawn { name } => {
-                if let Some(state) = self.peers.at_mut(peer.0) {
-                    state.regions.remove(&name);
-                    self.events.push_back(Event::Withdrawn { peer, name });
-                }
-            }
+            SessionEvent::Published { name, .. } => self.events.push_back(Event::Published { peer, name }),
+            SessionEvent::Withdrawn { name } => self.events.push_back(Event::Withdrawn { peer, name }),
             SessionEvent::Notified { payload } => self.events.push_back(Event::Notified { peer, payload }),
             SessionEvent::NotificationDelivered { id } => self.events.push_back(Event::Delivered { peer, id }),
             SessionEvent::FenceAsked { label, via } => {
@@ -329,7 +355,9 @@ impl<T: ?Sized + Transport> Core<T> {
                 self.lost_lanes.remove(&via.0);
                 self.engine.on_lane_fenced(LaneId(via.0), now);
             }
-            SessionEvent::LeaseAsked { id, region, duration, .. } => {
+            SessionEvent::LeaseAsked {
+                id, region, duration, ..
+            } => {
                 let duration = duration.min(self.settings.lease_max);
                 let granted = self.regions.lease(peer, id, &region, duration, now);
                 if let Ok(session) = self.established(peer) {
@@ -338,7 +366,11 @@ impl<T: ?Sized + Transport> Core<T> {
             }
             SessionEvent::LeaseGranted { id, until } => self.events.push_back(Event::Leased { peer, lease: id, until }),
             SessionEvent::LeaseRefused { id, refusal } => {
-                self.events.push_back(Event::LeaseRefused { peer, lease: id, refusal });
+                self.events.push_back(Event::LeaseRefused {
+                    peer,
+                    lease: id,
+                    refusal,
+                });
             }
             SessionEvent::LeaseReturned { id } => {
                 self.regions.end_lease(peer, id);
@@ -348,12 +380,16 @@ impl<T: ?Sized + Transport> Core<T> {
                     self.events.push_back(Event::LeaseEnded { peer, lease: id });
                 }
             }
-            SessionEvent::Lost { cause } => self.drop_peer(peer, cause, now),
+            SessionEvent::Lost { cause } => self.part(peer, cause, now),
         }
     }
 
     fn send_messages(&mut self, peer: PeerId, now: Time) {
-        while let Some((Via(via), bytes)) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()?.next_message()) {
+        while let Some((Via(via), bytes)) = self
+            .peers
+            .at_mut(peer.0)
+            .and_then(|p| p.session.as_mut()?.next_message())
+        {
             if let Some(path) = self.paths.at_mut(via).filter(|p| p.outbox.len() < OUTBOX_MAX) {
                 path.outbox.push_back(bytes.into());
                 self.send_waiting(via, now);
