@@ -738,7 +738,13 @@ impl State {
         let Some(wire) = self.wires.get_mut(&wire_id) else {
             return;
         };
-        let far_seat = wire.half(from.other()).seat;
+        let far = wire.half(from.other());
+        let (far_seat, far_closed) = (far.seat, far.stage == Stage::Closed);
+        if far_closed {
+            // Nobody is there to be told of an arrival, so nothing may arrive.
+            self.lose(wire_id, from, Loss::ClosedByPeer, true);
+            return;
+        }
         let Some(outgoing) = wire.half_mut(from).ops.get_mut(&OpId(op)) else {
             return;
         };

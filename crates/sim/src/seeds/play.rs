@@ -220,7 +220,12 @@ impl Play {
             });
             self.begin_life(index)?;
         }
-        self.arrange(Time::ZERO, Tick::Act, 0);
+        for from in 0..self.nodes.len() {
+            for to in 0..from {
+                self.connect(from, to, Time::from_secs(1))?;
+            }
+        }
+        self.arrange(Time::from_us(200), Tick::Act, 0);
         while !self.over {
             self.steps += 1;
             if self.steps > STEPS_MAX {
