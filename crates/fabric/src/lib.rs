@@ -1,6 +1,8 @@
 //! The real transports and the memory they touch. No policy lives here: what moves, when and over which path is decided above.
 
+pub mod calibrate;
 pub mod clock;
+pub mod discover;
 
 use std::os::fd::BorrowedFd;
 
