@@ -25,7 +25,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use thiserror::Error;
-use weft_plan::Machine;
+use weft_plan::{Bytes, Machine};
 
 pub use limits::{Bound, HugePages, Limits, PtraceScope, TransparentHugePages};
 use tree::Tree;
@@ -79,7 +79,7 @@ pub enum Feature {
 pub enum Reason {
     #[error("{} does not exist", .path.display())]
     NotThere { path: PathBuf },
-    #[error("{} is empty", .path.display())]
+    #[error("{} lists none", .path.display())]
     NoneThere { path: PathBuf },
     #[error("{} cannot be read: {kind}", .path.display())]
     Unreadable { path: PathBuf, kind: io::ErrorKind },
@@ -89,8 +89,12 @@ pub enum Reason {
     NoDriver { device: String },
     #[error("{device} is not active")]
     Down { device: String },
+    #[error("none are reserved")]
+    NoneReserved,
     #[error("{have} is less than {wanted}")]
-    TooLow { have: u64, wanted: u64 },
+    TooFew { have: u64, wanted: u64 },
+    #[error("{have} is less than {wanted}")]
+    TooLittle { have: Bytes, wanted: Bytes },
     #[error("set to `{value}`")]
     Disabled { value: String },
 }

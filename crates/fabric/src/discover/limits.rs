@@ -56,7 +56,7 @@ pub enum PtraceScope {
 }
 
 /// Enough to register a cache of a few GiB; what most distributions give is 8 MiB.
-const LOCKED_WANTED: u64 = 4 << 30;
+const LOCKED_WANTED: Bytes = Bytes(4 << 30);
 /// A few sockets for each of a thousand peers, and room for the application.
 const FILES_WANTED: u64 = 8192;
 
@@ -70,25 +70,43 @@ const PTRACE_FIX: &str =
 
 pub(super) fn read(sys: &Tree, proc: &Tree, absent: &mut Vec<Absent>) -> Limits {
     let table = proc.read("self/limits");
-    let mut bound = |row: &str, what: Feature, wanted: u64, fix: &'static str| {
-        let found = table.clone().and_then(|text| {
-            soft_limit(&text, row).ok_or(Reason::Malformed {
-                path: proc.path("self/limits"),
-            })
-        });
-        let why = match &found {
-            Ok(Bound::At(have)) if *have < wanted => Reason::TooLow { have: *have, wanted },
-            Ok(_) => return found.ok(),
-            Err(why) => why.clone(),
-        };
-        absent.push(Absent { what, why, fix });
-        found.ok()
+    let bound = |row: &str| match &table {
+        Ok(text) => soft_limit(text, row).ok_or(Reason::Malformed {
+            path: proc.path("self/limits"),
+        }),
+        Err(why) => Err(why.clone()),
     };
-    let locked_memory = bound("Max locked memory", Feature::LockedMemory, LOCKED_WANTED, LOCKED_FIX);
-    let open_files = bound("Max open files", Feature::OpenFiles, FILES_WANTED, FILES_FIX);
+    let locked_memory = bound("Max locked memory");
+    let why = match &locked_memory {
+        Ok(Bound::At(have)) if *have < LOCKED_WANTED.0 => Some(Reason::TooLittle {
+            have: Bytes(*have),
+            wanted: LOCKED_WANTED,
+        }),
+        Ok(_) => None,
+        Err(why) => Some(why.clone()),
+    };
+    absent.extend(why.map(|why| Absent {
+        what: Feature::LockedMemory,
+        why,
+        fix: LOCKED_FIX,
+    }));
+    let open_files = bound("Max open files");
+    let why = match &open_files {
+        Ok(Bound::At(have)) if *have < FILES_WANTED => Some(Reason::TooFew {
+            have: *have,
+            wanted: FILES_WANTED,
+        }),
+        Ok(_) => None,
+        Err(why) => Some(why.clone()),
+    };
+    absent.extend(why.map(|why| Absent {
+        what: Feature::OpenFiles,
+        why,
+        fix: FILES_FIX,
+    }));
     Limits {
-        locked_memory,
-        open_files,
+        locked_memory: locked_memory.ok(),
+        open_files: open_files.ok(),
         huge_pages: huge_pages(sys, absent),
         transparent_huge_pages: transparent_huge_pages(sys, absent),
         ptrace_scope: ptrace_scope(proc, absent),
@@ -117,7 +135,7 @@ fn huge_pages(sys: &Tree, absent: &mut Vec<Absent>) -> Vec<HugePages> {
     let (mut pools, why) = match sys.list_some(FOLDER) {
         Ok(names) => (
             names.iter().filter_map(|name| pool(name)).collect(),
-            Reason::TooLow { have: 0, wanted: 1 },
+            Reason::NoneReserved,
         ),
         Err(why) => (Vec::new(), why),
     };

@@ -24,6 +24,8 @@ impl Fake {
     fn write(&self, path: &str, bytes: &[u8]) {
         let path = self.folder.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // Some file systems wait for the disk where a file is overwritten, but not where it is new.
+        let _ = fs::remove_file(&path);
         fs::write(path, bytes).unwrap();
     }
 
@@ -180,9 +182,9 @@ fn what_is_there_but_unusable_has_its_reason() {
     let expected = [
         (Feature::Gpus, "the device 0000:17:00.0 has no driver"),
         (Feature::Rdma, "mlx5_0 is not active"),
-        (Feature::LockedMemory, "8388608 is less than 4294967296"),
+        (Feature::LockedMemory, "8 MiB is less than 4 GiB"),
         (Feature::OpenFiles, "1024 is less than 8192"),
-        (Feature::HugePages, "0 is less than 1"),
+        (Feature::HugePages, "none are reserved"),
         (Feature::TransparentHugePages, "set to `never`"),
         (Feature::ForeignMemory, "set to `1`"),
     ];
@@ -243,20 +245,22 @@ fn hostile_text() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-    #[test]
-    fn no_file_makes_it_panic_or_describe_a_machine_that_cannot_be(
-        changes in prop::collection::vec((0..SERVER.len(), hostile_text()), 1..12),
-    ) {
-        let fake = server();
-        for (which, text) in changes {
-            fake.write(SERVER[which].0, &text);
+#[test]
+fn no_file_makes_it_panic_or_describe_a_machine_that_cannot_be() {
+    let fake = server();
+    let changes = prop::collection::vec((0..SERVER.len(), hostile_text()), 1..12);
+    proptest!(|(changes in changes)| {
+        for (which, text) in &changes {
+            fake.write(SERVER[*which].0, text);
         }
         let found = fake.discover();
         found.absent.iter().for_each(|a| drop(a.to_string()));
         assert_holds_together(found.machine);
-    }
+        // The tree is written once and mended after each case, for files take longer than everything else here.
+        for (which, _) in &changes {
+            fake.write(SERVER[*which].0, SERVER[*which].1.as_bytes());
+        }
+    });
 }
 
 #[test]
