@@ -1,6 +1,7 @@
 //! The real transports and the memory they touch. No policy lives here: what moves, when and over which path is decided above.
 
 pub mod clock;
+pub mod copy;
 pub mod memory;
 
 use std::os::fd::BorrowedFd;

@@ -14,15 +14,19 @@
 //! # Ok::<(), weft_fabric::memory::MemoryError>(())
 //! ```
 
+mod mapping;
+
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use thiserror::Error;
 use weft_protocol::Memory;
 use weft_protocol::memory::Digest;
+
+pub(crate) use mapping::{Mapping, Protection, file_bytes, memory_file, page_bytes, seal, sealed_bytes};
 
 /// Host memory with a stable address for as long as the value lives.
 pub struct HostMemory {
@@ -89,7 +93,8 @@ impl HostMemory {
         let (file, mapping) = match reserved {
             Some(pair) => pair,
             None => {
-                let file = sealed_file(c"weft", len, page_bytes(), 0)?;
+                let file = memory_file(c"weft", len, page_bytes(), 0)?;
+                seal(&file, 0)?;
                 let mapping = Mapping::new(file.as_fd(), file_bytes(len, page_bytes())?, Protection::ReadWrite)?;
                 if huge {
                     mapping.advise(libc::MADV_HUGEPAGE);
@@ -104,7 +109,7 @@ impl HostMemory {
             mapping.touch();
         }
         Ok(HostMemory {
-            ptr: mapping.ptr,
+            ptr: mapping.non_null(),
             len,
             numa: options.numa,
             backing: Backing::Shared {
@@ -234,154 +239,22 @@ impl Drop for VecBuffer {
     }
 }
 
-/// What a mapping permits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Protection {
-    ReadOnly,
-    ReadWrite,
-}
-
-/// A shared mapping of a whole file, unmapped when dropped.
-#[derive(Debug)]
-pub(crate) struct Mapping {
-    ptr: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: a mapping belongs to the process, not to a thread.
-unsafe impl Send for Mapping {}
-// SAFETY: it gives out only a raw pointer.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    pub(crate) fn new(file: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<Mapping, MemoryError> {
-        let prot = match protection {
-            Protection::ReadOnly => libc::PROT_READ,
-            Protection::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
-        };
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing that exists.
-        let ptr = unsafe { libc::mmap(ptr::null_mut(), len, prot, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-        if ptr == libc::MAP_FAILED {
-            return Err(last_error("mapping", len));
-        }
-        let ptr = NonNull::new(ptr.cast()).expect("mmap never returns null without MAP_FIXED");
-        Ok(Mapping { ptr, len })
-    }
-
-    pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.ptr.as_ptr()
-    }
-
-    fn advise(&self, advice: libc::c_int) -> bool {
-        // SAFETY: the advice values used here change how pages are provided, never what they hold.
-        unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, advice) == 0 }
-    }
-
-    fn touch(&self) {
-        for offset in (0..self.len).step_by(page_bytes()) {
-            // SAFETY: within the mapping, which nobody else knows yet.
-            unsafe { self.ptr.as_ptr().add(offset).write_volatile(0) };
-        }
-    }
-
-    fn prefer_node(&self, node: u32) -> Result<(), MemoryError> {
-        const MPOL_PREFERRED: libc::c_ulong = 1;
-        let mut mask = [0u64; 16];
-        let word = mask.get_mut(node as usize / 64).ok_or(MemoryError::System {
-            step: "binding to a node",
-            len: self.len,
-            source: io::Error::from_raw_os_error(libc::EINVAL),
-        })?;
-        *word = 1 << (node % 64);
-        // SAFETY: the mask outlives the call, and one bit more than its bits is what the kernel expects as its size.
-        let rc = unsafe {
-            libc::syscall(
-                libc::SYS_mbind,
-                self.ptr.as_ptr(),
-                self.len,
-                MPOL_PREFERRED,
-                mask.as_ptr(),
-                mask.len() * 64 + 1,
-                0,
-            )
-        };
-        // A kernel without NUMA or a sandbox that forbids the call gives memory all the same; a wrong node is the caller's mistake.
-        if rc != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) {
-            return Err(last_error("binding to a node", self.len));
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: exactly the range that mmap returned; whoever could use it borrowed or shared this value.
-        unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
-    }
-}
-
-/// A memfd of a fixed size. `round` is its page size.
-pub(crate) fn sealed_file(
-    name: &std::ffi::CStr,
-    len: usize,
-    round: usize,
-    flags: libc::c_uint,
-) -> Result<OwnedFd, MemoryError> {
-    let bytes = file_bytes(len, round)?;
-    // SAFETY: the name is a C string, and a descriptor is returned or nothing is done.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags) };
-    if fd < 0 {
-        return Err(last_error("creating a memory file", len));
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    let file = unsafe { OwnedFd::from_raw_fd(fd) };
-    let size = libc::off_t::try_from(bytes).map_err(|_| MemoryError::TooLarge { len: len as u64 })?;
-    // SAFETY: plain calls on a descriptor we own.
-    if unsafe { libc::ftruncate(file.as_raw_fd(), size) } != 0 {
-        return Err(last_error("sizing a memory file", len));
-    }
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: as above.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
-        return Err(last_error("sealing a memory file", len));
-    }
-    Ok(file)
-}
-
 fn reserve_huge(len: usize) -> Result<(OwnedFd, Mapping), MemoryError> {
-    let file = sealed_file(
+    let file = memory_file(
         c"weft-huge",
         len,
         HUGE_PAGE_BYTES,
         libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
     )?;
+    seal(&file, 0)?;
     let mapping = Mapping::new(file.as_fd(), file_bytes(len, HUGE_PAGE_BYTES)?, Protection::ReadWrite)?;
     Ok((file, mapping))
 }
 
-/// The size of a file that holds `len` bytes in whole pages; one page at least, because nothing cannot be mapped.
-pub(crate) fn file_bytes(len: usize, round: usize) -> Result<usize, MemoryError> {
-    len.max(1)
-        .checked_next_multiple_of(round)
-        .filter(|&bytes| isize::try_from(bytes).is_ok())
-        .ok_or(MemoryError::TooLarge { len: len as u64 })
-}
-
-pub(crate) fn page_bytes() -> usize {
-    // SAFETY: sysconf has no preconditions.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
-}
-
-fn last_error(step: &'static str, len: usize) -> MemoryError {
-    MemoryError::System {
-        step,
-        len,
-        source: io::Error::last_os_error(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
