@@ -2,7 +2,9 @@
 
 pub mod calibrate;
 pub mod clock;
+pub mod copy;
 pub mod discover;
+pub mod memory;
 
 use std::os::fd::BorrowedFd;
 
@@ -10,6 +12,7 @@ use weft_plan::Time;
 use weft_protocol::Transport;
 
 pub use clock::Clock;
+pub use memory::HostMemory;
 
 /// A transport that a thread can sleep on.
 pub trait Live: Transport {
