@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod copy;
 pub mod memory;
+pub mod shared_memory;
 
 use std::os::fd::BorrowedFd;
 
@@ -11,6 +12,7 @@ use weft_protocol::Transport;
 
 pub use clock::Clock;
 pub use memory::HostMemory;
+pub use shared_memory::{SharedMemory, SharedMemoryOptions};
 
 /// A transport that a thread can sleep on.
 pub trait Live: Transport {
