@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod frame;
 pub mod leg;
 pub mod memory;
 pub mod region;
