@@ -176,13 +176,22 @@ impl Spans {
         self.runs.iter().map(|r| r.count).sum()
     }
 
+    /// The run that holds byte `position` of the list.
+    pub fn run_at(&self, position: u64) -> usize {
+        self.starts.partition_point(|&s| s <= position).saturating_sub(1)
+    }
+    /// One past the last byte of the list that `run` holds.
+    pub fn run_end(&self, run: usize) -> u64 {
+        self.starts.get(run + 1).copied().unwrap_or(self.bytes)
+    }
+
     /// The spans that hold bytes `range` of the list, in order, cut at its ends.
     pub fn pieces(&self, range: Range<u64>) -> Pieces<'_> {
         assert!(
             range.start <= range.end && range.end <= self.bytes,
             "range outside the span list"
         );
-        let run = self.starts.partition_point(|&s| s <= range.start).saturating_sub(1);
+        let run = self.run_at(range.start);
         let within = range.start - self.starts.get(run).copied().unwrap_or(0);
         let (index, skip) = match self.runs.get(run) {
             Some(r) => (within / r.len, within % r.len),
