@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod copy;
 pub mod memory;
+pub mod tcp;
 
 use std::os::fd::BorrowedFd;
 

@@ -174,7 +174,11 @@ pub fn encode(frame: &Frame, out: &mut Vec<u8>) {
 /// # Panics
 /// Where it is longer than [`MESSAGE_BYTES_MAX`].
 pub fn encode_message(payload: &[u8], out: &mut Vec<u8>) {
-    assert!(payload.len() <= MESSAGE_BYTES_MAX, "a message of {} bytes", payload.len());
+    assert!(
+        payload.len() <= MESSAGE_BYTES_MAX,
+        "a message of {} bytes",
+        payload.len()
+    );
     out.extend_from_slice(&head(kind::MESSAGE, payload.len()));
     out.extend_from_slice(payload);
 }
@@ -204,7 +208,8 @@ pub fn fuzz(bytes: &[u8]) {
     let mut rest = bytes;
     while let Ok(Some((frame, used))) = decode(rest) {
         assert!(used >= HEAD_BYTES && used <= rest.len());
-        if let Frame::ReadRequest(ReadRequest { spans, .. }) | Frame::WriteRequest(WriteRequest { spans, .. }) = &frame {
+        if let Frame::ReadRequest(ReadRequest { spans, .. }) | Frame::WriteRequest(WriteRequest { spans, .. }) = &frame
+        {
             assert!(spans.runs().len() <= RUNS_MAX && spans.bytes() <= MOVE_BYTES_MAX);
         }
         let mut again = Vec::new();
@@ -533,7 +538,8 @@ mod tests {
     }
 
     fn any_frame() -> impl Strategy<Value = Frame> {
-        let any_arrival = proptest::option::of((any::<u64>(), any::<u32>()).prop_map(|(tag, index)| Arrival { tag, index }));
+        let any_arrival =
+            proptest::option::of((any::<u64>(), any::<u32>()).prop_map(|(tag, index)| Arrival { tag, index }));
         prop_oneof![
             (any::<u32>(), any::<u128>(), 0u32..8, any_time()).prop_map(|(version, path, index, sent)| Frame::Hello {
                 version,
@@ -559,16 +565,24 @@ mod tests {
                     checksum
                 })
             ),
-            (any::<u64>(), any_time(), any_key(), any_spans(), any::<bool>(), any_arrival).prop_map(
-                |(op, deadline, key, spans, checksum, arrival)| Frame::WriteRequest(WriteRequest {
-                    op,
-                    deadline,
-                    key,
-                    spans,
-                    checksum,
-                    arrival
-                })
-            ),
+            (
+                any::<u64>(),
+                any_time(),
+                any_key(),
+                any_spans(),
+                any::<bool>(),
+                any_arrival
+            )
+                .prop_map(|(op, deadline, key, spans, checksum, arrival)| Frame::WriteRequest(
+                    WriteRequest {
+                        op,
+                        deadline,
+                        key,
+                        spans,
+                        checksum,
+                        arrival
+                    }
+                )),
             (any::<u64>(), 1..=DATA_BYTES_MAX).prop_map(|(op, len)| Frame::ReadData { op, len }),
             (any::<u64>(), 1..=DATA_BYTES_MAX).prop_map(|(op, len)| Frame::WriteData { op, len }),
             (any::<u64>(), any_outcome()).prop_map(|(op, outcome)| Frame::ReadEnd { op, outcome }),

@@ -39,10 +39,6 @@ impl FarClock {
         }
     }
 
-    pub(super) fn is_known(&self) -> bool {
-        self.known.is_some()
-    }
-
     pub(super) fn is_stale(&self, now: Time) -> bool {
         self.known.is_none_or(|bound| now.saturating_sub(bound.at) > FRESH)
     }

@@ -42,7 +42,7 @@ use weft_protocol::{
 use crate::{Clock, Live};
 use connection::{Connection, Gone, Join};
 use path::{Path, World};
-use socket::{Epoll, Happened, Vectors};
+use socket::{Epoll, Vectors};
 use stream::Stream;
 use tls::TlsConfig;
 
@@ -84,7 +84,7 @@ pub struct Tcp {
     numbered_paths: u32,
     numbered_strangers: u64,
     vectors: Vectors,
-    happened: Vec<Happened>,
+    happened: Vec<u64>,
 }
 
 /// An accepted connection that has not said which path it belongs to.
@@ -326,8 +326,8 @@ impl Tcp {
             progress = Progress::Busy;
         }
         self.hot = None;
-        for event in &happened {
-            match event.token {
+        for &token in &happened {
+            match token {
                 LISTENER => self.accept(now),
                 token if token & STRANGER != 0 => self.listen_to(token, now),
                 token => {

@@ -90,9 +90,6 @@ enum Content {
 }
 
 impl Outbound {
-    pub(super) fn is_empty(&self) -> bool {
-        self.segments.is_empty() && self.jobs.is_empty()
-    }
     /// Heads wait for a slow peer: accept no more of them.
     pub(super) fn is_crowded(&self) -> bool {
         self.staged.len() - self.staged_sent > STAGED_BYTES_SOFT
@@ -214,7 +211,11 @@ impl Outbound {
             if self.segments.is_empty() {
                 self.staged.clear();
                 self.staged_sent = 0;
-                return if stream.flush()? { Ok(Flushed::All) } else { Ok(Flushed::Blocked) };
+                return if stream.flush()? {
+                    Ok(Flushed::All)
+                } else {
+                    Ok(Flushed::Blocked)
+                };
             }
             self.refuse_late(far_clock, clock);
             self.collect(vectors);

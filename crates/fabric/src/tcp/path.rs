@@ -95,7 +95,11 @@ impl Path {
 
     /// When something must be done even if nothing comes in.
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        let ops = self.ops.iter().filter(|op| op.stage != Stage::Ended).map(|op| op.deadline);
+        let ops = self
+            .ops
+            .iter()
+            .filter(|op| op.stage != Stage::Ended)
+            .map(|op| op.deadline);
         ops.chain(self.own_timeout()).min()
     }
 
@@ -113,7 +117,13 @@ impl Path {
     }
 
     /// Adds a connection that a peer has opened, and welcomes it.
-    pub(super) fn join(&mut self, index: usize, mut connection: Connection, echo: Time, world: &mut World<'_>) -> Result<(), Gone> {
+    pub(super) fn join(
+        &mut self,
+        index: usize,
+        mut connection: Connection,
+        echo: Time,
+        world: &mut World<'_>,
+    ) -> Result<(), Gone> {
         if !self.is_opening() || self.connections.get(index).is_none_or(Option::is_some) {
             return Err(Gone::GARBAGE);
         }
@@ -479,7 +489,9 @@ impl Path {
             Ok(_) => Ok(()),
         };
         if let Err(refusal) = verdict {
-            world.signals.push(completed(self.id, op.id, Err(Failure::Refused(refusal))));
+            world
+                .signals
+                .push(completed(self.id, op.id, Err(Failure::Refused(refusal))));
             return Some(0);
         }
         let index = self.choose(bytes);

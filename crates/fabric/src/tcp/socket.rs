@@ -135,7 +135,11 @@ pub(super) fn random() -> io::Result<u128> {
 
 /// A listening socket, and where it listens.
 pub(super) fn listen(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )?;
     socket.set_reuse_address(true)?;
     socket.bind(&SockAddr::from(address))?;
     socket.listen(1024)?;
@@ -148,7 +152,11 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
 
 /// A socket that is connecting.
 pub(super) fn connect(peer: SocketAddr, options: &TcpOptions) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(peer), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(peer),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )?;
     prepare(&socket, options)?;
     if let Some(local) = options.source {
         socket.bind(&SockAddr::from(SocketAddr::new(local, 0)))?;
@@ -194,13 +202,6 @@ fn prepare(socket: &Socket, options: &TcpOptions) -> io::Result<()> {
 #[derive(Debug)]
 pub(super) struct Epoll(OwnedFd);
 
-/// What happened on a descriptor.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Happened {
-    pub(super) token: u64,
-    pub(super) writable: bool,
-}
-
 impl Epoll {
     pub(super) const BATCH: usize = 64;
 
@@ -237,19 +238,14 @@ impl Epoll {
         }
     }
 
-    /// What has happened so far, without waiting.
-    pub(super) fn look(&self, happened: &mut Vec<Happened>) {
+    /// The tokens of the descriptors on which something has happened so far, without waiting.
+    pub(super) fn look(&self, happened: &mut Vec<u64>) {
         happened.clear();
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; Epoll::BATCH];
         // SAFETY: the array has room for as many events as are asked for.
         let n = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), events.len() as libc::c_int, 0) };
         // Without a timeout the only error left is an interruption, which means nothing happened.
-        for event in &events[..usize::try_from(n).unwrap_or(0)] {
-            happened.push(Happened {
-                token: event.u64,
-                writable: event.events & (libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0,
-            });
-        }
+        happened.extend(events[..usize::try_from(n).unwrap_or(0)].iter().map(|event| event.u64));
     }
 }
 

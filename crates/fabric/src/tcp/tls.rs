@@ -58,10 +58,9 @@ impl TlsConfig {
             .iter()
             .map(|c| CertificateDer::from(c.clone()))
             .collect();
-        let key =
-            PrivateKeyDer::try_from(options.key.clone()).map_err(|e| rustls::Error::General(String::from(e)))?;
-        let name = ServerName::try_from(options.server_name.clone())
-            .map_err(|e| rustls::Error::General(e.to_string()))?;
+        let key = PrivateKeyDer::try_from(options.key.clone()).map_err(|e| rustls::Error::General(String::from(e)))?;
+        let name =
+            ServerName::try_from(options.server_name.clone()).map_err(|e| rustls::Error::General(e.to_string()))?;
         let client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_root_certificates(roots.clone())
@@ -179,5 +178,3 @@ impl TlsStream {
         }
     }
 }
-
-
