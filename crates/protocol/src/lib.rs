@@ -6,6 +6,7 @@
 
 pub mod conformance;
 pub mod error;
+pub mod frame;
 pub mod leg;
 pub mod loopback;
 pub mod memory;
