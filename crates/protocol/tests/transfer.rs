@@ -8,8 +8,8 @@ use weft_plan::{Bandwidth, LinkCost, Place, Span, Spans, Time};
 use weft_protocol::memory::Digest;
 use weft_protocol::transfer::{Engine, Lane, LaneId, Limits, PeerId, Post, Request, TransferEvent, TransferId};
 use weft_protocol::{
-    Access, Body, Direction, Done, Epoch, Failure, Leg, Loss, Memory, Move, OpId, Refusal, Region, RegionKey,
-    RemoteRegion, VecMemory,
+    Access, Body, Direction, Done, Epoch, Failure, Leg, Loss, Move, OpId, Refusal, Region, RegionKey, RemoteRegion,
+    VecMemory,
 };
 
 const PEERS: u32 = 3;
