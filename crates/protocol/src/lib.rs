@@ -4,15 +4,18 @@
 //! come out. A pinned thread turns it in the real world and a seeded queue turns it in the simulated one.
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod conformance;
 pub mod error;
 pub mod faulty;
+pub mod frame;
 pub mod leg;
 pub mod loopback;
 pub mod memory;
 pub mod recorded;
 pub mod region;
 pub mod seeded;
+pub mod session;
 pub mod throttled;
 pub mod transfer;
 pub mod transport;

@@ -107,7 +107,7 @@ fn setbacks_are_overcome() {
             seed,
             delay: 0.3,
             delay_max: Time::from_ms(2),
-            spoil_read: 0.02,
+            spoil_read: 0.004,
             lose_move: 0.2,
             refuse_post: 0.2,
             ..Faults::default()
