@@ -365,6 +365,7 @@ impl World {
                     assert_eq!(expected.announced.replace(parts), None, "announced twice");
                 }
                 TransferEvent::FenceWanted { lane } => {
+                    assert!(self.lanes[lane.0 as usize].lost, "a fence for a lane that lives");
                     assert!(self.fences.insert(lane), "a fence is wanted twice");
                 }
                 TransferEvent::Ended { id, outcome } => {
