@@ -325,3 +325,111 @@ fn unhex(word: &str) -> Option<Vec<u8>> {
         .map(|i| u8::from_str_radix(&digits[i..i + 2], 16).ok())
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_loss() -> impl Strategy<Value = Loss> {
+        prop_oneof![
+            Just(Loss::Closed),
+            Just(Loss::ClosedByPeer),
+            Just(Loss::Silent),
+            Just(Loss::Garbage),
+            Just(Loss::Unreachable),
+            any::<i32>().prop_map(Loss::System),
+        ]
+    }
+
+    fn any_outcome() -> impl Strategy<Value = Result<Done, Failure>> {
+        prop_oneof![
+            any::<Option<u64>>().prop_map(|far_sum| Ok(Done { far_sum })),
+            Just(Err(Failure::Cancelled)),
+            Just(Err(Failure::Expired)),
+            Just(Err(Failure::ChecksumMismatch)),
+            prop::sample::select(&REFUSALS[..]).prop_map(|refusal| Err(Failure::Refused(refusal))),
+            (any_loss(), any::<bool>()).prop_map(|(loss, fenced)| Err(Failure::PathLost { loss, fenced })),
+        ]
+    }
+
+    fn any_op() -> impl Strategy<Value = PostedOp> {
+        let arrival = any::<Option<(u64, u32)>>().prop_map(|a| a.map(|(tag, index)| Arrival { tag, index }));
+        let direction = prop_oneof![Just(Direction::Read), Just(Direction::Write)];
+        let part = (direction, any::<[u32; 2]>(), any::<[u64; 2]>(), any::<bool>(), arrival);
+        let body = prop_oneof![
+            any::<Vec<u8>>().prop_map(PostedBody::Message),
+            part.prop_map(
+                |(direction, [near_slot, far_slot], [start, end], checksum, arrival)| PostedBody::Move {
+                    direction,
+                    near_slot,
+                    far_slot,
+                    start,
+                    end,
+                    checksum,
+                    arrival,
+                }
+            ),
+        ];
+        (any::<u64>(), any::<u64>(), body).prop_map(|(id, deadline, body)| PostedOp {
+            id: OpId(id),
+            deadline: Time::from_ps(deadline),
+            body,
+        })
+    }
+
+    fn any_entry() -> impl Strategy<Value = Entry> {
+        let path = || any::<u32>().prop_map(PathId);
+        let opened = prop_oneof![path().prop_map(Ok), any_loss().prop_map(Err)];
+        let posted = prop_oneof![any::<usize>().prop_map(Ok), any_loss().prop_map(Err)];
+        prop_oneof![
+            (any::<String>(), opened).prop_map(|(peer, outcome)| Entry::Open {
+                peer: PeerAddress(peer),
+                outcome
+            }),
+            path().prop_map(|path| Entry::Close { path }),
+            (path(), prop::collection::vec(any_op(), 0..4), posted).prop_map(|(path, ops, outcome)| Entry::Post {
+                path,
+                ops,
+                outcome
+            }),
+            (path(), any::<u64>()).prop_map(|(path, op)| Entry::Cancel { path, op: OpId(op) }),
+            path().prop_map(|path| Entry::Signal(Signal::Opened { path })),
+            path().prop_map(|path| Entry::Signal(Signal::Accepted { path })),
+            (path(), any_loss(), any::<bool>()).prop_map(|(path, loss, fenced)| Entry::Signal(Signal::Lost {
+                path,
+                loss,
+                fenced
+            })),
+            (path(), any::<u64>(), any_outcome()).prop_map(|(path, op, outcome)| {
+                Entry::Signal(Signal::Completed {
+                    path,
+                    op: OpId(op),
+                    outcome,
+                })
+            }),
+            (path(), any::<Vec<u8>>()).prop_map(|(path, payload)| Entry::Signal(Signal::Message { path, payload })),
+            (path(), any::<u64>(), any::<u32>()).prop_map(|(path, tag, index)| {
+                let arrival = Arrival { tag, index };
+                Entry::Signal(Signal::Arrived { path, arrival })
+            }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn text_and_recording_are_one(entries in prop::collection::vec((any::<u64>(), any_entry()), 0..12)) {
+            let entries = entries.into_iter().map(|(ps, entry)| (Time::from_ps(ps), entry)).collect();
+            let recording = Recording { entries };
+            prop_assert_eq!(recording.to_string().parse::<Recording>(), Ok(recording));
+        }
+
+        #[test]
+        fn garbage_is_an_error_with_its_line(text in "[0-9a-z=x ]{0,60}") {
+            if let Err(error) = text.parse::<Recording>() {
+                prop_assert_eq!(error, ParseError { line: 1 });
+            }
+        }
+    }
+}
