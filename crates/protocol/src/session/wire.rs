@@ -600,7 +600,7 @@ fn read_region(r: &mut Reader<'_>) -> Result<RemoteRegion, DecodeError> {
     })
 }
 
-const REFUSALS: [Refusal; 9] = [
+pub(super) const REFUSALS: [Refusal; 9] = [
     Refusal::UnknownKey,
     Refusal::StaleEpoch,
     Refusal::Released,
