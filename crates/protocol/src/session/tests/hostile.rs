@@ -172,7 +172,7 @@ fn an_acknowledgement_of_what_was_never_sent_ends_it() {
     let open = world.ends[INITIATOR].open.as_mut().unwrap();
     for selective in [&[][..], &[1]] {
         let next = 1 + u64::from(selective.is_empty());
-        let mut message = super::super::wire::begin_traffic(1000 + next, next, selective, 0).buf;
+        let mut message = super::super::wire::begin_traffic(false, 1000 + next, next, selective, 0).buf;
         open.keys.seal(0, &mut message);
         let mut acceptor = World::open(1).ends;
         acceptor[ACCEPTOR].on_message(Via(0), &message, world.now);
