@@ -24,6 +24,7 @@ use weft_protocol::transport::Progress;
 
 use crate::error::Error;
 use crate::observe::Observer;
+use crate::report::report;
 use crate::transfer::Cell;
 
 /// How often the progress thread looks in while others turn the core.
@@ -115,7 +116,7 @@ impl World {
     }
 
     fn on_event(&mut self, event: Event, shared: &Shared, now: Time, wake: &mut Vec<Waker>) {
-        shared.observer.core_event(&event, &self.core, now);
+        report(&shared.observer, self, &event, now);
         match event {
             Event::Ended { id, outcome } => {
                 if let Some(cell) = self.transfers.remove(&id) {
@@ -203,7 +204,8 @@ impl Shared {
         let progress = world.core.push(now);
         let any = world.settle(self, now, &mut wake);
         let sleepers = world.sleepers;
-        let due = world.next_timeout();
+        // What a transport has taken on it shows by being busy; only the core's own timers can have moved.
+        let due = world.core.next_timeout();
         drop(world);
         self.tell(any && sleepers > 0, wake);
         self.ring_if_due(due, progress);
@@ -240,7 +242,7 @@ impl Shared {
             // Nothing has happened for a while: leave the turning to the progress thread and sleep.
             world.sleepers += 1;
             driving.stop();
-            self.ring_if_due(world.next_timeout(), Progress::Idle);
+            self.ring_if_due(world.core.next_timeout(), Progress::Idle);
             let left = Duration::from(deadline.saturating_sub(now));
             let (mut world, _) = match self.changed.wait_timeout(world, left) {
                 Ok(woken) => woken,
@@ -286,6 +288,14 @@ impl Shared {
 
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Tells every peer that this agent goes.
+    pub(crate) fn farewell(&self) {
+        self.act(|world, now| {
+            let peers: Vec<PeerId> = world.peers.keys().copied().collect();
+            peers.into_iter().for_each(|peer| world.core.disconnect(peer, now));
+        });
     }
 
     /// Ends the progress thread and every wait.
