@@ -8,6 +8,7 @@ pub mod agent;
 pub mod conformance;
 pub mod error;
 pub mod frame;
+pub mod harness;
 pub mod leg;
 pub mod loopback;
 pub mod memory;
