@@ -9,6 +9,7 @@ pub mod conformance;
 pub mod error;
 pub mod faulty;
 pub mod frame;
+pub mod harness;
 pub mod leg;
 pub mod loopback;
 pub mod memory;
