@@ -5,11 +5,13 @@
 #![forbid(unsafe_code)]
 
 pub mod cost;
+pub mod kv;
 pub mod place;
 pub mod spans;
 pub mod units;
 
 pub use cost::LinkCost;
+pub use kv::{KvLayout, KvOrder, KvShape, KvStrides};
 pub use place::Place;
 pub use spans::{Run, Span, Spans};
 pub use units::{Bandwidth, Bytes, Rank, Time};

@@ -4,17 +4,23 @@
 //! come out. A pinned thread turns it in the real world and a seeded queue turns it in the simulated one.
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 pub mod error;
 pub mod leg;
+pub mod loopback;
 pub mod memory;
 pub mod region;
+pub mod seeded;
+pub mod transfer;
 pub mod transport;
 pub mod wire;
 
 pub use error::{Failure, Loss, Refusal};
 pub use leg::{Direction, Leg, LegError};
+pub use loopback::{Loopback, LoopbackEndpoint};
 pub use memory::{Memory, VecMemory};
 pub use region::{Access, Epoch, Region, RegionKey, RegionTable, RemoteRegion};
+pub use seeded::Seeded;
 pub use transport::{
     Arrival, Body, Capabilities, Done, Grant, Move, Op, OpId, PathId, PeerAddress, Progress, Signal, Transport,
 };

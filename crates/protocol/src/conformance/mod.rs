@@ -1,0 +1,201 @@
+//! What every transport must do, as a suite that any of them can be held to.
+//!
+//! A transport's author writes a [`Harness`] that makes two ends and memory, and lets time pass; the suite does the rest, through
+//! nothing but [`Transport`]. Each case panics at the first promise that is broken.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use weft_plan::Time;
+//! use weft_protocol::conformance::{Ends, Harness, Side};
+//! use weft_protocol::{Epoch, Loopback, Memory, VecMemory};
+//!
+//! struct OverLoopback(Time);
+//!
+//! impl Harness for OverLoopback {
+//!     fn ends(&mut self) -> Ends {
+//!         let network = Loopback::new();
+//!         Ends {
+//!             initiator: Box::new(network.endpoint("initiator", Epoch(7))),
+//!             initiator_epoch: Epoch(7),
+//!             target: Box::new(network.endpoint("target", Epoch(9))),
+//!             target_epoch: Epoch(9),
+//!         }
+//!     }
+//!     fn memory(&mut self, _: Side, len: u64) -> Arc<dyn Memory> {
+//!         Arc::new(VecMemory::zeroed(len as usize))
+//!     }
+//!     fn now(&mut self) -> Time {
+//!         self.0
+//!     }
+//!     fn idle(&mut self) {
+//!         self.0 = self.0.saturating_add(Time::from_ms(1));
+//!     }
+//! }
+//!
+//! weft_protocol::conformance::run(&mut OverLoopback(Time::ZERO));
+//! ```
+//!
+//! In a test file, `weft_protocol::conformance_tests!(OverLoopback(Time::ZERO));` makes one `#[test]` of each case.
+
+mod bench;
+mod endings;
+mod messages;
+mod moves;
+mod refusals;
+
+use std::sync::Arc;
+
+use weft_plan::Time;
+
+use crate::memory::Memory;
+use crate::region::Epoch;
+use crate::transport::Transport;
+
+pub use endings::*;
+pub use messages::*;
+pub use moves::*;
+pub use refusals::*;
+
+/// What the suite needs to know of a transport's world.
+pub trait Harness {
+    /// Two fresh ends that can reach each other, by the address in the target's capabilities. Called once in each case.
+    fn ends(&mut self) -> Ends;
+    /// Memory of a kind that the transport can move. A transport that knows several kinds is tested once with each.
+    fn memory(&mut self, side: Side, len: u64) -> Arc<dyn Memory>;
+    /// The clock that both ends are given.
+    fn now(&mut self) -> Time;
+    /// Lets a little time pass, a millisecond or less, because neither end had anything to do.
+    fn idle(&mut self);
+    /// How long the suite waits for something that should come soon.
+    fn patience(&self) -> Time {
+        Time::from_secs(20)
+    }
+}
+
+/// The two ends of a case.
+#[derive(Debug)]
+pub struct Ends {
+    pub initiator: Box<dyn Transport>,
+    pub initiator_epoch: Epoch,
+    pub target: Box<dyn Transport>,
+    pub target_epoch: Epoch,
+}
+
+/// Which end memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Initiator,
+    Target,
+}
+
+/// A case: what it is called, and the case itself.
+pub type Case = (&'static str, fn(&mut dyn Harness));
+
+/// Runs every case, each with fresh ends.
+///
+/// # Panics
+/// At the first promise that is broken, naming it.
+pub fn run(harness: &mut dyn Harness) {
+    for (_, case) in CASES {
+        case(harness);
+    }
+}
+
+/// Makes a `#[test]` of every case. The argument is an expression that makes a fresh [`Harness`](conformance::Harness).
+///
+/// A transport that knows several kinds of memory, or several ways to open, uses the macro once in a module for each.
+#[macro_export]
+macro_rules! conformance_tests {
+    (@table $($case:ident)*) => {
+        /// Every case by its name.
+        pub const CASES: &[Case] = &[$((stringify!($case), $case)),*];
+    };
+    (@tests ($harness:expr) $($case:ident)*) => {
+        $(
+            #[test]
+            fn $case() {
+                $crate::conformance::$case(&mut $harness);
+            }
+        )*
+    };
+    // The one list of cases.
+    (@each $($then:tt)*) => {
+        $crate::conformance_tests! {
+            $($then)*
+            read_contiguous
+            write_contiguous
+            read_strided
+            write_strided
+            read_paged
+            write_paged
+            mismatched_spans
+            empty_moves
+            single_bytes
+            many_spans
+            large_moves
+            several_regions
+            both_directions_at_once
+            two_paths_at_once
+            checksums_are_those_of_the_far_bytes
+            messages_are_echoed
+            largest_message_arrives_whole
+            arrivals_follow_their_data
+            unknown_key_is_refused
+            wrong_secret_is_refused
+            stale_epoch_is_refused
+            released_region_is_refused
+            release_under_traffic_is_a_fence
+            out_of_bounds_is_refused
+            unreadable_region_is_refused
+            unwritable_region_is_refused
+            refusal_leaves_the_path_usable
+            past_deadline_touches_nothing
+            frozen_target_cannot_delay_a_read
+            frozen_target_cannot_delay_a_write
+            cancelled_reads_are_fenced
+            cancelled_writes_are_fenced
+            full_queue_accepts_a_prefix
+            close_completes_what_is_open
+            close_by_the_peer_completes_what_is_open
+            death_of_the_peer_completes_what_is_open
+            unreachable_peer_is_lost
+        }
+    };
+    ($harness:expr) => {
+        $crate::conformance_tests!(@each @tests ($harness));
+    };
+}
+
+conformance_tests!(@each @table);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loopback::Loopback;
+    use crate::memory::VecMemory;
+
+    struct OverLoopback(Time);
+
+    impl Harness for OverLoopback {
+        fn ends(&mut self) -> Ends {
+            let network = Loopback::new();
+            Ends {
+                initiator: Box::new(network.endpoint("initiator", Epoch(7))),
+                initiator_epoch: Epoch(7),
+                target: Box::new(network.endpoint("target", Epoch(9))),
+                target_epoch: Epoch(9),
+            }
+        }
+        fn memory(&mut self, _: Side, len: u64) -> Arc<dyn Memory> {
+            Arc::new(VecMemory::zeroed(len as usize))
+        }
+        fn now(&mut self) -> Time {
+            self.0
+        }
+        fn idle(&mut self) {
+            self.0 = self.0.saturating_add(Time::from_us(200));
+        }
+    }
+
+    conformance_tests!(OverLoopback(Time::ZERO));
+}
