@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weft::settings::{Settings, Sources};
-use weft::{Agent, Memory};
+use weft::{Agent, ConnectError, Error, Failure, Memory};
 use weft_plan::Spans;
 
 use crate::complaint::{Complain, Complaint, Exit};
@@ -55,7 +55,7 @@ impl Overrides {
     pub fn start(&self, name: &str) -> Result<Agent, Complaint> {
         let mut settings = self.settings()?;
         settings.name.get_or_insert_with(|| name.to_string());
-        Agent::with_settings(settings).map_err(|error| {
+        Agent::start(settings).map_err(|error| {
             explain(&error, "The agent could not be started.").try_this("`weft doctor` says what is missing")
         })
     }
@@ -113,6 +113,28 @@ pub fn first_difference(memory: &Memory, here: &Spans, pattern: Pattern, there: 
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A complaint about an error of the library, with the exit code and the advice that suit it.
-pub fn explain(error: &weft::Error, sentence: &str) -> Complaint {
-    Complaint::new(Exit::Failed, sentence).because(error)
+pub fn explain(error: &Error, sentence: &str) -> Complaint {
+    let (exit, remedy) = match error {
+        Error::Settings(_) => (Exit::Usage, Some("`weft doctor` lists every setting and where its value came from")),
+        Error::Secret(_) => (Exit::Usage, Some("set WEFT_SECRET, or WEFT_SECRET_FILE to a file that only you can read")),
+        Error::Connect(ConnectError::NoSession { .. }) => {
+            (Exit::Refused, Some("both ends need the same secret (WEFT_SECRET) and the same version of Weft"))
+        }
+        Error::Connect(_) => (Exit::Unreachable, Some("check the address, and that the other end is running")),
+        Error::PeerLost { .. } => (Exit::Unreachable, None),
+        Error::Transfer(failed) => match failed.cause() {
+            Failure::PathLost { .. } | Failure::Expired => (Exit::Unreachable, None),
+            Failure::Refused(_) => (Exit::Refused, None),
+            Failure::ChecksumMismatch => (Exit::Differs, None),
+            _ => (Exit::Failed, None),
+        },
+        Error::Refused { .. } => (Exit::Refused, None),
+        Error::Transport { .. } => (Exit::Failed, Some("`weft doctor` says what the transport needs")),
+        _ => (Exit::Failed, None),
+    };
+    let complaint = Complaint::new(exit, sentence).because(error);
+    match remedy {
+        Some(remedy) => complaint.try_this(remedy),
+        None => complaint,
+    }
 }

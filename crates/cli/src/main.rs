@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod complaint;
+mod courier;
 mod ends;
 mod machine_limit;
 mod pair;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use weft::{Agent, Direction, Memory, Peer, Prepared, RemoteRegion};
+use weft::{Agent, Direction, Memory, Peer, Prepared, Remote};
 use weft_plan::Spans;
 
 use crate::complaint::{Complaint, Exit};
@@ -64,7 +64,7 @@ pub struct Cast<'a> {
 #[derive(Debug)]
 pub struct Pair {
     pub local: Memory,
-    pub remote: RemoteRegion,
+    pub remote: Remote,
     pub peer: Peer,
     pub agent: Agent,
     // Last, so that the other end is there until this one has closed.

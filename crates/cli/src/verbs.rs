@@ -26,3 +26,8 @@ fn cpu_time_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
+
+/// Eight bytes that nobody can guess.
+fn random_word() -> Result<u64, Complaint> {
+    getrandom::u64().map_err(|error| Complaint::new(Exit::Failed, format!("The system gives no random numbers: {error}.")))
+}

@@ -11,8 +11,8 @@ use crate::ends::{self, Allocation, Overrides};
 use crate::partner::{Answer, Order, REGION};
 use crate::pattern::Pattern;
 
-/// How often a partner that echoes looks whether it should end. It ends with the process anyway.
-const ECHO_WAIT: Duration = Duration::from_secs(3600);
+/// Longer than any run of the verbs that need an echo; the thread ends with the process.
+const ECHO_WAIT: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, Args)]
 pub struct Partner {
@@ -39,7 +39,7 @@ impl Partner {
             std::thread::spawn(move || echo(&agent));
         }
         say(&Answer::Ready {
-            address: agent.address().to_string(),
+            address: agent.address(),
         })?;
         for line in std::io::stdin().lock().lines() {
             let line = line.or_complain(Exit::Failed, || "The orders could not be read.".to_string())?;
@@ -60,7 +60,7 @@ impl Partner {
 }
 
 fn echo(agent: &Agent) {
-    while let Ok(Some(notification)) = agent.next_notification(ECHO_WAIT) {
+    while let Some(notification) = agent.next_notification(ECHO_WAIT) {
         // A peer that has left needs no answer.
         let _ = notification.from.notify(&notification.payload);
     }
