@@ -1,6 +1,8 @@
 //! The real transports and the memory they touch. No policy lives here: what moves, when and over which path is decided above.
 
 pub mod clock;
+pub mod copy;
+pub mod memory;
 
 use std::os::fd::BorrowedFd;
 
@@ -8,6 +10,7 @@ use weft_plan::Time;
 use weft_protocol::Transport;
 
 pub use clock::Clock;
+pub use memory::HostMemory;
 
 /// A transport that a thread can sleep on.
 pub trait Live: Transport {

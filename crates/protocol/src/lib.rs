@@ -11,6 +11,7 @@ pub mod loopback;
 pub mod memory;
 pub mod region;
 pub mod seeded;
+pub mod session;
 pub mod transfer;
 pub mod transport;
 pub mod wire;

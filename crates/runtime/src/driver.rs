@@ -24,6 +24,7 @@ use weft_protocol::transport::Progress;
 
 use crate::error::Error;
 use crate::observe::Observer;
+use crate::report::report;
 use crate::transfer::Cell;
 
 /// How often the progress thread looks in while others turn the core.
@@ -115,7 +116,7 @@ impl World {
     }
 
     fn on_event(&mut self, event: Event, shared: &Shared, now: Time, wake: &mut Vec<Waker>) {
-        shared.observer.core_event(&event, &self.core, now);
+        report(&shared.observer, self, &event, now);
         match event {
             Event::Ended { id, outcome } => {
                 if let Some(cell) = self.transfers.remove(&id) {
@@ -286,6 +287,14 @@ impl Shared {
 
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Tells every peer that this agent goes.
+    pub(crate) fn farewell(&self) {
+        self.act(|world, now| {
+            let peers: Vec<PeerId> = world.peers.keys().copied().collect();
+            peers.into_iter().for_each(|peer| world.core.disconnect(peer, now));
+        });
     }
 
     /// Ends the progress thread and every wait.

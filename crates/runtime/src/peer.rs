@@ -235,7 +235,6 @@ impl Prepared {
     /// Starts the transfer. What is small is done here and now; what is large goes on in the background.
     pub fn post(&self) -> Result<Transfer, Error> {
         let peer = &self.peer;
-        let cell = Arc::new(Cell::default());
         let posted = peer.shared.act(|world, now| {
             let request = Request {
                 peer: peer.id,
@@ -247,10 +246,11 @@ impl Prepared {
             };
             let deadline = request.deadline;
             let id = world.core.submit(request, self.notify.as_deref(), now)?;
+            let cell = Arc::new(Cell::new(peer.name.clone(), self.direction, now));
             world.transfers.insert(id, cell.clone());
-            Ok((id, deadline))
+            Ok((id, cell, deadline))
         });
-        let (id, deadline) = posted.map_err(|error: weft_protocol::agent::PeerError| peer.explain(error.into()))?;
-        Ok(Transfer { shared: peer.shared.clone(), id, peer: peer.name.clone(), cell, deadline })
+        let (id, cell, deadline) = posted.map_err(|error: weft_protocol::agent::PeerError| peer.explain(error.into()))?;
+        Ok(Transfer { shared: peer.shared.clone(), id, cell, deadline })
     }
 }

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use weft_plan::Time;
+use weft_protocol::Direction;
 use weft_protocol::transfer::{Summary, TransferError, TransferId};
 
 use crate::driver::Shared;
@@ -19,14 +20,16 @@ use crate::error::{Error, TransferFailed};
 pub struct Transfer {
     pub(crate) shared: Arc<Shared>,
     pub(crate) id: TransferId,
-    pub(crate) peer: Arc<str>,
     pub(crate) cell: Arc<Cell>,
     pub(crate) deadline: Time,
 }
 
 /// Where the outcome arrives.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Cell {
+    pub(crate) peer: Arc<str>,
+    pub(crate) direction: Direction,
+    pub(crate) started: Time,
     ended: AtomicBool,
     slot: Mutex<Slot>,
 }
@@ -38,6 +41,10 @@ struct Slot {
 }
 
 impl Cell {
+    pub(crate) fn new(peer: Arc<str>, direction: Direction, started: Time) -> Cell {
+        Cell { peer, direction, started, ended: AtomicBool::new(false), slot: Mutex::default() }
+    }
+
     pub(crate) fn end(&self, outcome: Result<Summary, TransferError>) -> Option<Waker> {
         let mut slot = self.lock();
         slot.outcome = Some(outcome);
@@ -97,7 +104,7 @@ impl Transfer {
             return None;
         }
         let outcome = self.cell.lock().outcome.clone()?;
-        Some(outcome.map_err(|error| TransferFailed::new(&self.peer, error).into()))
+        Some(outcome.map_err(|error| TransferFailed::new(&self.cell.peer, error).into()))
     }
 }
 

@@ -1,0 +1,1 @@
+//! Two sessions joined by a pipe.
