@@ -73,6 +73,16 @@ impl Complaint {
         self
     }
 
+    /// Everything on one line, for reports in which this is one entry of many.
+    pub fn text(&self) -> String {
+        let mut text = self.sentence.clone();
+        for more in [&self.cause, &self.remedy].into_iter().flatten() {
+            text.push_str(" | ");
+            text.push_str(more);
+        }
+        text
+    }
+
     pub fn exit(&self) -> Exit {
         self.exit
     }

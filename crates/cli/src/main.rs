@@ -4,7 +4,6 @@
 mod complaint;
 mod courier;
 mod ends;
-mod machine_limit;
 mod pair;
 mod partner;
 mod pattern;

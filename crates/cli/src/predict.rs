@@ -1,10 +1,12 @@
-//! What the model says before the measurement: link costs from a few probes, fitted and applied by `plan`.
+//! What to compare a measurement with: the machine's own limit, measured in the same run, and what the model says before, from
+//! link costs that a few probes give and `plan` fits and applies.
 
 use std::time::Duration;
 
 use weft::Direction;
+use weft_fabric::calibrate::{CalibrateOptions, calibrate};
 use weft_plan::cost::{Measurement, fit};
-use weft_plan::{Bytes, LinkCost};
+use weft_plan::{Bandwidth, Bytes, LinkCost};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::pair::{Pair, Samples};
@@ -30,4 +32,13 @@ pub fn probe(pair: &Pair, direction: Direction, budget: Duration) -> Result<Link
     }
     let fit = fit(&measured).or_complain(Exit::Failed, || "The probes determine no cost.".to_string())?;
     Ok(fit.cost)
+}
+
+/// How fast one thread of this machine copies memory that no cache holds.
+pub fn memcpy_limit(budget: Duration) -> Bandwidth {
+    let options = CalibrateOptions {
+        budget: budget.into(),
+        ..CalibrateOptions::default()
+    };
+    calibrate(&options).memcpy.streaming
 }

@@ -10,10 +10,9 @@ use weft_plan::{Bandwidth, Bytes, KvLayout, KvShape, LinkCost, Spans, Time};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{self, Overrides};
-use crate::machine_limit::memcpy_bandwidth;
 use crate::pair::{Cast, Pair, Samples, Way, differs};
 use crate::pattern::{Pattern, shuffled};
-use crate::predict::probe;
+use crate::predict::{memcpy_limit, probe};
 use crate::table::{Align, Table};
 
 /// A cache of a small model: 256 MiB at each end.
@@ -55,7 +54,7 @@ struct Measured {
 impl Demo {
     pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
         let layout = KvLayout::layers_outermost(SHAPE).or_complain(Exit::Failed, || "The cache has no layout.".into())?;
-        let memcpy = memcpy_bandwidth(MEMCPY_BUDGET);
+        let memcpy = memcpy_limit(MEMCPY_BUDGET);
         heading("A paged KV cache, from the process \"prefill\" to the process \"decode\"");
         println!(
             "  cache      {} layers × K and V × {} blocks × {} = {}, in each process",

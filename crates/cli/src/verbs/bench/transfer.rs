@@ -10,11 +10,10 @@ use weft_plan::{Bandwidth, Bytes, LinkCost, Time};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{self, Overrides, PATIENCE};
-use crate::machine_limit::memcpy_bandwidth;
 use crate::pair::{Cast, Pair, Samples, Way, differs};
 use crate::partner::Blocks;
 use crate::pattern::Pattern;
-use crate::predict::{self, probe};
+use crate::predict::{self, memcpy_limit, probe};
 use crate::table::{Align, Table};
 
 const MEMCPY_BUDGET: Duration = Duration::from_millis(500);
@@ -121,7 +120,7 @@ impl Transfer {
     fn matrix(&self, overrides: &Overrides) -> Result<(), Complaint> {
         let (cells, left_out) = self.cells()?;
         let region_bytes = cells.iter().map(Blocks::total).max().unwrap_or(0).max(predict::PROBE_BYTES);
-        let memcpy = memcpy_bandwidth(MEMCPY_BUDGET);
+        let memcpy = memcpy_limit(MEMCPY_BUDGET);
         let bar = ProgressBar::new((cells.len() * self.op.len() * self.transport.len()) as u64)
             .with_style(bar_style("{bar:30} {pos}/{len}  {msg}"));
         let mut measured = Vec::new();
