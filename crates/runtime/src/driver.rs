@@ -204,7 +204,8 @@ impl Shared {
         let progress = world.core.push(now);
         let any = world.settle(self, now, &mut wake);
         let sleepers = world.sleepers;
-        let due = world.next_timeout();
+        // What a transport has taken on it shows by being busy; only the core's own timers can have moved.
+        let due = world.core.next_timeout();
         drop(world);
         self.tell(any && sleepers > 0, wake);
         self.ring_if_due(due, progress);
@@ -241,7 +242,7 @@ impl Shared {
             // Nothing has happened for a while: leave the turning to the progress thread and sleep.
             world.sleepers += 1;
             driving.stop();
-            self.ring_if_due(world.next_timeout(), Progress::Idle);
+            self.ring_if_due(world.core.next_timeout(), Progress::Idle);
             let left = Duration::from(deadline.saturating_sub(now));
             let (mut world, _) = match self.changed.wait_timeout(world, left) {
                 Ok(woken) => woken,

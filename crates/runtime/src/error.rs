@@ -10,6 +10,7 @@ use weft_protocol::session::SessionLoss;
 use weft_protocol::transfer::{SubmitError, TransferError};
 use weft_protocol::{Failure, LegError, Refusal};
 
+use crate::observe::ObserveError;
 use crate::rendezvous::RendezvousError;
 use crate::settings::{SecretError, SettingsError};
 
@@ -43,6 +44,11 @@ pub enum Error {
     Refused { what: String, refusal: Refusal },
     #[error("{name:?} cannot be borrowed: {why}")]
     NotBorrowable { name: String, why: &'static str },
+    /// The owner may have changed or taken back what was borrowed: borrow it again.
+    #[error("the lease is over")]
+    LeaseEnded,
+    #[error("no rendezvous is set, so {name:?} cannot be looked up: set `rendezvous`, or connect by address")]
+    NoRendezvous { name: String },
     /// A peer is frozen inside the memory: the memory must stay as it is until the peer goes on or is gone.
     #[error("a peer is still inside the region after {waited:?}; it is revoked, but its memory must not be reused yet")]
     StillInUse { waited: std::time::Duration },
@@ -52,6 +58,8 @@ pub enum Error {
     Secret(#[from] Arc<SecretError>),
     #[error(transparent)]
     Rendezvous(#[from] Arc<RendezvousError>),
+    #[error(transparent)]
+    Observe(#[from] Arc<ObserveError>),
     #[error(transparent)]
     Memory(#[from] Arc<MemoryError>),
     #[error("transport {transport} did not start: {source}")]
@@ -128,4 +136,5 @@ macro_rules! shared_source {
 }
 
 // Errors are cloned to every handle that waits, and these sources hold an io::Error, which cannot be.
-shared_source!(SettingsError => Settings, SecretError => Secret, RendezvousError => Rendezvous, MemoryError => Memory);
+shared_source!(SettingsError => Settings, SecretError => Secret, RendezvousError => Rendezvous, MemoryError => Memory,
+    ObserveError => Observe);

@@ -1,6 +1,7 @@
 //! Threads and handles over the pure code: the API that people call.
 
 mod agent;
+mod borrow;
 mod driver;
 mod error;
 mod memory;
@@ -13,6 +14,7 @@ mod transfer;
 mod transports;
 
 pub use agent::{Agent, AgentBuilder, Notification};
+pub use borrow::Borrowed;
 pub use error::{Error, TransferFailed};
 pub use memory::Memory;
 pub use peer::{Peer, Prepared, Remote, TransferBuilder};
