@@ -6,6 +6,7 @@ pub mod copy;
 pub mod discover;
 pub mod memory;
 pub mod shared_memory;
+pub mod tcp;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

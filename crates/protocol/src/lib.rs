@@ -4,8 +4,10 @@
 //! come out. A pinned thread turns it in the real world and a seeded queue turns it in the simulated one.
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod conformance;
 pub mod error;
+pub mod frame;
 pub mod leg;
 pub mod loopback;
 pub mod memory;
