@@ -21,7 +21,12 @@ fn main() -> Result<(), weft::Error> {
 
     let mut text = [0; 20];
     target.read(0, &mut text);
-    println!("{} ({} bytes in {} parts)", String::from_utf8_lossy(&text), summary.bytes, summary.parts);
+    println!(
+        "{} ({} bytes in {} parts)",
+        String::from_utf8_lossy(&text),
+        summary.bytes,
+        summary.parts
+    );
     assert_eq!(&text, b"hello from the owner");
     Ok(())
 }

@@ -8,7 +8,12 @@ use std::time::Duration;
 use weft::{Access, Agent};
 use weft_plan::{KvLayout, KvShape};
 
-const SHAPE: KvShape = KvShape { layers: 8, parts: 2, blocks: 64, block_bytes: 16 << 10 };
+const SHAPE: KvShape = KvShape {
+    layers: 8,
+    parts: 2,
+    blocks: 64,
+    block_bytes: 16 << 10,
+};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let decode = Agent::builder("decode").start()?;
@@ -35,8 +40,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("pushed {} bytes in {} parts", summary.bytes, summary.parts);
 
     // The notification is handed over after the bytes are in place, so decode can start at once.
-    let notification = decode.next_notification(Duration::from_secs(5)).ok_or("no notification came")?;
-    println!("{} says: {}", notification.from.name(), String::from_utf8_lossy(&notification.payload));
+    let notification = decode
+        .next_notification(Duration::from_secs(5))
+        .ok_or("no notification came")?;
+    println!(
+        "{} says: {}",
+        notification.from.name(),
+        String::from_utf8_lossy(&notification.payload)
+    );
     let mut byte = [0];
     decode_cache.read(63 * decode_layout.bytes_per_block(), &mut byte);
     assert_eq!(byte, [7]);

@@ -16,7 +16,10 @@ fn main() -> Result<(), Error> {
     let remote = peer.region("data", Duration::from_secs(1))?;
 
     // Prepared once, posted many times; the deadline counts from each post.
-    let hasty = peer.read(&target, &remote).deadline(Duration::from_millis(1)).prepare()?;
+    let hasty = peer
+        .read(&target, &remote)
+        .deadline(Duration::from_millis(1))
+        .prepare()?;
     match hasty.post()?.wait() {
         Ok(summary) => println!("a fast machine: all {} bytes within a millisecond", summary.bytes),
         Err(Error::Transfer(failed)) if failed.cause() == Failure::Expired => {

@@ -26,6 +26,10 @@ async fn run() -> Result<(), Error> {
     // Whoever was told can answer: the session works both ways.
     notification.from.notify(b"thanks")?;
     let answer = client.notified().await;
-    println!("{} answered: {}", answer.from.name(), String::from_utf8_lossy(&answer.payload));
+    println!(
+        "{} answered: {}",
+        answer.from.name(),
+        String::from_utf8_lossy(&answer.payload)
+    );
     Ok(())
 }

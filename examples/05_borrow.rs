@@ -19,7 +19,11 @@ fn main() -> Result<(), weft::Error> {
 
     let mut text = [0; 9];
     borrowed.read(1000, &mut text)?;
-    println!("borrowed {} bytes, and there it says {}", borrowed.len(), String::from_utf8_lossy(&text));
+    println!(
+        "borrowed {} bytes, and there it says {}",
+        borrowed.len(),
+        String::from_utf8_lossy(&text)
+    );
     assert_eq!(&text, b"forty-two");
     // Dropping it gives the lease back; until then the owner's `release` waits, and after the lease's end it need not.
     drop(borrowed);

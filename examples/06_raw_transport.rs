@@ -32,7 +32,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let now = Time::ZERO;
     let address: PeerAddress = there.capabilities().address.clone();
     let path = here.open(&address, now)?;
-    let leg = Leg::new(ours.clone(), Spans::contiguous(0, 64), remote, Spans::contiguous(100, 64))?;
+    let leg = Leg::new(
+        ours.clone(),
+        Spans::contiguous(0, 64),
+        remote,
+        Spans::contiguous(100, 64),
+    )?;
     let op = Op {
         id: OpId(1),
         deadline: Time::from_secs(1),
@@ -74,7 +79,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn region(epoch: Epoch, memory: VecMemory, access: Access) -> Region {
     // A real agent draws the secret from the system's randomness.
     Region {
-        key: RegionKey { epoch, slot: 0, secret: 42 },
+        key: RegionKey {
+            epoch,
+            slot: 0,
+            secret: 42,
+        },
         memory: Arc::new(memory),
         place: Place::DRAM,
         access,

@@ -91,7 +91,12 @@ impl Complaint {
 impl fmt::Display for Complaint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let label = Style::new().for_stderr().bold();
-        write!(f, "{} {}", Style::new().for_stderr().red().bold().apply_to("weft:"), self.sentence)?;
+        write!(
+            f,
+            "{} {}",
+            Style::new().for_stderr().red().bold().apply_to("weft:"),
+            self.sentence
+        )?;
         if let Some(cause) = &self.cause {
             write!(f, "\n  {} {cause}", label.apply_to("cause:"))?;
         }

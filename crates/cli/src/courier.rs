@@ -29,13 +29,22 @@ pub enum Word {
     /// To the server: send me this. The window is published already.
     Get { stream: u64, name: String },
     /// To the server: take this.
-    Put { stream: u64, name: String, bytes: Option<u64> },
+    Put {
+        stream: u64,
+        name: String,
+        bytes: Option<u64>,
+    },
     /// The sender begins, and knows the length or not.
     Begin { stream: u64, bytes: Option<u64> },
     /// The receiver's window is published.
     Take { stream: u64 },
     /// Chunk `index` of the stream stands in `slot`.
-    Chunk { stream: u64, index: u64, slot: u64, bytes: u64 },
+    Chunk {
+        stream: u64,
+        index: u64,
+        slot: u64,
+        bytes: u64,
+    },
     /// The receiver is done with a slot.
     Free { stream: u64, slot: u64 },
     /// The stream has this many chunks.
@@ -330,7 +339,9 @@ mod tests {
     fn words_survive_the_journey_and_garbage_does_not() {
         let word = Word::Refuse {
             stream: u64::MAX,
-            why: Refusal::File { what: "no space".into() },
+            why: Refusal::File {
+                what: "no space".into(),
+            },
         };
         assert_eq!(Word::decode(&encode(&word)), Some(word));
         assert_eq!(Word::decode(b"{\"word\":\"get\"}"), None);

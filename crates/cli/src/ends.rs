@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use weft::settings::{Settings, Sources};
+use weft::settings::{Origin, Settings, Sources};
 use weft::{Agent, ConnectError, Error, Failure, Memory};
 use weft_plan::Spans;
 
@@ -52,8 +52,20 @@ impl Overrides {
         Settings::from_sources(&sources).map_err(complain)
     }
 
+    /// For verbs that lose peers on purpose: no log, unless somebody has asked for one.
+    pub fn without_log(&self) -> Result<Overrides, Complaint> {
+        let settings = self.settings()?;
+        let asked = settings
+            .rows()
+            .iter()
+            .any(|(row, _, origin)| row.key == "log" && **origin != Origin::Default);
+        Ok(if asked { self.clone() } else { self.with("log", "off") })
+    }
+
     pub fn start(&self, name: &str) -> Result<Agent, Complaint> {
         let mut settings = self.settings()?;
+        weft::observe::print_log(&settings.log)
+            .or_complain(Exit::Usage, || "The log cannot be printed.".to_string())?;
         settings.name.get_or_insert_with(|| name.to_string());
         Agent::start(settings).map_err(|error| {
             explain(&error, "The agent could not be started.").try_this("`weft doctor` says what is missing")
@@ -115,12 +127,22 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// A complaint about an error of the library, with the exit code and the advice that suit it.
 pub fn explain(error: &Error, sentence: &str) -> Complaint {
     let (exit, remedy) = match error {
-        Error::Settings(_) => (Exit::Usage, Some("`weft doctor` lists every setting and where its value came from")),
-        Error::Secret(_) => (Exit::Usage, Some("set WEFT_SECRET, or WEFT_SECRET_FILE to a file that only you can read")),
-        Error::Connect(ConnectError::NoSession { .. }) => {
-            (Exit::Refused, Some("both ends need the same secret (WEFT_SECRET) and the same version of Weft"))
-        }
-        Error::Connect(_) => (Exit::Unreachable, Some("check the address, and that the other end is running")),
+        Error::Settings(_) => (
+            Exit::Usage,
+            Some("`weft doctor` lists every setting and where its value came from"),
+        ),
+        Error::Secret(_) => (
+            Exit::Usage,
+            Some("set WEFT_SECRET, or WEFT_SECRET_FILE to a file that only you can read"),
+        ),
+        Error::Connect(ConnectError::NoSession { .. }) => (
+            Exit::Refused,
+            Some("both ends need the same secret (WEFT_SECRET) and the same version of Weft"),
+        ),
+        Error::Connect(_) => (
+            Exit::Unreachable,
+            Some("check the address, and that the other end is running"),
+        ),
         Error::PeerLost { .. } => (Exit::Unreachable, None),
         Error::Transfer(failed) => match failed.cause() {
             Failure::PathLost { .. } | Failure::Expired => (Exit::Unreachable, None),

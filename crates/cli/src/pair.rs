@@ -124,7 +124,10 @@ pub fn once(prepared: &Prepared) -> Result<Duration, Complaint> {
     let elapsed = start.elapsed();
     match outcome {
         Ok(_) => Ok(elapsed),
-        Err(error) => Err(ends::explain(&error, "A transfer between two healthy processes failed.")),
+        Err(error) => Err(ends::explain(
+            &error,
+            "A transfer between two healthy processes failed.",
+        )),
     }
 }
 

@@ -145,15 +145,18 @@ impl Partner {
     /// Sends a signal to the process: SIGKILL, SIGSTOP, SIGCONT.
     pub fn signal(&self, signal: Signal) -> Result<(), Complaint> {
         let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).or_complain(Exit::Failed, || "The second process could not be signalled.".to_string())
+        kill_process(pid, signal).or_complain(Exit::Failed, || {
+            "The second process could not be signalled.".to_string()
+        })
     }
 
     fn ask(&mut self, order: &Order) -> Result<Answer, Complaint> {
-        let mut line = serde_json::to_string(order).or_complain(Exit::Failed, || "An order has no JSON.".to_string())?;
+        let mut line =
+            serde_json::to_string(order).or_complain(Exit::Failed, || "An order has no JSON.".to_string())?;
         line.push('\n');
-        self.orders.write_all(line.as_bytes()).or_complain(Exit::Failed, || {
-            "The second process no longer listens.".to_string()
-        })?;
+        self.orders
+            .write_all(line.as_bytes())
+            .or_complain(Exit::Failed, || "The second process no longer listens.".to_string())?;
         self.answer()
     }
 
@@ -168,7 +171,10 @@ impl Partner {
     }
 
     fn out_of_turn(&self, answer: &Answer) -> Complaint {
-        Complaint::new(Exit::Failed, format!("The second process answered something else: {answer:?}."))
+        Complaint::new(
+            Exit::Failed,
+            format!("The second process answered something else: {answer:?}."),
+        )
     }
 }
 

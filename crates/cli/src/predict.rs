@@ -13,7 +13,13 @@ use crate::pair::{Pair, Samples};
 use crate::partner::Blocks;
 
 /// Block size and batch of each probe: few enough to be quick, different enough to tell latency, spans and bytes apart.
-const PROBES: [(u64, u64); 5] = [(4 << 10, 1), (4 << 10, 32), (4 << 10, 2048), (1 << 20, 1), (32 << 20, 1)];
+const PROBES: [(u64, u64); 5] = [
+    (4 << 10, 1),
+    (4 << 10, 32),
+    (4 << 10, 2048),
+    (1 << 20, 1),
+    (32 << 20, 1),
+];
 
 /// The region that the probes need.
 pub const PROBE_BYTES: u64 = 32 << 20;

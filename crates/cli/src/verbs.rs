@@ -29,5 +29,6 @@ fn cpu_time_ns() -> u64 {
 
 /// Eight bytes that nobody can guess.
 fn random_word() -> Result<u64, Complaint> {
-    getrandom::u64().map_err(|error| Complaint::new(Exit::Failed, format!("The system gives no random numbers: {error}.")))
+    getrandom::u64()
+        .map_err(|error| Complaint::new(Exit::Failed, format!("The system gives no random numbers: {error}.")))
 }

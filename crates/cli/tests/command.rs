@@ -14,7 +14,10 @@ fn weft() -> Command {
             command.env_remove(name);
         }
     }
-    command.env("WEFT_SECRET", SECRET).env("NO_COLOR", "1").stdin(Stdio::null());
+    command
+        .env("WEFT_SECRET", SECRET)
+        .env("NO_COLOR", "1")
+        .stdin(Stdio::null());
     command
 }
 
@@ -51,10 +54,19 @@ impl Drop for Scratch {
 #[test]
 fn help_says_what_the_snapshot_says() {
     let mut pages = String::new();
-    for verb in [&["--help"][..], &["demo", "--help"], &["doctor", "--help"], &["bench", "transfer", "--help"]]
-        .into_iter()
-        .chain([&["serve", "--help"][..], &["copy", "--help"], &["completions", "--help"], &["man", "--help"]])
-    {
+    for verb in [
+        &["--help"][..],
+        &["demo", "--help"],
+        &["doctor", "--help"],
+        &["bench", "transfer", "--help"],
+    ]
+    .into_iter()
+    .chain([
+        &["serve", "--help"][..],
+        &["copy", "--help"],
+        &["completions", "--help"],
+        &["man", "--help"],
+    ]) {
         let said = output(verb);
         assert!(said.status.success());
         pages.push_str(&format!("$ weft {}\n{}\n", verb.join(" "), text(&said.stdout)));
@@ -64,14 +76,20 @@ fn help_says_what_the_snapshot_says() {
         std::fs::write(&snapshot, &pages).expect("the snapshot is written");
     }
     let expected = std::fs::read_to_string(&snapshot).expect("the snapshot is there");
-    assert!(pages == expected, "the help has changed; UPDATE_SNAPSHOTS=1 accepts this:\n{pages}");
+    assert!(
+        pages == expected,
+        "the help has changed; UPDATE_SNAPSHOTS=1 accepts this:\n{pages}"
+    );
 }
 
 #[test]
 fn completions_and_manual_are_made() {
     for shell in ["bash", "zsh", "fish"] {
         let said = output(&["completions", shell]);
-        assert!(said.status.success() && text(&said.stdout).contains("doctor"), "{shell}");
+        assert!(
+            said.status.success() && text(&said.stdout).contains("doctor"),
+            "{shell}"
+        );
     }
     let page = text(&output(&["man"]).stdout);
     assert!(page.starts_with(".ie") && page.contains("Exit codes"), "{page}");
@@ -83,7 +101,10 @@ fn an_unknown_setting_names_the_nearest_and_exits_2() {
     assert_eq!(said.status.code(), Some(2));
     let complaint = text(&said.stderr);
     assert!(complaint.contains("did you mean tcp.connections?"), "{complaint}");
-    assert!(complaint.contains("cause:") && complaint.contains("try:"), "{complaint}");
+    assert!(
+        complaint.contains("cause:") && complaint.contains("try:"),
+        "{complaint}"
+    );
 }
 
 #[test]
@@ -124,7 +145,11 @@ impl Server {
         let mut line = String::new();
         while !line.contains("weft copy") {
             line.clear();
-            assert_ne!(said.read_line(&mut line).expect("the server speaks"), 0, "the server has left");
+            assert_ne!(
+                said.read_line(&mut line).expect("the server speaks"),
+                0,
+                "the server has left"
+            );
         }
         // What it says later must go somewhere, or it would wait for room.
         std::thread::spawn(move || said.lines().for_each(drop));
@@ -149,7 +174,9 @@ fn free_port() -> u16 {
 }
 
 fn bytes(len: usize) -> Vec<u8> {
-    (0..len).map(|i| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+    (0..len)
+        .map(|i| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
+        .collect()
 }
 
 #[test]
@@ -170,7 +197,11 @@ fn files_are_copied_from_a_directory_and_nothing_else_is() {
     assert!(std::fs::read(&copy).unwrap() == large, "the copy differs");
 
     let said = output(&["copy", &server.url("empty"), "-"]);
-    assert!(said.status.success() && said.stdout.is_empty(), "{}", text(&said.stderr));
+    assert!(
+        said.status.success() && said.stdout.is_empty(),
+        "{}",
+        text(&said.stderr)
+    );
 
     for name in ["../private", "deep/../../private", "absent", "deep"] {
         let said = output(&["copy", &server.url(name), "-"]);
@@ -181,7 +212,11 @@ fn files_are_copied_from_a_directory_and_nothing_else_is() {
     assert_eq!(said.status.code(), Some(4), "{}", text(&said.stderr));
     assert!(text(&said.stderr).contains("--writable"));
 
-    let said = weft().env("WEFT_SECRET", "another").args(["copy", &server.url("empty"), "-"]).output().unwrap();
+    let said = weft()
+        .env("WEFT_SECRET", "another")
+        .args(["copy", &server.url("empty"), "-"])
+        .output()
+        .unwrap();
     assert_eq!(said.status.code(), Some(4), "{}", text(&said.stderr));
 }
 
@@ -203,11 +238,17 @@ fn a_stream_is_pushed_into_a_writable_directory_once() {
     };
     let said = push("stream.bin");
     assert!(said.status.success(), "{}", text(&said.stderr));
-    assert!(std::fs::read(scratch.path("stream.bin")).unwrap() == stream, "the file differs");
+    assert!(
+        std::fs::read(scratch.path("stream.bin")).unwrap() == stream,
+        "the file differs"
+    );
     for taken in ["stream.bin", "../out.bin", "absent/x"] {
         assert_eq!(push(taken).status.code(), Some(4), "{taken}");
     }
-    let names: Vec<_> = std::fs::read_dir(&scratch.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let names: Vec<_> = std::fs::read_dir(&scratch.0)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     assert_eq!(names, ["stream.bin"], "nothing half done is left behind");
 }
 
@@ -229,12 +270,28 @@ fn standard_input_is_served_to_the_first_who_asks() {
 
 #[test]
 fn the_bench_prints_one_json_object_a_cell() {
-    let said = output(&["bench", "transfer", "--block", "4KiB", "--batch", "1,16", "--seconds", "0", "--json"]);
+    let said = output(&[
+        "bench",
+        "transfer",
+        "--block",
+        "4KiB",
+        "--batch",
+        "1,16",
+        "--seconds",
+        "0",
+        "--json",
+    ]);
     assert!(said.status.success(), "{}", text(&said.stderr));
-    let cells: Vec<serde_json::Value> =
-        text(&said.stdout).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let cells: Vec<serde_json::Value> = text(&said.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
     assert_eq!(cells.len(), 3 * 2 * 2);
-    assert!(cells.iter().all(|cell| cell["verified"] == true && cell["p50_us"].as_f64().unwrap() > 0.0));
+    assert!(
+        cells
+            .iter()
+            .all(|cell| cell["verified"] == true && cell["p50_us"].as_f64().unwrap() > 0.0)
+    );
 }
 
 #[test]
@@ -242,7 +299,13 @@ fn the_demo_verifies_kills_and_says_what_happened() {
     let said = output(&["demo"]);
     let shown = text(&said.stdout);
     assert!(said.status.success(), "{shown}\n{}", text(&said.stderr));
-    for expected in ["verified", "measured ÷ predicted", "was told", "not a byte of it had changed", "the deadline passed"] {
+    for expected in [
+        "verified",
+        "measured ÷ predicted",
+        "was told",
+        "not a byte of it had changed",
+        "the deadline passed",
+    ] {
         assert!(shown.contains(expected), "no {expected:?} in:\n{shown}");
     }
     assert!(!shown.contains('\u{1b}'), "no colours where there is no terminal");

@@ -41,14 +41,18 @@ impl Url {
     /// `None` where the text is not one of ours at all.
     fn parse(text: &str) -> Option<Result<Url, Complaint>> {
         let rest = text.strip_prefix("weft://")?;
-        let parsed = rest.split_once('/').filter(|(host, name)| !name.is_empty() && host.contains(':'));
+        let parsed = rest
+            .split_once('/')
+            .filter(|(host, name)| !name.is_empty() && host.contains(':'));
         Some(match parsed {
             Some((host, name)) => Ok(Url {
                 host: host.to_string(),
                 name: name.to_string(),
             }),
-            None => Err(Complaint::new(Exit::Usage, format!("{text} names no file on a server."))
-                .try_this("weft://host:port/name")),
+            None => Err(
+                Complaint::new(Exit::Usage, format!("{text} names no file on a server."))
+                    .try_this("weft://host:port/name"),
+            ),
         })
     }
 
@@ -64,8 +68,11 @@ impl Copy {
         match (Url::parse(&self.from), Url::parse(&self.to)) {
             (Some(url), None) => self.pull(&url?, overrides),
             (None, Some(url)) => self.push(&url?, overrides),
-            _ => Err(Complaint::new(Exit::Usage, "One of the two, and only one, must be weft://host:port/name.")
-                .try_this("cp, for copies on this machine")),
+            _ => Err(Complaint::new(
+                Exit::Usage,
+                "One of the two, and only one, must be weft://host:port/name.",
+            )
+            .try_this("cp, for copies on this machine")),
         }
     }
 
@@ -87,7 +94,10 @@ impl Copy {
         if bytes.is_some_and(|bytes| bytes != copied) {
             return Err(Complaint::new(
                 Exit::Differs,
-                format!("{} was {copied} bytes long instead of the announced ones; it changed meanwhile.", url.name),
+                format!(
+                    "{} was {copied} bytes long instead of the announced ones; it changed meanwhile.",
+                    url.name
+                ),
             ));
         }
         sink.keep()?;
@@ -166,9 +176,8 @@ fn open_source(path: &str) -> Result<(Box<dyn Read>, Option<u64>), Complaint> {
     let file = File::open(path).or_complain(Exit::Failed, unreadable)?;
     let facts = file.metadata().or_complain(Exit::Failed, unreadable)?;
     if facts.is_dir() {
-        return Err(Complaint::new(Exit::Usage, format!("{path} is a directory.")).try_this(format!(
-            "tar -c {path} | weft copy - weft://host:port/name.tar"
-        )));
+        return Err(Complaint::new(Exit::Usage, format!("{path} is a directory."))
+            .try_this(format!("tar -c {path} | weft copy - weft://host:port/name.tar")));
     }
     let bytes = facts.is_file().then_some(facts.len());
     Ok((Box::new(file), bytes))
@@ -177,7 +186,12 @@ fn open_source(path: &str) -> Result<(Box<dyn Read>, Option<u64>), Complaint> {
 /// Where the bytes go: standard output, or a file that appears under its name only when it is whole.
 enum Destination {
     Stdout(io::Stdout),
-    File { part: File, part_path: PathBuf, path: PathBuf, kept: bool },
+    File {
+        part: File,
+        part_path: PathBuf,
+        path: PathBuf,
+        kept: bool,
+    },
 }
 
 impl Destination {
@@ -206,9 +220,15 @@ impl Destination {
     }
 
     fn keep(&mut self) -> Result<(), Complaint> {
-        let Destination::File { part_path, path, kept, .. } = self else { return Ok(()) };
-        fs::rename(&*part_path, &*path)
-            .or_complain(Exit::Failed, || format!("{} could not be put in its place.", path.display()))?;
+        let Destination::File {
+            part_path, path, kept, ..
+        } = self
+        else {
+            return Ok(());
+        };
+        fs::rename(&*part_path, &*path).or_complain(Exit::Failed, || {
+            format!("{} could not be put in its place.", path.display())
+        })?;
         *kept = true;
         Ok(())
     }
@@ -231,7 +251,10 @@ impl Write for Destination {
 
 impl Drop for Destination {
     fn drop(&mut self) {
-        if let Destination::File { part_path, kept: false, .. } = self {
+        if let Destination::File {
+            part_path, kept: false, ..
+        } = self
+        {
             // Half a file helps nobody; if it cannot be removed, there is nobody left to tell.
             let _ = fs::remove_file(part_path);
         }

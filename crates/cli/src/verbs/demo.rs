@@ -53,7 +53,9 @@ struct Measured {
 
 impl Demo {
     pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
-        let layout = KvLayout::layers_outermost(SHAPE).or_complain(Exit::Failed, || "The cache has no layout.".into())?;
+        let overrides = &overrides.without_log()?;
+        let layout =
+            KvLayout::layers_outermost(SHAPE).or_complain(Exit::Failed, || "The cache has no layout.".into())?;
         let memcpy = memcpy_limit(MEMCPY_BUDGET);
         heading("A paged KV cache, from the process \"prefill\" to the process \"decode\"");
         println!(
@@ -77,7 +79,9 @@ impl Demo {
             results.push(hand_over(way, &layout, &spans, overrides)?);
         }
         print!("{}", comparison(&results, &spans, memcpy).render());
-        println!("  Both hand-overs were verified: checksums at both ends, and every byte compared with what prefill holds.");
+        println!(
+            "  Both hand-overs were verified: checksums at both ends, and every byte compared with what prefill holds."
+        );
         println!(
             "  Predicted: latency + spans × cost per span + bytes ÷ bandwidth, from three probes of other sizes, made before."
         );
@@ -114,7 +118,9 @@ impl Hand {
     fn of(layout: &KvLayout, count: usize) -> Result<Hand, Complaint> {
         let spans = |seed| {
             let blocks = shuffled(SHAPE.blocks, seed).into_iter().take(count);
-            layout.spans(blocks).or_complain(Exit::Failed, || "The blocks are not in the cache.".into())
+            layout
+                .spans(blocks)
+                .or_complain(Exit::Failed, || "The blocks are not in the cache.".into())
         };
         Ok(Hand {
             near: spans(1)?,
@@ -182,7 +188,12 @@ fn comparison(results: &[Measured], hand: &Hand, memcpy: Bandwidth) -> Table {
 }
 
 /// A pair, and the whole cache prepared to be pulled.
-fn whole_cache(way: Way, deadline: Duration, layout: &KvLayout, overrides: &Overrides) -> Result<(Pair, Prepared), Complaint> {
+fn whole_cache(
+    way: Way,
+    deadline: Duration,
+    layout: &KvLayout,
+    overrides: &Overrides,
+) -> Result<(Pair, Prepared), Complaint> {
     let overrides = overrides.with("deadline", format!("{}ms", deadline.as_millis()));
     let mut pair = Pair::start(way, cast(layout), &overrides)?;
     pair.partner.fill(FAR_SEED)?;
@@ -197,9 +208,16 @@ fn killed(result: &Measured, layout: &KvLayout, overrides: &Overrides) -> Result
     let (pair, prepared) = whole_cache(way, Duration::from_secs(10), layout, overrides)?;
     let (signalled, ended, error) = catch(&pair, &prepared, Signal::KILL, result.whole)?;
     let Some(error) = error else {
-        return Err(Complaint::new(Exit::Failed, format!("Nobody noticed over {way} that prefill was killed.")));
+        return Err(Complaint::new(
+            Exit::Failed,
+            format!("Nobody noticed over {way} that prefill was killed."),
+        ));
     };
-    println!("  {} decode was told {:.1} after the kill:", tag(way), Time::from(ended.saturating_duration_since(signalled)));
+    println!(
+        "  {} decode was told {:.1} after the kill:",
+        tag(way),
+        Time::from(ended.saturating_duration_since(signalled))
+    );
     say(&error, layout);
     watch_reused_buffer(&pair)
 }
@@ -210,9 +228,16 @@ fn frozen(result: &Measured, layout: &KvLayout, overrides: &Overrides) -> Result
     let start = Instant::now();
     let (_, ended, error) = catch(&pair, &prepared, Signal::STOP, result.whole)?;
     match error {
-        None => println!("  {} nothing happened: decode does the copying, so a frozen peer is no obstacle", tag(way)),
+        None => println!(
+            "  {} nothing happened: decode does the copying, so a frozen peer is no obstacle",
+            tag(way)
+        ),
         Some(error) => {
-            println!("  {} it ended {:.0} after the start:", tag(way), Time::from(ended - start));
+            println!(
+                "  {} it ended {:.0} after the start:",
+                tag(way),
+                Time::from(ended - start)
+            );
             say(&error, layout);
         }
     }
@@ -277,7 +302,10 @@ fn watch_reused_buffer(pair: &Pair) -> Result<(), Complaint> {
     let all = Spans::contiguous(0, pair.local.len());
     match ends::first_difference(&pair.local, &all, Pattern(REUSE_SEED), &all) {
         None => {
-            println!("      decode reused the buffer at once; {} ms later not a byte of it had changed", WATCH.as_millis());
+            println!(
+                "      decode reused the buffer at once; {} ms later not a byte of it had changed",
+                WATCH.as_millis()
+            );
             Ok(())
         }
         Some(offset) => Err(differs("a buffer that was reused after its transfer had ended", offset)),

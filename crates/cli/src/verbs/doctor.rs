@@ -7,7 +7,7 @@ use clap::Args;
 use console::style;
 use serde::Serialize;
 use weft::Direction;
-use weft_fabric::calibrate::{Calibration, CalibrateOptions, calibrate};
+use weft_fabric::calibrate::{CalibrateOptions, Calibration, calibrate};
 use weft_fabric::discover::{self, Absent, Bound, Discovery, Limits, PtraceScope, TransparentHugePages};
 use weft_plan::{Bytes, LinkCost, Machine, Platform, Spans};
 
@@ -64,8 +64,9 @@ impl Doctor {
         }
         if let Some(path) = &self.platform {
             let text = platform(&found.machine, &trials).to_toml();
-            std::fs::write(path, text)
-                .or_complain(Exit::Failed, || format!("The platform file {} was not written.", path.display()))?;
+            std::fs::write(path, text).or_complain(Exit::Failed, || {
+                format!("The platform file {} was not written.", path.display())
+            })?;
             if !self.json {
                 println!();
                 println!("  The machine and the measured costs are in {}.", path.display());
@@ -73,7 +74,10 @@ impl Doctor {
         }
         match trials.iter().filter(|trial| trial.outcome.is_err()).count() {
             0 => Ok(()),
-            broken => Err(Complaint::new(Exit::Failed, format!("{broken} of {} ways do not work here.", trials.len()))),
+            broken => Err(Complaint::new(
+                Exit::Failed,
+                format!("{broken} of {} ways do not work here.", trials.len()),
+            )),
         }
     }
 }
@@ -99,7 +103,9 @@ fn attempt(way: Way, overrides: &Overrides) -> Result<LinkCost, Complaint> {
 }
 
 fn platform(machine: &Machine, trials: &[Trial]) -> Platform {
-    let measured = trials.iter().filter_map(|trial| Some((trial.way.to_string(), *trial.outcome.as_ref().ok()?)));
+    let measured = trials
+        .iter()
+        .filter_map(|trial| Some((trial.way.to_string(), *trial.outcome.as_ref().ok()?)));
     Platform {
         name: machine.name.clone(),
         transports: measured.collect(),
@@ -110,8 +116,14 @@ fn platform(machine: &Machine, trials: &[Trial]) -> Platform {
 
 fn print_machine(machine: &Machine, speed: Calibration) {
     heading(&format!("Machine {}", machine.name));
-    let memory = machine.memory.map_or("unknown".to_string(), |bytes| format!("{bytes:.1}"));
-    println!("  {} cores, {} NUMA nodes, {memory} of memory", machine.core_count(), machine.numa.len());
+    let memory = machine
+        .memory
+        .map_or("unknown".to_string(), |bytes| format!("{bytes:.1}"));
+    println!(
+        "  {} cores, {} NUMA nodes, {memory} of memory",
+        machine.core_count(),
+        machine.numa.len()
+    );
     println!(
         "  memcpy of one core: {:.1} from memory to memory, {:.1} in its cache; a system call takes {:.0}",
         speed.memcpy.streaming, speed.memcpy.cached, speed.system_call
@@ -142,7 +154,10 @@ fn print_limits(limits: &Limits) {
 fn limit_rows(limits: &Limits) -> Vec<(&'static str, String)> {
     let unknown = || "unknown".to_string();
     let mut rows = vec![
-        ("locked memory", bound(limits.locked_memory, |bytes| Bytes(bytes).to_string())),
+        (
+            "locked memory",
+            bound(limits.locked_memory, |bytes| Bytes(bytes).to_string()),
+        ),
         ("open files", bound(limits.open_files, |count| count.to_string())),
         (
             "ptrace_scope",
@@ -166,7 +181,10 @@ fn limit_rows(limits: &Limits) -> Vec<(&'static str, String)> {
         ),
     ];
     for pool in &limits.huge_pages {
-        rows.push(("huge pages", format!("{} of {} free, {} each", pool.free, pool.total, pool.size)));
+        rows.push((
+            "huge pages",
+            format!("{} of {} free, {} each", pool.free, pool.total, pool.size),
+        ));
     }
     rows
 }
@@ -196,7 +214,12 @@ fn print_trials(trials: &[Trial]) {
                 format!("{:.0}", cost.per_span),
                 format!("{:.1}", cost.bandwidth),
             ],
-            Err(_) => [style("no").red().to_string(), String::new(), String::new(), String::new()],
+            Err(_) => [
+                style("no").red().to_string(),
+                String::new(),
+                String::new(),
+                String::new(),
+            ],
         };
         table.row([trial.way.to_string()].into_iter().chain(cells).collect());
     }
@@ -290,8 +313,8 @@ fn print_json(
             })
             .collect(),
     };
-    let text = serde_json::to_string_pretty(&report)
-        .or_complain(Exit::Failed, || "The findings have no JSON.".to_string())?;
+    let text =
+        serde_json::to_string_pretty(&report).or_complain(Exit::Failed, || "The findings have no JSON.".to_string())?;
     println!("{text}");
     Ok(())
 }

@@ -29,7 +29,11 @@ pub struct Partner {
 impl Partner {
     pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
         let agent = overrides.start(&self.name)?;
-        let allocation = if self.foreign { Allocation::Foreign } else { Allocation::Mapped };
+        let allocation = if self.foreign {
+            Allocation::Foreign
+        } else {
+            Allocation::Mapped
+        };
         let memory = ends::acquire(&agent, self.bytes, allocation)?;
         agent
             .publish(REGION, &memory, Access::READ_WRITE)
@@ -52,7 +56,9 @@ impl Partner {
                 Order::Check { seed, blocks } => Answer::Checked {
                     first_difference: ends::first_difference(&memory, &blocks.far(), Pattern(seed), &blocks.near()),
                 },
-                Order::CpuTime => Answer::CpuTime { ns: super::cpu_time_ns() },
+                Order::CpuTime => Answer::CpuTime {
+                    ns: super::cpu_time_ns(),
+                },
             })?;
         }
         Ok(())
@@ -70,5 +76,7 @@ fn say(answer: &Answer) -> Result<(), Complaint> {
     let complain = || "The answer could not be given.".to_string();
     let line = serde_json::to_string(answer).or_complain(Exit::Failed, complain)?;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).or_complain(Exit::Failed, complain)
+    writeln!(out, "{line}")
+        .and_then(|()| out.flush())
+        .or_complain(Exit::Failed, complain)
 }

@@ -41,8 +41,14 @@ pub struct Serve {
 /// What is served.
 #[derive(Debug)]
 enum Goods {
-    File { name: String, path: PathBuf },
-    Directory { root: PathBuf, writable: bool },
+    File {
+        name: String,
+        path: PathBuf,
+    },
+    Directory {
+        root: PathBuf,
+        writable: bool,
+    },
     /// Taken by the first who asks.
     Stdin(Mutex<bool>),
 }
@@ -82,7 +88,10 @@ impl Serve {
         if self.writable {
             return Err(Complaint::new(Exit::Usage, "--writable needs a directory to write to."));
         }
-        let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| Complaint::new(Exit::Usage, complain()))?;
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .ok_or_else(|| Complaint::new(Exit::Usage, complain()))?;
         Ok(Goods::File {
             name: name.to_string(),
             path: path.clone(),
@@ -91,9 +100,8 @@ impl Serve {
 
     fn announce(&self, goods: &Goods, secret: Option<&str>) {
         let host = match self.listen.ip() {
-            ip if ip.is_unspecified() => {
-                fs::read_to_string("/proc/sys/kernel/hostname").map_or("HOST".to_string(), |name| name.trim().to_string())
-            }
+            ip if ip.is_unspecified() => fs::read_to_string("/proc/sys/kernel/hostname")
+                .map_or("HOST".to_string(), |name| name.trim().to_string()),
             IpAddr::V6(ip) => format!("[{ip}]"),
             ip => ip.to_string(),
         };
@@ -120,9 +128,13 @@ fn attend(agent: &Agent, goods: &Arc<Goods>) -> Result<(), Complaint> {
         if streams.is_empty() && matches!(&**goods, Goods::Stdin(taken) if is_taken(taken)) {
             return Ok(());
         }
-        let Some(notification) = agent.next_notification(LISTEN) else { continue };
+        let Some(notification) = agent.next_notification(LISTEN) else {
+            continue;
+        };
         // What is not a word comes from somebody who speaks something else.
-        let Some(word) = Word::decode(&notification.payload) else { continue };
+        let Some(word) = Word::decode(&notification.payload) else {
+            continue;
+        };
         let stream = word.stream();
         match word {
             Word::Get { .. } | Word::Put { .. } if !streams.contains_key(&stream) => {
@@ -164,7 +176,9 @@ fn serve(line: &Line, goods: &Goods, request: Word) {
         Err(error) => {
             let why = match error {
                 CourierError::Refused(ref why) => why.clone(),
-                ref error => Refusal::File { what: error.to_string() },
+                ref error => Refusal::File {
+                    what: error.to_string(),
+                },
             };
             eprintln!("not {done} {name:?}: {error}, {peer}");
             refuse(&line.peer, line.stream, why);
@@ -263,7 +277,11 @@ fn plain(name: &str) -> Result<&Path, Refusal> {
 /// Something that exists below the root, links followed.
 fn within(root: &Path, name: &str) -> Result<PathBuf, Refusal> {
     let path = fs::canonicalize(root.join(plain(name)?)).map_err(|_| Refusal::NoSuchName)?;
-    if path.starts_with(root) { Ok(path) } else { Err(Refusal::Outside) }
+    if path.starts_with(root) {
+        Ok(path)
+    } else {
+        Err(Refusal::Outside)
+    }
 }
 
 #[cfg(test)]
@@ -272,7 +290,16 @@ mod tests {
 
     #[test]
     fn names_that_lead_out_are_refused() {
-        for bad in ["", "..", "../x", "a/../../x", "/etc/passwd", "a\0b", "./a", &"x/".repeat(3000)] {
+        for bad in [
+            "",
+            "..",
+            "../x",
+            "a/../../x",
+            "/etc/passwd",
+            "a\0b",
+            "./a",
+            &"x/".repeat(3000),
+        ] {
             assert_eq!(plain(bad), Err(Refusal::Outside), "{bad:?}");
         }
         assert!(plain("dir/model.bin").is_ok());

@@ -119,7 +119,12 @@ impl Transfer {
 
     fn matrix(&self, overrides: &Overrides) -> Result<(), Complaint> {
         let (cells, left_out) = self.cells()?;
-        let region_bytes = cells.iter().map(Blocks::total).max().unwrap_or(0).max(predict::PROBE_BYTES);
+        let region_bytes = cells
+            .iter()
+            .map(Blocks::total)
+            .max()
+            .unwrap_or(0)
+            .max(predict::PROBE_BYTES);
         let memcpy = memcpy_limit(MEMCPY_BUDGET);
         let bar = ProgressBar::new((cells.len() * self.op.len() * self.transport.len()) as u64)
             .with_style(bar_style("{bar:30} {pos}/{len}  {msg}"));
@@ -138,7 +143,12 @@ impl Transfer {
                 ends::fill(&pair.local, Pattern(NEAR_SEED));
                 let cost = probe(&pair, op.direction(), PROBE_BUDGET)?;
                 for &blocks in &cells {
-                    bar.set_message(format!("{way} {} {} × {}", op.name(), Bytes(blocks.bytes), blocks.count));
+                    bar.set_message(format!(
+                        "{way} {} {} × {}",
+                        op.name(),
+                        Bytes(blocks.bytes),
+                        blocks.count
+                    ));
                     let cell = self.measure(&mut pair, way, op, blocks, cost, memcpy)?;
                     if self.json {
                         print_json(&cell)?;
@@ -205,7 +215,10 @@ impl Transfer {
             OpChoice::Write => pair.partner.check(NEAR_SEED, blocks)?,
         };
         if let Some(offset) = difference {
-            return Err(differs(&format!("a {} of {} × {} over {way}", op.name(), blocks.bytes, blocks.count), offset));
+            return Err(differs(
+                &format!("a {} of {} × {} over {way}", op.name(), blocks.bytes, blocks.count),
+                offset,
+            ));
         }
         if op == OpChoice::Write {
             // The next cell must not pass on what this one has left behind.
@@ -299,7 +312,10 @@ impl Transfer {
                 "accepting_agent_cpu_ms": there.as_secs_f64() * 1e3,
             }));
         }
-        println!("  Two connected agents, idle for {} s, used this much CPU time:", WATCH.as_secs());
+        println!(
+            "  Two connected agents, idle for {} s, used this much CPU time:",
+            WATCH.as_secs()
+        );
         println!("  {here:.2} where the connection was made, {there:.2} where it was accepted");
         Ok(())
     }
@@ -317,7 +333,10 @@ fn round_trips(pair: &Pair, budget: Duration) -> Result<Samples, Complaint> {
         let back = pair.agent.next_notification(PATIENCE);
         times.push(one.elapsed());
         if back.is_none_or(|back| back.payload != payload) {
-            return Err(Complaint::new(Exit::Differs, "A notification did not come back as it was sent."));
+            return Err(Complaint::new(
+                Exit::Differs,
+                "A notification did not come back as it was sent.",
+            ));
         }
     }
     Ok(Samples::of(times))
