@@ -30,13 +30,23 @@ impl Peer {
         let key = remote.region.key;
         let timeout = self.defaults.deadline;
         let id = shared.act(|world, now| {
-            let id = world.core.borrow(self.id, key, lease.into(), now).map_err(Error::from)?;
+            let id = world
+                .core
+                .borrow(self.id, key, lease.into(), now)
+                .map_err(Error::from)?;
             world.leases.insert((self.id, id), LeaseState::Asked);
             Ok::<LeaseId, Error>(id)
         });
         let id = id.map_err(|error| self.explain(error))?;
-        let mut give_back = GiveBack { peer: self, lease: id, armed: true };
-        let refused = |refusal| Error::Refused { what: format!("borrowing {:?} of {:?}", remote.name(), self.name()), refusal };
+        let mut give_back = GiveBack {
+            peer: self,
+            lease: id,
+            armed: true,
+        };
+        let refused = |refusal| Error::Refused {
+            what: format!("borrowing {:?} of {:?}", remote.name(), self.name()),
+            refusal,
+        };
         let found = shared.wait_until(after(shared, timeout), |world| {
             if let Some(PeerState::Gone(error)) = world.peers.get(&self.id) {
                 return Some(Err(error.clone()));
@@ -52,25 +62,39 @@ impl Peer {
                 Err(error) => Some(Err(error)),
             }
         });
-        let mapping = found.unwrap_or_else(|| Err(Error::TimedOut { what: format!("a lease on {:?}", remote.name()) }))?;
+        let mapping = found.unwrap_or_else(|| {
+            Err(Error::TimedOut {
+                what: format!("a lease on {:?}", remote.name()),
+            })
+        })?;
         give_back.armed = false;
-        Ok(Borrowed { peer: self.clone(), lease: id, mapping })
+        Ok(Borrowed {
+            peer: self.clone(),
+            lease: id,
+            mapping,
+        })
     }
 
     fn mapped(&self, world: &mut World, remote: &Remote) -> Result<Option<Arc<BorrowedMapping>>, Error> {
-        let not_borrowable = |why| Error::NotBorrowable { name: remote.name().to_owned(), why };
+        let not_borrowable = |why| Error::NotBorrowable {
+            name: remote.name().to_owned(),
+            why,
+        };
         let Some((transport, path)) = world.core.path_over(self.id, "shared_memory") else {
             return Err(not_borrowable("the peer is not reached through shared memory"));
         };
-        transport.borrow(path, &remote.region.key).map_err(|failure| match failure {
-            weft_protocol::Failure::Refused(weft_protocol::Refusal::Unsupported) => {
-                not_borrowable("its memory was not allocated by Weft, so it cannot be mapped")
-            }
-            weft_protocol::Failure::Refused(refusal) => {
-                Error::Refused { what: format!("borrowing {:?}", remote.name()), refusal }
-            }
-            _ => not_borrowable("the path to the peer was lost"),
-        })
+        transport
+            .borrow(path, &remote.region.key)
+            .map_err(|failure| match failure {
+                weft_protocol::Failure::Refused(weft_protocol::Refusal::Unsupported) => {
+                    not_borrowable("its memory was not allocated by Weft, so it cannot be mapped")
+                }
+                weft_protocol::Failure::Refused(refusal) => Error::Refused {
+                    what: format!("borrowing {:?}", remote.name()),
+                    refusal,
+                },
+                _ => not_borrowable("the path to the peer was lost"),
+            })
     }
 
     fn give_back(&self, lease: LeaseId) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thiserror::Error as ThisError;
 use weft_fabric::memory::MemoryError;
 use weft_protocol::agent::{ConnectError, PeerError, RegionError};
-use weft_protocol::session::SessionLoss;
+use weft_protocol::session::{SessionError, SessionLoss};
 use weft_protocol::transfer::{SubmitError, TransferError};
 use weft_protocol::{Failure, LegError, Refusal};
 
@@ -63,9 +63,20 @@ pub enum Error {
     #[error(transparent)]
     Memory(#[from] Arc<MemoryError>),
     #[error("transport {transport} did not start: {source}")]
-    Transport { transport: &'static str, source: Arc<dyn std::error::Error + Send + Sync> },
+    Transport {
+        transport: &'static str,
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    #[error("cannot read {}: {source}", path.display())]
+    Certificate {
+        path: std::path::PathBuf,
+        source: Arc<rustls_pki_types::pem::Error>,
+    },
     #[error("{step} failed: {source}")]
-    System { step: &'static str, source: Arc<std::io::Error> },
+    System {
+        step: &'static str,
+        source: Arc<std::io::Error>,
+    },
     /// The agent has been stopped.
     #[error("the agent has been stopped")]
     Stopped,
@@ -80,7 +91,10 @@ pub struct TransferFailed {
 
 impl TransferFailed {
     pub(crate) fn new(peer: &str, error: TransferError) -> TransferFailed {
-        TransferFailed { peer: peer.to_owned(), error }
+        TransferFailed {
+            peer: peer.to_owned(),
+            error,
+        }
     }
     pub fn cause(&self) -> Failure {
         self.error.cause
@@ -89,8 +103,18 @@ impl TransferFailed {
 
 impl fmt::Display for TransferFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TransferError { cause, transport, bytes_done, bytes_total, .. } = &self.error;
-        write!(f, "transfer with {:?} over {transport} failed after {bytes_done} of {bytes_total} bytes: {cause}", self.peer)
+        let TransferError {
+            cause,
+            transport,
+            bytes_done,
+            bytes_total,
+            ..
+        } = &self.error;
+        write!(
+            f,
+            "transfer with {:?} over {transport} failed after {bytes_done} of {bytes_total} bytes: {cause}",
+            self.peer
+        )
     }
 }
 
@@ -98,7 +122,10 @@ impl std::error::Error for TransferFailed {}
 
 impl Error {
     pub(crate) fn system(step: &'static str) -> Error {
-        Error::System { step, source: Arc::new(std::io::Error::last_os_error()) }
+        Error::System {
+            step,
+            source: Arc::new(std::io::Error::last_os_error()),
+        }
     }
 
     /// Why a transfer failed, where that is what this is.
@@ -119,7 +146,9 @@ impl From<TransferFailed> for Error {
 impl From<PeerError> for Error {
     fn from(error: PeerError) -> Error {
         match error {
-            PeerError::Full | PeerError::Submit(SubmitError::Full { .. }) => Error::Full(error),
+            PeerError::Session(SessionError::QueueFull) | PeerError::Submit(SubmitError::TooManyTransfers) => {
+                Error::Full(error)
+            }
             other => Error::Peer(other),
         }
     }

@@ -1,8 +1,11 @@
 //! Which transports an agent starts, from its settings.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use weft_fabric::shared_memory::Foreign;
 use weft_fabric::tcp::{Tcp, TcpOptions, TlsOptions};
 use weft_fabric::{Clock, Live, SharedMemory, SharedMemoryOptions};
@@ -19,7 +22,11 @@ pub(crate) const NAMES: [&str; 2] = ["shared_memory", "tcp"];
 /// sockets that hand memory over have their names.
 pub(crate) fn host_identity() -> String {
     let namespace = std::fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
-    format!("{}/{}", weft_fabric::shared_memory::host_identity(), namespace.display())
+    format!(
+        "{}/{}",
+        weft_fabric::shared_memory::host_identity(),
+        namespace.display()
+    )
 }
 
 /// Starts them in the order of preference.
@@ -34,17 +41,27 @@ pub(crate) fn start(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<V
                         ForeignMemory::ProcessVm => Foreign::ProcessVm,
                         ForeignMemory::Bounce => Foreign::Bounce,
                     },
-                    inline_bytes_max: settings.inline_bytes.bytes(),
+                    inline_bytes_max: settings.inline_bytes.0,
                     helper: settings.shared_memory_helper,
                     ..SharedMemoryOptions::default()
                 };
                 let transport = SharedMemory::start(options, epoch, clock).map_err(failed("shared_memory"))?;
-                slots.push(Slot { reach: Reach::SameHost, paths: 1, transport: Box::new(transport) });
+                slots.push(Slot {
+                    reach: Reach::SameHost,
+                    paths: 1,
+                    transport: Box::new(transport),
+                });
             }
             TransportChoice::Tcp => {
+                let tls = tls_options(settings)?;
                 for rail in rails(settings) {
-                    let transport = Tcp::start(tcp_options(settings, rail), epoch, clock).map_err(failed("tcp"))?;
-                    slots.push(Slot { reach: Reach::Anywhere, paths: 1, transport: Box::new(transport) });
+                    let transport =
+                        Tcp::start(tcp_options(settings, rail, tls.clone()), epoch, clock).map_err(failed("tcp"))?;
+                    slots.push(Slot {
+                        reach: Reach::Anywhere,
+                        paths: 1,
+                        transport: Box::new(transport),
+                    });
                 }
             }
         }
@@ -60,7 +77,7 @@ fn rails(settings: &Settings) -> Vec<Option<IpAddr>> {
     }
 }
 
-fn tcp_options(settings: &Settings, rail: Option<IpAddr>) -> TcpOptions {
+fn tcp_options(settings: &Settings, rail: Option<IpAddr>, tls: Option<TlsOptions>) -> TcpOptions {
     let listen = match rail {
         // Several cannot share a port that was asked for on a wildcard, so each listens on its own address.
         Some(address) => SocketAddr::new(address, settings.listen.port()),
@@ -68,24 +85,53 @@ fn tcp_options(settings: &Settings, rail: Option<IpAddr>) -> TcpOptions {
     };
     TcpOptions {
         listen,
-        advertise: settings.advertise.clone(),
+        advertise: settings.advertise,
         source: rail,
         connections: settings.tcp_connections as u32,
         silence_max: settings.silence_max.into(),
-        tls: settings.tcp_tls_cert.as_ref().zip(settings.tcp_tls_key.as_ref()).zip(settings.tcp_tls_roots.as_ref()).map(
-            |((certificate, key), roots)| TlsOptions {
-                certificate: certificate.clone(),
-                key: key.clone(),
-                roots: roots.clone(),
-                name: settings.tcp_tls_name.clone(),
-            },
-        ),
+        tls,
         ..TcpOptions::default()
     }
 }
 
+/// Certificates and keys from their files, where TLS is asked for.
+fn tls_options(settings: &Settings) -> Result<Option<TlsOptions>, Error> {
+    let Settings {
+        tcp_tls_cert: Some(certificate),
+        tcp_tls_key: Some(key),
+        tcp_tls_roots: Some(roots),
+        ..
+    } = settings
+    else {
+        return Ok(None);
+    };
+    let unreadable = |path: &PathBuf| {
+        let path = path.clone();
+        move |source| Error::Certificate {
+            path,
+            source: Arc::new(source),
+        }
+    };
+    let all = |path: &PathBuf| -> Result<Vec<Vec<u8>>, Error> {
+        let found = CertificateDer::pem_file_iter(path).map_err(unreadable(path))?;
+        found.map(|c| c.map(|c| c.to_vec()).map_err(unreadable(path))).collect()
+    };
+    Ok(Some(TlsOptions {
+        certificates: all(certificate)?,
+        key: PrivateKeyDer::from_pem_file(key)
+            .map_err(unreadable(key))?
+            .secret_der()
+            .to_vec(),
+        roots: all(roots)?,
+        server_name: settings.tcp_tls_name.clone().unwrap_or_else(|| "weft".to_owned()),
+    }))
+}
+
 fn failed<E: std::error::Error + Send + Sync + 'static>(transport: &'static str) -> impl FnOnce(E) -> Error {
-    move |source| Error::Transport { transport, source: Arc::new(source) }
+    move |source| Error::Transport {
+        transport,
+        source: Arc::new(source),
+    }
 }
 
 /// Keeps the calling thread on one core, where one was asked for.
