@@ -135,9 +135,10 @@ def initiate_idle(case, control):
     environment(case)
     me = agent("initiator", True)
     me.add_remote_agent(control.ask("hello")[1])
+    seconds = max(case.seconds, workload.IDLE_SECONDS_MIN)
     before = workload.cpu_seconds()
-    time.sleep(case.seconds)
-    return {"cores": round((workload.cpu_seconds() - before) / case.seconds, 4)}
+    time.sleep(seconds)
+    return {"cores": round((workload.cpu_seconds() - before) / seconds, 4)}
 
 
 if __name__ == "__main__":

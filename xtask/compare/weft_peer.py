@@ -96,9 +96,10 @@ def initiate_idle(case, control):
     me = agent("initiator", case)
     peer = me.connect(control.ask("hello"))
     peer.region("blocks", PATIENCE)
+    seconds = max(case.seconds, workload.IDLE_SECONDS_MIN)
     before = workload.cpu_seconds()
-    time.sleep(case.seconds)
-    return {"cores": round((workload.cpu_seconds() - before) / case.seconds, 5)}
+    time.sleep(seconds)
+    return {"cores": round((workload.cpu_seconds() - before) / seconds, 5)}
 
 
 if __name__ == "__main__":
