@@ -420,13 +420,9 @@ impl State {
             Packet::Reset => {}
             _ => {
                 self.tally.given_up_paths += 1;
+                // A path that was never open has carried nothing that could still land.
                 let opening = wire.half(from).stage == Stage::Opening;
-                let (loss, fenced) = if opening {
-                    (Loss::Unreachable, true)
-                } else {
-                    (Loss::Silent, false)
-                };
-                self.lose(wire_id, from, loss, fenced);
+                self.lose(wire_id, from, Loss::Silent, opening);
                 self.send(wire_id, from, Packet::Reset, 64);
             }
         }

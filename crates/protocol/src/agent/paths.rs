@@ -41,6 +41,29 @@ pub(super) enum Stage {
 }
 
 impl<T: ?Sized + Transport> Core<T> {
+    /// The transports that carry transfers to a peer now.
+    pub fn transports(&self, peer: PeerId) -> Vec<&'static str> {
+        let paths = self.paths.iter().map(|(_, path)| path);
+        let joined = paths.filter(|path| path.peer == Some(peer) && path.stage == Stage::Joined);
+        let mut names: Vec<_> = joined
+            .map(|path| self.slots[path.slot].transport.capabilities().name)
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// A path that carries transfers to a peer over the transport of this name, with that transport.
+    pub fn path_over(&mut self, peer: PeerId, transport: &str) -> Option<(&mut T, PathId)> {
+        let (_, path) = self.paths.iter().find(|(_, path)| {
+            path.peer == Some(peer)
+                && path.stage == Stage::Joined
+                && self.slots[path.slot].transport.capabilities().name == transport
+        })?;
+        let (slot, id) = (path.slot, path.id);
+        Some((&mut *self.slots[slot].transport, id))
+    }
+
     pub(super) fn new_path(&mut self, slot: usize, id: PathId, peer: Option<PeerId>, stage: Stage) -> u32 {
         let via = self.next_path;
         self.next_path += 1;
@@ -158,6 +181,7 @@ impl<T: ?Sized + Transport> Core<T> {
         let transport = capabilities.name;
         self.engine.add_lane(Lane::of(capabilities, LaneId(via), peer));
         if let Some(state) = self.peers.at_mut(peer.0) {
+            state.rejoin_by = None;
             let using = |rail: &&mut super::connect::Rail| rail.state == RailState::Using(via);
             if let Some(rail) = state.rails.iter_mut().find(using) {
                 rail.calm(self.settings.backoff_min);
@@ -203,6 +227,7 @@ impl<T: ?Sized + Transport> Core<T> {
         if path.carries {
             self.events.push_back(Event::PathDown { peer, transport, loss });
         }
+        self.consider_gone(peer, loss, now);
         self.touch(peer);
     }
 }

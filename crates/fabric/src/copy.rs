@@ -1,0 +1,10 @@
+//! Copying at the speed of the machine.
+//!
+//! [`copy`] streams large blocks past the cache, because a transfer's destination is rarely read by the core that wrote it and
+//! a streaming store spares reading the destination first. [`Helper`] lends a second core to copies that take long.
+
+mod helper;
+mod streaming;
+
+pub use helper::Helper;
+pub use streaming::{STREAM_MIN_BYTES, copy, copy_streaming};

@@ -1,0 +1,326 @@
+//! Host memory that transports can move: allocated so that peers can map it, or borrowed from whoever owns it.
+//!
+//! [`HostMemory`] is the type behind [`Memory`] that vouches for an address. No reference to its bytes is ever formed, because
+//! a peer, a helper thread or the application may change them at any moment; all access is by raw copies.
+//!
+//! ```
+//! use weft_fabric::memory::{AllocateOptions, HostMemory};
+//! use weft_protocol::Memory;
+//! let memory = HostMemory::allocate(8192, AllocateOptions::default())?;
+//! memory.write(4096, b"paged");
+//! let mut back = [0; 5];
+//! memory.read(4096, &mut back);
+//! assert_eq!(&back, b"paged");
+//! # Ok::<(), weft_fabric::memory::MemoryError>(())
+//! ```
+
+mod mapping;
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use thiserror::Error;
+use weft_protocol::Memory;
+use weft_protocol::memory::Digest;
+
+pub(crate) use mapping::{Mapping, Protection, file_bytes, memory_file, page_bytes, seal, sealed_bytes};
+
+/// Host memory with a stable address for as long as the value lives.
+pub struct HostMemory {
+    ptr: NonNull<u8>,
+    len: usize,
+    numa: Option<u32>,
+    backing: Backing,
+}
+
+enum Backing {
+    /// A sealed memfd and our mapping of it. The mapping goes before the descriptor.
+    Shared { _mapping: Mapping, file: OwnedFd },
+    /// Somebody else's memory, alive as long as its owner is.
+    Foreign { _owner: Box<dyn Any + Send + Sync> },
+}
+
+// SAFETY: the memory has no thread affinity, its owner is Send, and all access is by raw copies without references.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above; concurrent copies may tear bytes, which the protocol expects of memory that peers write, but form no reference.
+unsafe impl Sync for HostMemory {}
+
+/// How to allocate. The default is ordinary pages, touched when first used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllocateOptions {
+    pub huge_pages: HugePages,
+    /// Touch every page now, so that the first transfer pays for none.
+    pub prefault: bool,
+    /// Prefer the memory of this node.
+    pub numa: Option<u32>,
+}
+
+/// Whether to ask for large pages. Asking never fails: where there are none, ordinary pages are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HugePages {
+    #[default]
+    Never,
+    /// Reserved huge pages if there are enough, else transparent ones if the kernel gives them.
+    Try,
+}
+
+/// Why there is no memory: fix the call, or free some.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    #[error("{len} bytes are more than an address space holds")]
+    TooLarge { len: u64 },
+    #[error("{step} of {len} bytes failed: {source}")]
+    System {
+        step: &'static str,
+        len: usize,
+        source: io::Error,
+    },
+}
+
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+impl HostMemory {
+    /// Zeroed memory that peers on this host can map.
+    ///
+    /// The file behind it is sealed against growing and shrinking, so that no mapping of it can ever raise SIGBUS.
+    pub fn allocate(len: usize, options: AllocateOptions) -> Result<HostMemory, MemoryError> {
+        let huge = options.huge_pages == HugePages::Try && len >= HUGE_PAGE_BYTES;
+        let reserved = if huge { reserve_huge(len).ok() } else { None };
+        let (file, mapping) = match reserved {
+            Some(pair) => pair,
+            None => {
+                let file = memory_file(c"weft", len, page_bytes(), 0)?;
+                seal(&file, 0)?;
+                let mapping = Mapping::new(file.as_fd(), file_bytes(len, page_bytes())?, Protection::ReadWrite)?;
+                if huge {
+                    mapping.advise(libc::MADV_HUGEPAGE);
+                }
+                (file, mapping)
+            }
+        };
+        if let Some(node) = options.numa {
+            mapping.prefer_node(node)?;
+        }
+        if options.prefault && !mapping.advise(libc::MADV_POPULATE_WRITE) {
+            mapping.touch();
+        }
+        Ok(HostMemory {
+            ptr: mapping.non_null(),
+            len,
+            numa: options.numa,
+            backing: Backing::Shared {
+                _mapping: mapping,
+                file,
+            },
+        })
+    }
+
+    /// Memory that was allocated elsewhere: by malloc, NumPy, torch. Peers reach it by copying system calls, not by mapping.
+    ///
+    /// # Safety
+    /// `ptr` must be valid for reads and writes of `len` bytes until `owner` is dropped, and nobody may hold a Rust reference
+    /// to those bytes while a transfer that uses them is under way.
+    pub unsafe fn from_raw(ptr: *mut u8, len: usize, owner: Box<dyn Any + Send + Sync>) -> HostMemory {
+        assert!(len == 0 || !ptr.is_null(), "a null pointer holds no bytes");
+        assert!(
+            isize::try_from(len).is_ok() && (ptr as usize).checked_add(len).is_some(),
+            "memory that wraps around"
+        );
+        HostMemory {
+            ptr: NonNull::new(ptr).unwrap_or(NonNull::dangling()),
+            len,
+            numa: None,
+            backing: Backing::Foreign { _owner: owner },
+        }
+    }
+
+    /// A vector's bytes as foreign memory.
+    pub fn from_vec(bytes: Vec<u8>) -> HostMemory {
+        let mut bytes = std::mem::ManuallyDrop::new(bytes);
+        let (ptr, len, capacity) = (bytes.as_mut_ptr(), bytes.len(), bytes.capacity());
+        // SAFETY: the vector gave its buffer away; VecBuffer frees it when the memory is dropped, and nobody else knows it.
+        unsafe { HostMemory::from_raw(ptr, len, Box::new(VecBuffer { ptr, capacity })) }
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// The node that the memory was asked for on.
+    pub fn numa(&self) -> Option<u32> {
+        self.numa
+    }
+
+    /// The file that peers can map, where Weft allocated the memory.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.backing {
+            Backing::Shared { file, .. } => Some(file.as_fd()),
+            Backing::Foreign { .. } => None,
+        }
+    }
+
+    /// A descriptor to hand to a peer: one that cannot be written through, unless `writable`. `None` for foreign memory, and
+    /// where no descriptor is left.
+    pub(crate) fn file_for(&self, writable: bool) -> Option<OwnedFd> {
+        let file = self.file()?;
+        if writable {
+            return file.try_clone_to_owned().ok();
+        }
+        let opened = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        opened.ok().map(OwnedFd::from)
+    }
+
+    /// All bytes, copied. For tests and tools; transfers never need it.
+    pub fn snapshot(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.read(0, &mut bytes);
+        bytes
+    }
+
+    fn at(&self, offset: u64, len: usize) -> *mut u8 {
+        let end = offset.checked_add(len as u64).expect("an offset that wraps around");
+        assert!(
+            end <= self.len as u64,
+            "bytes {offset}..{end} of a memory of {}",
+            self.len
+        );
+        // SAFETY: the offset is within the memory, as just checked.
+        unsafe { self.as_ptr().add(offset as usize) }
+    }
+}
+
+impl Memory for HostMemory {
+    fn len(&self) -> u64 {
+        self.len as u64
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        // SAFETY: `at` checked the bounds; `into` is a unique borrow of memory that is not ours, so they do not overlap.
+        unsafe { ptr::copy(self.at(offset, into.len()), into.as_mut_ptr(), into.len()) }
+    }
+    fn write(&self, offset: u64, from: &[u8]) {
+        // SAFETY: `at` checked the bounds. `copy` tolerates overlap.
+        unsafe { ptr::copy(from.as_ptr(), self.at(offset, from.len()), from.len()) }
+    }
+    fn digest(&self, mut offset: u64, len: u64, digest: &mut Digest) {
+        // Through a buffer that stays in the cache, because the checksum wants a slice and these bytes may change under it.
+        let mut buffer = [0u8; 8192];
+        let mut left = len;
+        while left > 0 {
+            let n = left.min(buffer.len() as u64) as usize;
+            self.read(offset, &mut buffer[..n]);
+            digest.update(&buffer[..n]);
+            offset += n as u64;
+            left -= n as u64;
+        }
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl fmt::Debug for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.backing {
+            Backing::Shared { .. } => "shared",
+            Backing::Foreign { .. } => "foreign",
+        };
+        write!(f, "HostMemory({kind}, {} bytes at {:p})", self.len, self.ptr)
+    }
+}
+
+/// The buffer of a vector that was taken apart.
+struct VecBuffer {
+    ptr: *mut u8,
+    capacity: usize,
+}
+
+// SAFETY: a unique owner of plain bytes.
+unsafe impl Send for VecBuffer {}
+// SAFETY: it offers no access at all.
+unsafe impl Sync for VecBuffer {}
+
+impl Drop for VecBuffer {
+    fn drop(&mut self) {
+        // SAFETY: pointer and capacity come from a Vec<u8> that was forgotten; a length of 0 is always valid.
+        drop(unsafe { Vec::from_raw_parts(self.ptr, 0, self.capacity) });
+    }
+}
+
+fn reserve_huge(len: usize) -> Result<(OwnedFd, Mapping), MemoryError> {
+    let file = memory_file(
+        c"weft-huge",
+        len,
+        HUGE_PAGE_BYTES,
+        libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
+    )?;
+    seal(&file, 0)?;
+    let mapping = Mapping::new(file.as_fd(), file_bytes(len, HUGE_PAGE_BYTES)?, Protection::ReadWrite)?;
+    Ok((file, mapping))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocated_memory_is_zeroed_sealed_and_keeps_what_is_written() {
+        for options in [
+            AllocateOptions::default(),
+            AllocateOptions {
+                huge_pages: HugePages::Try,
+                prefault: true,
+                numa: None,
+            },
+        ] {
+            let memory = HostMemory::allocate(3 << 20, options).unwrap();
+            assert_eq!(memory.len(), 3 << 20);
+            memory.write((3 << 20) - 4, b"tail");
+            let bytes = memory.snapshot();
+            assert!(bytes[..bytes.len() - 4].iter().all(|&b| b == 0));
+            assert_eq!(&bytes[bytes.len() - 4..], b"tail");
+            let file = memory.file().unwrap();
+            // SAFETY: a plain call on an open descriptor.
+            assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), 0) }, -1);
+        }
+    }
+
+    #[test]
+    fn nothing_can_be_allocated_and_too_much_cannot() {
+        assert!(
+            HostMemory::allocate(0, AllocateOptions::default())
+                .unwrap()
+                .snapshot()
+                .is_empty()
+        );
+        assert!(matches!(
+            HostMemory::allocate(usize::MAX, AllocateOptions::default()),
+            Err(MemoryError::TooLarge { .. })
+        ));
+        assert!(matches!(
+            HostMemory::allocate(1 << 62, AllocateOptions::default()),
+            Err(MemoryError::System { .. })
+        ));
+    }
+
+    #[test]
+    fn a_vector_is_foreign_memory_and_its_digest_is_that_of_its_bytes() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i * 31) as u8).collect();
+        let memory = HostMemory::from_vec(bytes.clone());
+        assert!(memory.file().is_none());
+        assert_eq!(memory.snapshot(), bytes);
+        let (mut near, mut far) = (Digest::default(), Digest::default());
+        memory.digest(17, 90_000, &mut near);
+        far.update(&bytes[17..90_017]);
+        assert_eq!(near.finish(), far.finish());
+    }
+
+    #[test]
+    #[should_panic(expected = "of a memory of 10")]
+    fn out_of_bounds_is_never_touched() {
+        HostMemory::from_vec(vec![0; 10]).read(8, &mut [0; 3]);
+    }
+}
