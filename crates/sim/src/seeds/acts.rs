@@ -332,7 +332,7 @@ impl Play {
         });
         self.works.insert(number, work);
         self.open.insert((index, id), number);
-        self.watch_deadline(number, world_deadline);
+        self.watch(number, world_deadline);
         self.turn(index)
     }
 
