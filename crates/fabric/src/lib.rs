@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod copy;
 pub mod memory;
+pub mod registration;
 pub mod shared_memory;
 
 use std::os::fd::BorrowedFd;
@@ -12,6 +13,7 @@ use weft_protocol::Transport;
 
 pub use clock::Clock;
 pub use memory::HostMemory;
+pub use registration::RegistrationCache;
 pub use shared_memory::{SharedMemory, SharedMemoryOptions};
 
 /// A transport that a thread can sleep on.
