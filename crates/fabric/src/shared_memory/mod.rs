@@ -27,6 +27,8 @@ mod poller;
 mod ring;
 mod socket;
 mod target;
+#[cfg(test)]
+mod tests;
 mod transport;
 mod worker;
 

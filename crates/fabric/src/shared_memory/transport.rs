@@ -201,7 +201,11 @@ impl SharedMemory {
         let mut more = false;
         for event in self.poller.events() {
             match event {
-                Event::Caller => self.accept(now),
+                Event::Caller => {
+                    self.accept(now);
+                    // Callers introduce themselves at once.
+                    more = true;
+                }
                 Event::Path(id) => match self.path_index(id) {
                     Some(at) => more |= self.receive(at),
                     None => self.lingering.retain(|lingering| lingering.id != id),
@@ -431,11 +435,14 @@ impl SharedMemory {
     fn lose(&mut self, at: usize, loss: Loss) {
         let mut path = self.paths.remove(at);
         let fenced = path.end(loss, &mut self.ready);
-        self.ready.push(Signal::Lost {
-            path: path.id,
-            loss,
-            fenced,
-        });
+        // A caller that never introduced itself was never announced, so nobody misses it.
+        if !matches!(path.peer, Handshake::Awaited { opener: false, .. }) {
+            self.ready.push(Signal::Lost {
+                path: path.id,
+                loss,
+                fenced,
+            });
+        }
         // A peer that lives may be in the middle of a copy; its hazard counts until its end of the socket is closed too.
         if loss != Loss::ClosedByPeer
             && let Some(hazard) = path.hazard().cloned()
