@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime};
 use weft_fabric::memory::{AllocateOptions, HostMemory, HugePages};
 use weft_fabric::{Clock, Live};
 use weft_plan::{Place, Time};
-use weft_protocol::agent::{Core, Reach, Slot};
+use weft_protocol::agent::{Core, Slot, Target};
 use weft_protocol::region::{Access, Epoch};
-use weft_protocol::session::Secret;
-use weft_protocol::transfer::{Limits, PeerId};
+use weft_protocol::session::{Config, Secret};
+use weft_protocol::transfer::PeerId;
 use weft_protocol::transport::PeerAddress;
 
 use crate::driver::{PeerState, Shared, World};
@@ -89,20 +89,17 @@ impl Agent {
         let name: Arc<str> = settings.name.clone().unwrap_or_else(default_name).into();
         let epoch = new_epoch();
         let secret = Secret::new(&settings.shared_secret()?);
-        let core_settings = weft_protocol::agent::Settings {
-            name: name.to_string(),
-            epoch,
-            secret,
+        let session = Config {
             host: transports::host_identity(),
             heartbeat: settings.heartbeat.into(),
             silence_max: settings.silence_max.into(),
-            handshake_max: Time::from_secs(5),
-            backoff_min: Time::from_ms(10),
-            backoff_max: Time::from_secs(2),
+            ..Config::new(&*name, epoch, secret)
+        };
+        let core_settings = weft_protocol::agent::Settings {
             lease_max: Time::from_secs(3600),
             peers_max: 65_536,
             unclaimed_paths_max: 1024,
-            limits: Limits { inflight_bytes_max: settings.inflight_bytes.bytes(), ..Limits::default() },
+            ..weft_protocol::agent::Settings::new(session)
         };
         let slots: Vec<Slot<dyn Live>> = transports::start(&settings, epoch, clock)?;
         let core = Core::new(core_settings, slots, Box::new(random));
@@ -122,12 +119,26 @@ impl Agent {
                     transports::pin(core);
                     shared.run();
                 })
-                .map_err(|source| Error::System { step: "starting the progress thread", source: Arc::new(source) })?
+                .map_err(|source| Error::System {
+                    step: "starting the progress thread",
+                    source: Arc::new(source),
+                })?
         };
-        let mut inner = Inner { shared, name, epoch, settings, rendezvous: None, registration: None, thread: Some(thread) };
+        let mut inner = Inner {
+            shared,
+            name,
+            epoch,
+            settings,
+            rendezvous: None,
+            registration: None,
+            thread: Some(thread),
+        };
         inner.join_rendezvous()?;
         let address = inner.address();
-        inner.shared.observer.report(clock.now(), || Event::AgentStarted { address });
+        inner
+            .shared
+            .observer
+            .report(clock.now(), || Event::AgentStarted { address });
         Ok(Agent { inner: Arc::new(inner) })
     }
 
@@ -149,10 +160,16 @@ impl Agent {
     /// Memory that Weft allocates: zeroed, registered, and mapped by peers on this host instead of copied through the kernel.
     pub fn allocate(&self, bytes: usize) -> Result<Memory, Error> {
         let huge_pages = match self.inner.settings.huge_pages {
-            When::Never => HugePages::Never,
-            When::Auto | When::Always => HugePages::Try,
+            When::Off => HugePages::Never,
+            When::Auto | When::On => HugePages::Try,
         };
-        let host = HostMemory::allocate(bytes, AllocateOptions { huge_pages, ..AllocateOptions::default() })?;
+        let host = HostMemory::allocate(
+            bytes,
+            AllocateOptions {
+                huge_pages,
+                ..AllocateOptions::default()
+            },
+        )?;
         self.register(host)
     }
 
@@ -179,17 +196,26 @@ impl Agent {
     /// Registers host memory of any kind.
     pub fn register(&self, host: HostMemory) -> Result<Memory, Error> {
         let host = Arc::new(host);
-        let place = Place::Dram { numa: host.numa().and_then(|node| u16::try_from(node).ok()) };
+        let place = Place::Dram {
+            numa: host.numa().and_then(|node| u16::try_from(node).ok()),
+        };
         let shared = self.inner.shared.clone();
         let region = shared
             .act(|world, _| world.core.register(host.clone(), place))
-            .map_err(|refusal| Error::Refused { what: "registering memory".to_owned(), refusal })?;
-        Ok(Memory { inner: Arc::new(Registered { shared, region, host }) })
+            .map_err(|refusal| Error::Refused {
+                what: "registering memory".to_owned(),
+                refusal,
+            })?;
+        Ok(Memory {
+            inner: Arc::new(Registered { shared, region, host }),
+        })
     }
 
     /// Lets peers reach memory under a name.
     pub fn publish(&self, name: &str, memory: &Memory, access: Access) -> Result<(), Error> {
-        self.inner.shared.act(|world, now| world.core.publish(name, &memory.inner.region.key, access, now))?;
+        self.inner
+            .shared
+            .act(|world, now| world.core.publish(name, &memory.inner.region.key, access, now))?;
         Ok(())
     }
 
@@ -205,10 +231,21 @@ impl Agent {
     }
 
     pub fn connect_within(&self, address: &str, timeout: Duration) -> Result<Peer, Error> {
+        let deadline = after(&self.inner.shared, timeout);
+        self.connect_to(Target {
+            addresses: parse_addresses(address),
+            deadline,
+            name: None,
+            epoch: None,
+        })
+    }
+
+    fn connect_to(&self, target: Target) -> Result<Peer, Error> {
         let shared = &self.inner.shared;
-        let deadline = after(shared, timeout);
+        let deadline = target.deadline;
+        let what = || format!("a session with {}", target.addresses.first().map_or("", |a| &a.0));
         let id = shared.act(|world, now| {
-            let id = world.core.connect(&parse_addresses(address), deadline, now)?;
+            let id = world.core.connect(target.clone(), now)?;
             world.peers.insert(id, PeerState::Connecting);
             Ok::<PeerId, Error>(id)
         })?;
@@ -221,7 +258,7 @@ impl Agent {
         match connected {
             Some(Ok(name)) => Ok(self.peer(id, &name)),
             Some(Err(error)) => Err(error),
-            None => Err(Error::TimedOut { what: format!("a session with {address}") }),
+            None => Err(Error::TimedOut { what: what() }),
         }
     }
 
@@ -230,9 +267,15 @@ impl Agent {
         let Some(rendezvous) = &self.inner.rendezvous else {
             return Err(Error::NoRendezvous { name: name.to_owned() });
         };
-        let started = std::time::Instant::now();
-        let address = rendezvous.lookup(name, timeout)?;
-        self.connect_within(&address, timeout.saturating_sub(started.elapsed()))
+        let deadline = after(&self.inner.shared, timeout);
+        let entry = rendezvous.lookup(name, timeout)?;
+        let addresses = parse_addresses(&entry.address);
+        self.connect_to(Target {
+            addresses,
+            deadline,
+            name: Some(entry.name),
+            epoch: Some(entry.epoch),
+        })
     }
 
     /// The peers that are connected now, whoever came to whom.
@@ -249,14 +292,20 @@ impl Agent {
     pub fn next_notification(&self, timeout: Duration) -> Option<Notification> {
         let shared = &self.inner.shared;
         let told = shared.wait_until(after(shared, timeout), |world| world.notifications.pop_front());
-        told.map(|(id, name, payload)| Notification { from: self.peer(id, &name), payload })
+        told.map(|(id, name, payload)| Notification {
+            from: self.peer(id, &name),
+            payload,
+        })
     }
 
     /// The next notification, without waiting.
     pub fn try_notification(&self) -> Option<Notification> {
         self.inner.shared.turn();
         let told = self.inner.shared.lock().notifications.pop_front();
-        told.map(|(id, name, payload)| Notification { from: self.peer(id, &name), payload })
+        told.map(|(id, name, payload)| Notification {
+            from: self.peer(id, &name),
+            payload,
+        })
     }
 
     /// The next notification, as a future.
@@ -264,9 +313,10 @@ impl Agent {
         std::future::poll_fn(|context| {
             let mut world = self.inner.shared.lock();
             match world.notifications.pop_front() {
-                Some((id, name, payload)) => {
-                    std::task::Poll::Ready(Notification { from: self.peer(id, &name), payload })
-                }
+                Some((id, name, payload)) => std::task::Poll::Ready(Notification {
+                    from: self.peer(id, &name),
+                    payload,
+                }),
                 None => {
                     world.wakers.push(context.waker().clone());
                     std::task::Poll::Pending
@@ -287,7 +337,12 @@ impl Agent {
 
     fn peer(&self, id: PeerId, name: &str) -> Peer {
         let Settings { deadline, checksum, .. } = self.inner.settings;
-        Peer { shared: self.inner.shared.clone(), id, name: name.into(), defaults: Defaults { deadline, checksum } }
+        Peer {
+            shared: self.inner.shared.clone(),
+            id,
+            name: name.into(),
+            defaults: Defaults { deadline, checksum },
+        }
     }
 }
 
@@ -309,7 +364,9 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.registration = None;
-        self.shared.observer.report(self.shared.clock.now(), || Event::AgentStopped);
+        self.shared
+            .observer
+            .report(self.shared.clock.now(), || Event::AgentStopped);
         self.shared.farewell();
         self.shared.stop();
         if let Some(thread) = self.thread.take() {
@@ -321,11 +378,21 @@ impl Drop for Inner {
 
 /// `host:port` is short for `tcp:host:port`; several addresses are separated by commas, best first.
 fn parse_addresses(text: &str) -> Vec<PeerAddress> {
-    let known = |part: &str| transports::NAMES.iter().any(|name| part.strip_prefix(name).is_some_and(|r| r.starts_with(':')));
+    let known = |part: &str| {
+        transports::NAMES
+            .iter()
+            .any(|name| part.strip_prefix(name).is_some_and(|r| r.starts_with(':')))
+    };
     text.split(',')
         .map(str::trim)
         .filter(|part| !part.is_empty())
-        .map(|part| PeerAddress(if known(part) { part.to_owned() } else { format!("tcp:{part}") }))
+        .map(|part| {
+            PeerAddress(if known(part) {
+                part.to_owned()
+            } else {
+                format!("tcp:{part}")
+            })
+        })
         .collect()
 }
 
@@ -336,7 +403,9 @@ fn default_name() -> String {
 
 /// Later lives have later epochs, so that the newer of two agents of one name is known.
 fn new_epoch() -> Epoch {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     Epoch(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 

@@ -137,7 +137,8 @@ impl World {
                 for (_, state) in self.leases.iter_mut().filter(|((p, _), _)| *p == peer) {
                     *state = LeaseState::Ended;
                 }
-                self.peers.insert(peer, PeerState::Gone(Error::PeerLost { peer: name, cause }));
+                self.peers
+                    .insert(peer, PeerState::Gone(Error::PeerLost { peer: name, cause }));
             }
             Event::Leased { peer, lease, until } => self.lease(peer, lease, LeaseState::Held { until }),
             Event::LeaseRefused { peer, lease, refusal } => self.lease(peer, lease, LeaseState::Refused(refusal)),
@@ -163,11 +164,16 @@ impl World {
         }
         self.release_retry = now.saturating_add(RELEASE_RETRY);
         let core = &mut self.core;
-        self.releasing.retain(|key| core.release(key, now) == Ok(Progress::Busy));
+        self.releasing
+            .retain(|key| core.release(key, now) == Ok(Progress::Busy));
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        let live = self.core.slots().iter().filter_map(|slot| slot.transport.next_timeout());
+        let live = self
+            .core
+            .slots()
+            .iter()
+            .filter_map(|slot| slot.transport.next_timeout());
         let releases = (!self.releasing.is_empty()).then_some(self.release_retry);
         live.chain(self.core.next_timeout()).chain(releases).min()
     }
@@ -175,7 +181,13 @@ impl World {
 
 impl Shared {
     pub(crate) fn new(world: World, clock: Clock, spin: Time, observer: Observer) -> Result<Arc<Shared>, Error> {
-        let bell = Bell::new(world.core.slots().iter().map(|slot| slot.transport.wake_fd().as_raw_fd()))?;
+        let bell = Bell::new(
+            world
+                .core
+                .slots()
+                .iter()
+                .map(|slot| slot.transport.wake_fd().as_raw_fd()),
+        )?;
         Ok(Arc::new(Shared {
             clock,
             spin,
@@ -204,7 +216,8 @@ impl Shared {
         let progress = world.core.push(now);
         let any = world.settle(self, now, &mut wake);
         let sleepers = world.sleepers;
-        let due = world.next_timeout();
+        // What a transport has taken on it shows by being busy; only the core's own timers can have moved.
+        let due = world.core.next_timeout();
         drop(world);
         self.tell(any && sleepers > 0, wake);
         self.ring_if_due(due, progress);
@@ -241,7 +254,7 @@ impl Shared {
             // Nothing has happened for a while: leave the turning to the progress thread and sleep.
             world.sleepers += 1;
             driving.stop();
-            self.ring_if_due(world.next_timeout(), Progress::Idle);
+            self.ring_if_due(world.core.next_timeout(), Progress::Idle);
             let left = Duration::from(deadline.saturating_sub(now));
             let (mut world, _) = match self.changed.wait_timeout(world, left) {
                 Ok(woken) => woken,
@@ -378,7 +391,9 @@ impl<'a> Driving<'a> {
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
         if self.active {
-            self.shared.driven_until.store(self.shared.clock.now().as_ps(), Ordering::Relaxed);
+            self.shared
+                .driven_until
+                .store(self.shared.clock.now().as_ps(), Ordering::Relaxed);
             self.shared.drivers.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -401,7 +416,10 @@ impl Bell {
             )
         };
         for fd in descriptors.chain([event.as_raw_fd()]) {
-            let mut interest = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd as u64 };
+            let mut interest = libc::epoll_event {
+                events: libc::EPOLLIN as u32,
+                u64: fd as u64,
+            };
             // SAFETY: `interest` is valid for the call and both descriptors are open.
             if unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut interest) } < 0 {
                 return Err(Error::system("epoll_ctl"));
@@ -426,9 +444,18 @@ impl Bell {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
         // SAFETY: the array holds as many events as the call is told; the timeout is null or points at a live local.
         let woken = unsafe {
-            libc::epoll_pwait2(self.epoll.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, timeout, std::ptr::null())
+            libc::epoll_pwait2(
+                self.epoll.as_raw_fd(),
+                events.as_mut_ptr(),
+                events.len() as i32,
+                timeout,
+                std::ptr::null(),
+            )
         };
-        let rung = events.iter().take(woken.max(0) as usize).any(|e| e.u64 == self.event.as_raw_fd() as u64);
+        let rung = events
+            .iter()
+            .take(woken.max(0) as usize)
+            .any(|e| e.u64 == self.event.as_raw_fd() as u64);
         if rung {
             let mut count = 0u64;
             // SAFETY: eight bytes are written to a live local. An empty counter is no error: somebody else has read it.

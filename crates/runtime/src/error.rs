@@ -6,10 +6,11 @@ use std::sync::Arc;
 use thiserror::Error as ThisError;
 use weft_fabric::memory::MemoryError;
 use weft_protocol::agent::{ConnectError, PeerError, RegionError};
-use weft_protocol::session::SessionLoss;
+use weft_protocol::session::{SessionError, SessionLoss};
 use weft_protocol::transfer::{SubmitError, TransferError};
 use weft_protocol::{Failure, LegError, Refusal};
 
+use crate::observe::ObserveError;
 use crate::rendezvous::RendezvousError;
 use crate::settings::{SecretError, SettingsError};
 
@@ -43,6 +44,11 @@ pub enum Error {
     Refused { what: String, refusal: Refusal },
     #[error("{name:?} cannot be borrowed: {why}")]
     NotBorrowable { name: String, why: &'static str },
+    /// The owner may have changed or taken back what was borrowed: borrow it again.
+    #[error("the lease is over")]
+    LeaseEnded,
+    #[error("no rendezvous is set, so {name:?} cannot be looked up: set `rendezvous`, or connect by address")]
+    NoRendezvous { name: String },
     /// A peer is frozen inside the memory: the memory must stay as it is until the peer goes on or is gone.
     #[error("a peer is still inside the region after {waited:?}; it is revoked, but its memory must not be reused yet")]
     StillInUse { waited: std::time::Duration },
@@ -53,11 +59,24 @@ pub enum Error {
     #[error(transparent)]
     Rendezvous(#[from] Arc<RendezvousError>),
     #[error(transparent)]
+    Observe(#[from] Arc<ObserveError>),
+    #[error(transparent)]
     Memory(#[from] Arc<MemoryError>),
     #[error("transport {transport} did not start: {source}")]
-    Transport { transport: &'static str, source: Arc<dyn std::error::Error + Send + Sync> },
+    Transport {
+        transport: &'static str,
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    #[error("cannot read {}: {source}", path.display())]
+    Certificate {
+        path: std::path::PathBuf,
+        source: Arc<rustls_pki_types::pem::Error>,
+    },
     #[error("{step} failed: {source}")]
-    System { step: &'static str, source: Arc<std::io::Error> },
+    System {
+        step: &'static str,
+        source: Arc<std::io::Error>,
+    },
     /// The agent has been stopped.
     #[error("the agent has been stopped")]
     Stopped,
@@ -72,7 +91,10 @@ pub struct TransferFailed {
 
 impl TransferFailed {
     pub(crate) fn new(peer: &str, error: TransferError) -> TransferFailed {
-        TransferFailed { peer: peer.to_owned(), error }
+        TransferFailed {
+            peer: peer.to_owned(),
+            error,
+        }
     }
     pub fn cause(&self) -> Failure {
         self.error.cause
@@ -81,8 +103,18 @@ impl TransferFailed {
 
 impl fmt::Display for TransferFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TransferError { cause, transport, bytes_done, bytes_total, .. } = &self.error;
-        write!(f, "transfer with {:?} over {transport} failed after {bytes_done} of {bytes_total} bytes: {cause}", self.peer)
+        let TransferError {
+            cause,
+            transport,
+            bytes_done,
+            bytes_total,
+            ..
+        } = &self.error;
+        write!(
+            f,
+            "transfer with {:?} over {transport} failed after {bytes_done} of {bytes_total} bytes: {cause}",
+            self.peer
+        )
     }
 }
 
@@ -90,7 +122,10 @@ impl std::error::Error for TransferFailed {}
 
 impl Error {
     pub(crate) fn system(step: &'static str) -> Error {
-        Error::System { step, source: Arc::new(std::io::Error::last_os_error()) }
+        Error::System {
+            step,
+            source: Arc::new(std::io::Error::last_os_error()),
+        }
     }
 
     /// Why a transfer failed, where that is what this is.
@@ -111,7 +146,9 @@ impl From<TransferFailed> for Error {
 impl From<PeerError> for Error {
     fn from(error: PeerError) -> Error {
         match error {
-            PeerError::Full | PeerError::Submit(SubmitError::Full { .. }) => Error::Full(error),
+            PeerError::Session(SessionError::QueueFull) | PeerError::Submit(SubmitError::TooManyTransfers) => {
+                Error::Full(error)
+            }
             other => Error::Peer(other),
         }
     }
@@ -128,4 +165,5 @@ macro_rules! shared_source {
 }
 
 // Errors are cloned to every handle that waits, and these sources hold an io::Error, which cannot be.
-shared_source!(SettingsError => Settings, SecretError => Secret, RendezvousError => Rendezvous, MemoryError => Memory);
+shared_source!(SettingsError => Settings, SecretError => Secret, RendezvousError => Rendezvous, MemoryError => Memory,
+    ObserveError => Observe);

@@ -67,10 +67,12 @@ impl Memory {
     pub fn release(&self, timeout: Duration) -> Result<(), Error> {
         let Registered { shared, region, .. } = &*self.inner;
         let until = shared.clock.now().saturating_add(timeout.into());
-        let released = shared.wait_until(until, |world| match world.core.release(&region.key, shared.clock.now()) {
-            Ok(Progress::Busy) => None,
-            // Released before, which is what the caller wants.
-            Ok(Progress::Idle) | Err(_) => Some(()),
+        let released = shared.wait_until(until, |world| {
+            match world.core.release(&region.key, shared.clock.now()) {
+                Ok(Progress::Busy) => None,
+                // Released before, which is what the caller wants.
+                Ok(Progress::Idle) | Err(_) => Some(()),
+            }
         });
         released.ok_or(Error::StillInUse { waited: timeout })
     }

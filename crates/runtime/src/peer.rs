@@ -68,21 +68,35 @@ impl Peer {
 
     /// Waits until transfers can go over `transport`.
     pub fn wait_for_transport(&self, transport: &str, timeout: Duration) -> Result<(), Error> {
-        self.wait(timeout, || format!("{transport} to {:?}", self.name), |core, id| {
-            core.transports(id).contains(&transport).then_some(())
-        })
+        self.wait(
+            timeout,
+            || format!("{transport} to {:?}", self.name),
+            |core, id| core.transports(id).contains(&transport).then_some(()),
+        )
     }
 
     /// A region by the name that the peer publishes it under, waiting for that if need be.
     pub fn region(&self, name: &str, timeout: Duration) -> Result<Remote, Error> {
-        self.wait(timeout, || format!("region {name:?} of {:?}", self.name), |core, id| {
-            core.region(id, name).cloned().map(|region| Remote { name: name.into(), region })
-        })
+        self.wait(
+            timeout,
+            || format!("region {name:?} of {:?}", self.name),
+            |core, id| {
+                core.region(id, name).cloned().map(|region| Remote {
+                    name: name.into(),
+                    region,
+                })
+            },
+        )
     }
 
     /// The names of the regions that the peer has published so far.
     pub fn region_names(&self) -> Vec<String> {
-        self.shared.lock().core.region_names(self.id).map(str::to_owned).collect()
+        self.shared
+            .lock()
+            .core
+            .regions(self.id)
+            .map(|(name, _)| name.to_owned())
+            .collect()
     }
 
     /// From the remote region into local memory. By default all of the smaller of the two, from the start.
@@ -102,7 +116,10 @@ impl Peer {
 
     /// Sends a notification, which arrives once.
     pub fn notify(&self, payload: &[u8]) -> Result<(), Error> {
-        self.shared.act(|world, now| world.core.notify(self.id, payload, now)).map(drop).map_err(|e| self.explain(e.into()))
+        self.shared
+            .act(|world, now| world.core.notify(self.id, payload, now))
+            .map(drop)
+            .map_err(|e| self.explain(e.into()))
     }
 
     /// Ends the session. Transfers under way end with an error.
@@ -117,10 +134,12 @@ impl Peer {
         what: impl Fn() -> String,
         find: impl Fn(&weft_protocol::agent::Core<dyn weft_fabric::Live>, PeerId) -> Option<T>,
     ) -> Result<T, Error> {
-        let found = self.shared.wait_until(after(&self.shared, timeout), |world| match world.peers.get(&self.id) {
-            Some(PeerState::Gone(error)) => Some(Err(error.clone())),
-            _ => find(&world.core, self.id).map(Ok),
-        });
+        let found = self
+            .shared
+            .wait_until(after(&self.shared, timeout), |world| match world.peers.get(&self.id) {
+                Some(PeerState::Gone(error)) => Some(Err(error.clone())),
+                _ => find(&world.core, self.id).map(Ok),
+            });
         found.unwrap_or_else(|| Err(Error::TimedOut { what: what() }))
     }
 
@@ -148,7 +167,14 @@ pub struct TransferBuilder<'a> {
 impl<'a> TransferBuilder<'a> {
     fn new(peer: &'a Peer, direction: Direction) -> TransferBuilder<'a> {
         let Defaults { deadline, checksum } = peer.defaults;
-        TransferBuilder { peer, direction, legs: Vec::new(), deadline, checksum, notify: None }
+        TransferBuilder {
+            peer,
+            direction,
+            legs: Vec::new(),
+            deadline,
+            checksum,
+            notify: None,
+        }
     }
 
     fn leg_whole(self, local: &'a Memory, remote: &'a Remote) -> TransferBuilder<'a> {
@@ -166,7 +192,13 @@ impl<'a> TransferBuilder<'a> {
     }
 
     /// Adds a leg.
-    pub fn leg(mut self, local: &'a Memory, local_spans: Spans, remote: &'a Remote, remote_spans: Spans) -> TransferBuilder<'a> {
+    pub fn leg(
+        mut self,
+        local: &'a Memory,
+        local_spans: Spans,
+        remote: &'a Remote,
+        remote_spans: Spans,
+    ) -> TransferBuilder<'a> {
         self.legs.push((local, local_spans, remote, remote_spans));
         self
     }
@@ -194,7 +226,12 @@ impl<'a> TransferBuilder<'a> {
         let mut legs = Vec::with_capacity(self.legs.len());
         let mut keep = Vec::with_capacity(self.legs.len());
         for (local, local_spans, remote, remote_spans) in self.legs {
-            legs.push(Arc::new(Leg::new(local.inner.region.clone(), local_spans, remote.region.clone(), remote_spans)?));
+            legs.push(Arc::new(Leg::new(
+                local.inner.region.clone(),
+                local_spans,
+                remote.region.clone(),
+                remote_spans,
+            )?));
             keep.push(local.inner.clone());
         }
         Ok(Prepared {
@@ -250,7 +287,13 @@ impl Prepared {
             world.transfers.insert(id, cell.clone());
             Ok((id, cell, deadline))
         });
-        let (id, cell, deadline) = posted.map_err(|error: weft_protocol::agent::PeerError| peer.explain(error.into()))?;
-        Ok(Transfer { shared: peer.shared.clone(), id, cell, deadline })
+        let (id, cell, deadline) =
+            posted.map_err(|error: weft_protocol::agent::PeerError| peer.explain(error.into()))?;
+        Ok(Transfer {
+            shared: peer.shared.clone(),
+            id,
+            cell,
+            deadline,
+        })
     }
 }

@@ -115,8 +115,8 @@ settings! {
     name: Option<String> = "name", "";
     /// The address to accept TCP peers on; only this host can reach the default.
     listen: SocketAddr = "listen", "127.0.0.1:0";
-    /// The host, or host:port, that peers are told to connect to when it differs from `listen`.
-    advertise: Option<String> = "advertise", "";
+    /// The address that peers are told to connect to when it differs from the one in `listen`.
+    advertise: Option<IpAddr> = "advertise", "";
     /// The transports to use, best first.
     transports: Vec<TransportChoice> = "transports", "shared_memory,tcp";
     /// The secret that all agents of one deployment share and prove to each other.

@@ -42,7 +42,13 @@ struct Slot {
 
 impl Cell {
     pub(crate) fn new(peer: Arc<str>, direction: Direction, started: Time) -> Cell {
-        Cell { peer, direction, started, ended: AtomicBool::new(false), slot: Mutex::default() }
+        Cell {
+            peer,
+            direction,
+            started,
+            ended: AtomicBool::new(false),
+            slot: Mutex::default(),
+        }
     }
 
     pub(crate) fn end(&self, outcome: Result<Summary, TransferError>) -> Option<Waker> {
@@ -77,7 +83,10 @@ impl Transfer {
                 return outcome;
             }
             // The deadline is the engine's to enforce; the margin only keeps this loop from spinning on it.
-            let until = self.deadline.saturating_add(Time::from_ms(100)).max(self.shared.clock.now().saturating_add(Time::from_ms(100)));
+            let until = self
+                .deadline
+                .saturating_add(Time::from_ms(100))
+                .max(self.shared.clock.now().saturating_add(Time::from_ms(100)));
             self.shared.wait_until(until, |_| self.is_ended().then_some(()));
             if self.shared.is_stopped() && !self.is_ended() {
                 return Err(Error::Stopped);

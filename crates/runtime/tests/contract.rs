@@ -23,7 +23,9 @@ fn connect(agent: &Agent, child: &Child) -> (Peer, Remote) {
 }
 
 fn failure(error: &Error) -> Failure {
-    error.failure().unwrap_or_else(|| panic!("not the end of a transfer: {error}"))
+    error
+        .failure()
+        .unwrap_or_else(|| panic!("not the end of a transfer: {error}"))
 }
 
 // ---- the plain case, so that the others mean something
@@ -38,15 +40,30 @@ fn bytes_go_both_ways() {
         let local = way.memory(&agent, len);
         for checksum in [false, true] {
             local.write(0, &vec![0; len]);
-            let summary = peer.read(&local, &remote).checksum(checksum).post().unwrap().wait().unwrap();
+            let summary = peer
+                .read(&local, &remote)
+                .checksum(checksum)
+                .post()
+                .unwrap()
+                .wait()
+                .unwrap();
             assert_eq!(summary.bytes, len as u64, "{way:?}");
             assert_eq!(summary.transport(), way.transport());
             assert!(local.to_vec() == pattern(1, len), "{way:?}: wrong bytes were read");
         }
         for (seed, checksum) in [(2, false), (3, true)] {
             local.write(0, &pattern(seed, len));
-            peer.write(&local, &remote).checksum(checksum).post().unwrap().wait().unwrap();
-            assert_eq!(child.ask(&format!("matches {seed}")), "true", "{way:?}: wrong bytes were written");
+            peer.write(&local, &remote)
+                .checksum(checksum)
+                .post()
+                .unwrap()
+                .wait()
+                .unwrap();
+            assert_eq!(
+                child.ask(&format!("matches {seed}")),
+                "true",
+                "{way:?}: wrong bytes were written"
+            );
         }
     }
 }
@@ -64,7 +81,11 @@ fn scattered_blocks_go_both_ways() {
         let near: Vec<u64> = (0..blocks).map(|i| (i * 389 + 7) % blocks).collect();
         let far: Vec<u64> = (0..blocks).map(|i| (i * 173 + 91) % blocks).collect();
         let spans = |order: &[u64]| Spans::paged(0, block, order.iter().copied());
-        let prepared = peer.read(&local, &remote).spans(spans(&near), spans(&far)).prepare().unwrap();
+        let prepared = peer
+            .read(&local, &remote)
+            .spans(spans(&near), spans(&far))
+            .prepare()
+            .unwrap();
         let source = pattern(1, len);
         for _ in 0..3 {
             local.write(0, &vec![0; len]);
@@ -75,7 +96,12 @@ fn scattered_blocks_go_both_ways() {
                 assert!(got[n..n + 4096] == source[f..f + 4096], "{way:?}: a block is wrong");
             }
         }
-        peer.write(&local, &remote).spans(spans(&near), spans(&far)).post().unwrap().wait().unwrap();
+        peer.write(&local, &remote)
+            .spans(spans(&near), spans(&far))
+            .post()
+            .unwrap()
+            .wait()
+            .unwrap();
         assert_eq!(child.ask("matches 1"), "true", "{way:?}");
     }
 }
@@ -93,7 +119,11 @@ fn contract_1_a_frozen_peer_does_not_hold_a_request_past_its_deadline() {
         peer.read(&local, &remote).post().unwrap().wait().unwrap();
         child.freeze();
         for write in [false, true] {
-            let builder = if write { peer.write(&local, &remote) } else { peer.read(&local, &remote) };
+            let builder = if write {
+                peer.write(&local, &remote)
+            } else {
+                peer.read(&local, &remote)
+            };
             let started = Instant::now();
             let outcome = builder.deadline(Duration::from_millis(300)).post().unwrap().wait();
             match way {
@@ -116,7 +146,11 @@ fn contract_1_a_killed_peer_is_told_at_once_in_both_directions() {
             let (peer, remote) = connect(&agent, &child);
             let local = way.memory(&agent, BIG);
             let post = || {
-                let builder = if write { peer.write(&local, &remote) } else { peer.read(&local, &remote) };
+                let builder = if write {
+                    peer.write(&local, &remote)
+                } else {
+                    peer.read(&local, &remote)
+                };
                 builder.deadline(Duration::from_secs(60)).post()
             };
             let mut under_way: Vec<_> = (0..64).map(|_| post().unwrap()).collect();
@@ -124,12 +158,26 @@ fn contract_1_a_killed_peer_is_told_at_once_in_both_directions() {
             let started = Instant::now();
             child.kill();
             let errors: Vec<Error> = under_way.iter().filter_map(|t| t.wait().err()).collect();
-            assert!(started.elapsed() < LONG, "{way:?}: the deadline was not needed to find out");
-            let error = errors.last().unwrap_or_else(|| panic!("{way:?}: 4 GiB were moved before the kill was felt"));
+            assert!(
+                started.elapsed() < LONG,
+                "{way:?}: the deadline was not needed to find out"
+            );
+            let error = errors
+                .last()
+                .unwrap_or_else(|| panic!("{way:?}: 4 GiB were moved before the kill was felt"));
             // 5: the error says with whom, over what, how far, and why.
             let text = error.to_string();
             assert!(text.contains("doomed") && text.contains(way.transport()), "{text}");
-            assert!(matches!(failure(error), Failure::PathLost { loss: Loss::ClosedByPeer, .. }), "{text}");
+            assert!(
+                matches!(
+                    failure(error),
+                    Failure::PathLost {
+                        loss: Loss::ClosedByPeer,
+                        ..
+                    }
+                ),
+                "{text}"
+            );
             // The handle knows too, and says so instead of hanging.
             let give_up = Instant::now() + LONG;
             while peer.is_connected() {
@@ -159,7 +207,10 @@ fn contract_2_a_cancelled_transfer_leaves_its_memory_alone() {
             let poison = vec![0xEE; BIG];
             local.write(0, &poison);
             std::thread::sleep(Duration::from_millis(60));
-            assert!(local.to_vec() == poison, "{way:?}: a cancelled read wrote after its end");
+            assert!(
+                local.to_vec() == poison,
+                "{way:?}: a cancelled read wrote after its end"
+            );
         }
         for round in 0..8u32 {
             child.ask("fill 0");
@@ -171,8 +222,16 @@ fn contract_2_a_cancelled_transfer_leaves_its_memory_alone() {
             local.write(0, &vec![0xEE; BIG]);
             let landed = child.ask("count 1");
             std::thread::sleep(Duration::from_millis(60));
-            assert_eq!(child.ask("count 238"), "0", "{way:?}: a cancelled write read its source after its end");
-            assert_eq!(child.ask("count 1"), landed, "{way:?}: a cancelled write went on at the target after its end");
+            assert_eq!(
+                child.ask("count 238"),
+                "0",
+                "{way:?}: a cancelled write read its source after its end"
+            );
+            assert_eq!(
+                child.ask("count 1"),
+                landed,
+                "{way:?}: a cancelled write went on at the target after its end"
+            );
         }
     }
 }
@@ -188,7 +247,11 @@ fn contract_2_an_expired_transfer_leaves_its_memory_alone_when_the_peer_thaws() 
         for write in [false, true] {
             for _ in 0..3 {
                 local.write(0, &vec![1; BIG]);
-                let builder = if write { peer.write(&local, &remote) } else { peer.read(&local, &remote) };
+                let builder = if write {
+                    peer.write(&local, &remote)
+                } else {
+                    peer.read(&local, &remote)
+                };
                 let transfer = builder.deadline(Duration::from_millis(120)).post().unwrap();
                 std::thread::sleep(Duration::from_millis(2));
                 child.freeze();
@@ -216,7 +279,11 @@ fn contract_3_released_memory_is_refused() {
         peer.read(&local, &remote).post().unwrap().wait().unwrap();
         child.ask("withdraw");
         for write in [false, true] {
-            let builder = if write { peer.write(&local, &remote) } else { peer.read(&local, &remote) };
+            let builder = if write {
+                peer.write(&local, &remote)
+            } else {
+                peer.read(&local, &remote)
+            };
             let error = builder.post().unwrap().wait().unwrap_err();
             assert_eq!(failure(&error), Failure::Refused(Refusal::Released), "{way:?}: {error}");
         }
@@ -235,7 +302,11 @@ fn contract_3_keys_of_an_earlier_life_are_refused() {
         let (peer, fresh) = connect(&agent, &second);
         let local = way.memory(&agent, 1 << 20);
         let error = peer.read(&local, &stale).post().unwrap().wait().unwrap_err();
-        assert_eq!(failure(&error), Failure::Refused(Refusal::StaleEpoch), "{way:?}: {error}");
+        assert_eq!(
+            failure(&error),
+            Failure::Refused(Refusal::StaleEpoch),
+            "{way:?}: {error}"
+        );
         peer.read(&local, &fresh).post().unwrap().wait().unwrap();
     }
 }
@@ -251,10 +322,17 @@ fn contract_3_only_what_was_granted_is_possible() {
         let read_only = peer.region("read-only", LONG).unwrap();
         peer.read(&local, &read_only).post().unwrap().wait().unwrap();
         let error = peer.write(&local, &read_only).post().unwrap().wait().unwrap_err();
-        assert_eq!(failure(&error), Failure::Refused(Refusal::NotWritable), "{way:?}: {error}");
+        assert_eq!(
+            failure(&error),
+            Failure::Refused(Refusal::NotWritable),
+            "{way:?}: {error}"
+        );
         // A span outside its region is found before anything is sent.
         let far = Spans::contiguous((1 << 20) - 10, 20);
-        assert!(matches!(peer.read(&local, &remote).spans(Spans::contiguous(0, 20), far).post(), Err(Error::Leg(_))));
+        assert!(matches!(
+            peer.read(&local, &remote).spans(Spans::contiguous(0, 20), far).post(),
+            Err(Error::Leg(_))
+        ));
     }
 }
 
@@ -272,12 +350,20 @@ fn contract_4_a_notification_comes_after_its_data() {
         child.tell(&format!("expect {rounds}"));
         for round in 0..rounds {
             local.write(0, &vec![round as u8; len]);
-            let transfer = peer.write(&local, &remote).notify(round.to_string().as_bytes()).post().unwrap();
+            let transfer = peer
+                .write(&local, &remote)
+                .notify(round.to_string().as_bytes())
+                .post()
+                .unwrap();
             // Every other time the sender does not look at its transfer at all until the answer is there.
             if round % 2 == 0 {
                 transfer.wait().unwrap();
             }
-            assert_eq!(agent.next_notification(LONG).expect("an answer").payload, b"next", "{way:?}");
+            assert_eq!(
+                agent.next_notification(LONG).expect("an answer").payload,
+                b"next",
+                "{way:?}"
+            );
         }
         assert_eq!(child.answer(), "all good", "{way:?}");
     }
@@ -294,7 +380,15 @@ fn contract_6_a_flipped_byte_on_the_wire_is_an_error_never_data() {
 
     let len = 4 << 20;
     let child = Child::spawn(Way::Tcp, "target", len);
-    let target = child.address.split("tcp:").nth(1).unwrap().split(',').next().unwrap().to_owned();
+    let target = child
+        .address
+        .split("tcp:")
+        .nth(1)
+        .unwrap()
+        .split(',')
+        .next()
+        .unwrap()
+        .to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let through = listener.local_addr().unwrap().to_string();
     // Counts down over the bytes that come back; at zero, one bit changes. Negative: leave everything alone.
@@ -337,11 +431,21 @@ fn contract_6_a_flipped_byte_on_the_wire_is_an_error_never_data() {
     for place in [20_000, 70_000, 1_000_000, 3_000_000] {
         local.write(0, &vec![0; len]);
         flip_at.store(place, Ordering::SeqCst);
-        match peer.read(&local, &remote).checksum(true).deadline(Duration::from_secs(5)).post().unwrap().wait() {
+        match peer
+            .read(&local, &remote)
+            .checksum(true)
+            .deadline(Duration::from_secs(5))
+            .post()
+            .unwrap()
+            .wait()
+        {
             // Found and fetched again.
             Ok(_) => assert!(local.to_vec() == truth, "a flipped byte was taken for data"),
             Err(error) => assert!(
-                matches!(failure(&error), Failure::ChecksumMismatch | Failure::PathLost { .. } | Failure::Expired),
+                matches!(
+                    failure(&error),
+                    Failure::ChecksumMismatch | Failure::PathLost { .. } | Failure::Expired
+                ),
                 "{error}"
             ),
         }
@@ -393,8 +497,11 @@ fn contract_8_a_frozen_and_a_dead_peer_slow_no_other() {
     for way in Way::ALL {
         let len = 4 << 20;
         let agent = way.agent("initiator");
-        let (frozen, mut dead, healthy) =
-            (Child::spawn(way, "frozen", len), Child::spawn(way, "dead", len), Child::spawn(way, "healthy", len));
+        let (frozen, mut dead, healthy) = (
+            Child::spawn(way, "frozen", len),
+            Child::spawn(way, "dead", len),
+            Child::spawn(way, "healthy", len),
+        );
         let local = way.memory(&agent, len);
         let (frozen_peer, frozen_remote) = connect(&agent, &frozen);
         let (dead_peer, dead_remote) = connect(&agent, &dead);
@@ -402,11 +509,21 @@ fn contract_8_a_frozen_and_a_dead_peer_slow_no_other() {
         frozen.freeze();
         dead.kill();
         let _stuck: Vec<_> = (0..32)
-            .flat_map(|_| [frozen_peer.write(&local, &frozen_remote).post(), dead_peer.write(&local, &dead_remote).post()])
+            .flat_map(|_| {
+                [
+                    frozen_peer.write(&local, &frozen_remote).post(),
+                    dead_peer.write(&local, &dead_remote).post(),
+                ]
+            })
             .collect();
         let mine = way.memory(&agent, len);
         for _ in 0..20 {
-            peer.read(&mine, &remote).deadline(Duration::from_secs(10)).post().unwrap().wait().unwrap();
+            peer.read(&mine, &remote)
+                .deadline(Duration::from_secs(10))
+                .post()
+                .unwrap()
+                .wait()
+                .unwrap();
         }
         assert!(mine.to_vec() == pattern(1, len), "{way:?}");
         frozen.thaw();
@@ -421,9 +538,14 @@ fn a_wrong_secret_is_refused_on_both_sides() {
         let mut child = Child::spawn(way, "target", 4096);
         let stranger = way.builder("stranger").secret("another secret").start().unwrap();
         let started = Instant::now();
-        let error = stranger.connect_within(&child.address, Duration::from_secs(10)).unwrap_err();
+        let error = stranger
+            .connect_within(&child.address, Duration::from_secs(10))
+            .unwrap_err();
         assert!(matches!(error, Error::Connect(_)), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(9), "{way:?}: told before the deadline");
+        assert!(
+            started.elapsed() < Duration::from_secs(9),
+            "{way:?}: told before the deadline"
+        );
         assert_eq!(child.ask("peers"), "0");
     }
 }
@@ -431,9 +553,13 @@ fn a_wrong_secret_is_refused_on_both_sides() {
 #[test]
 fn nobody_there_is_a_typed_error() {
     let agent = Way::Tcp.agent("initiator");
-    let error = agent.connect_within("127.0.0.1:1", Duration::from_millis(500)).unwrap_err();
+    let error = agent
+        .connect_within("127.0.0.1:1", Duration::from_millis(500))
+        .unwrap_err();
     assert!(matches!(error, Error::Connect(_)), "{error}");
-    let error = agent.connect_within("shared_memory:@nobody", Duration::from_millis(500)).unwrap_err();
+    let error = agent
+        .connect_within("shared_memory:@nobody", Duration::from_millis(500))
+        .unwrap_err();
     assert!(matches!(error, Error::Connect(_)), "{error}");
 }
 
@@ -442,7 +568,10 @@ fn access_that_was_not_published_is_not_there() {
     let agent = Way::Tcp.agent("owner");
     let memory = agent.allocate(4096).unwrap();
     agent.publish("kept", &memory, Access::READ).unwrap();
-    assert!(matches!(agent.publish("kept", &memory, Access::READ), Err(Error::Region(_))));
+    assert!(matches!(
+        agent.publish("kept", &memory, Access::READ),
+        Err(Error::Region(_))
+    ));
     assert!(matches!(agent.withdraw("never"), Err(Error::Region(_))));
 }
 
@@ -451,7 +580,10 @@ fn access_that_was_not_published_is_not_there() {
 #[test]
 fn an_idle_agent_uses_no_cpu() {
     let mut child = Child::spawn(Way::Mapped, "idle", 4096);
-    let agent = Agent::builder("initiator").secret("a secret for tests").start().unwrap();
+    let agent = Agent::builder("initiator")
+        .secret("a secret for tests")
+        .start()
+        .unwrap();
     let (_peer, _remote) = connect(&agent, &child);
     // The other tests of this binary share the process, so the second process is the one measured.
     let before = child.cpu_ticks();

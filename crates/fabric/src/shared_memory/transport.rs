@@ -16,7 +16,7 @@ use super::path::{Handshake, Path, loss_of};
 use super::poller::{Event, reserve_descriptor};
 use super::ring::Ring;
 use super::socket::{Files, Received, Socket};
-use super::target::{Target, Unusable};
+use super::target::{BorrowedMapping, Target, Unusable};
 use super::{Admitted, Lingering, SharedMemory, address};
 use crate::Live;
 use crate::memory::HostMemory;
@@ -161,6 +161,12 @@ impl Live for SharedMemory {
             return Some(Time::ZERO);
         }
         self.paths.iter().filter_map(Path::next_timeout).min()
+    }
+
+    fn borrow(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<BorrowedMapping>>, Failure> {
+        let closed = |loss| Failure::PathLost { loss, fenced: true };
+        self.request_map(path, *key).map_err(closed)?;
+        self.mapping(path, key)
     }
 }
 

@@ -159,6 +159,16 @@ pub struct Summary {
     pub carried: Carried,
 }
 
+impl Summary {
+    /// The transport that carried most of it.
+    pub fn transport(&self) -> &'static str {
+        self.carried
+            .iter()
+            .max_by_key(|(_, bytes)| *bytes)
+            .map_or("none", |(name, _)| name)
+    }
+}
+
 /// How many bytes each transport carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {

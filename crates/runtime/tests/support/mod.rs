@@ -45,12 +45,21 @@ impl Way {
     }
 
     fn parse(word: &str) -> Way {
-        Way::ALL.into_iter().find(|way| way.word() == word).expect("a way that exists")
+        Way::ALL
+            .into_iter()
+            .find(|way| way.word() == word)
+            .expect("a way that exists")
     }
 
     pub fn builder(self, name: &str) -> AgentBuilder {
-        let builder = Agent::builder(name).set("transports", self.transport()).secret("a secret for tests");
-        if self == Way::Bounce { builder.set("shared_memory.foreign", "bounce") } else { builder }
+        let builder = Agent::builder(name)
+            .set("transports", self.transport())
+            .secret("a secret for tests");
+        if self == Way::Bounce {
+            builder.set("shared_memory.foreign", "bounce")
+        } else {
+            builder
+        }
     }
 
     pub fn agent(self, name: &str) -> Agent {
@@ -67,7 +76,9 @@ impl Way {
 
 /// Bytes that tell where they came from.
 pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ seed).collect()
+    (0..len)
+        .map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ seed)
+        .collect()
 }
 
 /// The second process. It holds one region, `data`, readable and writable, filled with `pattern(1, …)`.
@@ -99,7 +110,12 @@ impl Child {
             .expect("the second process starts");
         let stdin = process.stdin.take().expect("its input");
         let stdout = BufReader::new(process.stdout.take().expect("its output"));
-        let mut child = Child { process, stdin, stdout, address: String::new() };
+        let mut child = Child {
+            process,
+            stdin,
+            stdout,
+            address: String::new(),
+        };
         child.address = child.answer();
         child
     }
@@ -118,7 +134,10 @@ impl Child {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.stdout.read_line(&mut line).expect("an answer") > 0, "the second process has ended");
+            assert!(
+                self.stdout.read_line(&mut line).expect("an answer") > 0,
+                "the second process has ended"
+            );
             // The test harness prints lines of its own.
             if let Some((_, answer)) = line.split_once("ANSWER ") {
                 return answer.trim().to_owned();
@@ -140,7 +159,8 @@ impl Child {
     pub fn freeze(&self) {
         self.signal(libc::SIGSTOP);
         let path = format!("/proc/{}/stat", self.process.id());
-        let stopped = || std::fs::read_to_string(&path).is_ok_and(|s| s.rsplit(") ").next().is_some_and(|r| r.starts_with('T')));
+        let stopped =
+            || std::fs::read_to_string(&path).is_ok_and(|s| s.rsplit(") ").next().is_some_and(|r| r.starts_with('T')));
         let give_up = Instant::now() + LONG;
         while !stopped() {
             assert!(Instant::now() < give_up, "the process did not stop");
@@ -171,7 +191,11 @@ impl Drop for Child {
 pub fn second_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let mut words = role.split(' ');
-    let (way, name, bytes) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap().parse().unwrap());
+    let (way, name, bytes) = (
+        words.next().unwrap(),
+        words.next().unwrap(),
+        words.next().unwrap().parse().unwrap(),
+    );
     let way = Way::parse(way);
     let mut builder = way.builder(name);
     if let Ok(listen) = std::env::var("SECOND_PROCESS_LISTEN") {
@@ -180,7 +204,9 @@ pub fn second_process() {
     let agent = builder.start().expect("an agent starts");
     let memory = way.memory(&agent, bytes);
     memory.write(0, &pattern(1, bytes));
-    agent.publish("data", &memory, Access::READ_WRITE).expect("it is published");
+    agent
+        .publish("data", &memory, Access::READ_WRITE)
+        .expect("it is published");
     let answer = |text: &str| println!("ANSWER {text}");
     answer(&agent.address());
     for line in std::io::stdin().lines() {
@@ -202,7 +228,9 @@ pub fn second_process() {
             }
             ["release"] => answer(&format!("{:?}", memory.release(LONG).is_ok())),
             ["publish-read-only"] => {
-                agent.publish("read-only", &memory, Access::READ).expect("it is published");
+                agent
+                    .publish("read-only", &memory, Access::READ)
+                    .expect("it is published");
                 answer("published");
             }
             // Expects notifications "N": that all bytes were N when it came. Answers with the first that was not so.

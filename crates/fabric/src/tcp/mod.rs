@@ -1,0 +1,477 @@
+//! The TCP transport: registered memory between hosts that have nothing but a network in common.
+//!
+//! Payloads go straight between the socket and registered memory on both sides, thousands of spans to a system call. [`Tcp`]
+//! never blocks and has no thread: whoever posts and polls drives it, and an epoll descriptor says when there is something
+//! to do. A path is a few connections that live and die together; the first one carries messages and small moves, so that
+//! nothing large is in their way. With [`TlsOptions`] everything is encrypted, at the price of a bounded buffer on each side.
+//!
+//! ```
+//! use weft_fabric::Clock;
+//! use weft_fabric::tcp::{Tcp, TcpOptions};
+//! use weft_protocol::{Epoch, Transport};
+//! let tcp = Tcp::start(TcpOptions::default(), Epoch(1), Clock::start())?;
+//! assert!(tcp.capabilities().address.0.starts_with("tcp:127.0.0.1:"));
+//! # Ok::<(), weft_fabric::tcp::TcpError>(())
+//! ```
+
+mod connection;
+mod far_clock;
+mod gather;
+mod inbound;
+mod ops;
+mod options;
+mod outbound;
+mod path;
+mod socket;
+mod stream;
+mod tls;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use socket2::Socket;
+use weft_plan::Time;
+use weft_protocol::frame::{self, Frame};
+use weft_protocol::{
+    Capabilities, Epoch, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey, RegionTable,
+    Signal, Transport,
+};
+
+use crate::{Clock, Live};
+use connection::{Connection, Gone, Join};
+use path::{Path, World};
+use socket::{Epoll, Vectors};
+use stream::Stream;
+use tls::TlsConfig;
+
+pub use options::{TcpError, TcpOptions};
+pub use tls::TlsOptions;
+
+/// Moves and messages that a path holds at a time.
+const INFLIGHT_OPS_MAX: usize = 256;
+/// Connections that have been accepted and have not said which path they belong to.
+const STRANGERS_MAX: usize = 256;
+/// How long the listener rests when there are no descriptors left.
+const LISTENER_REST: Time = Time::from_ms(100);
+/// Polls that look at the connection which was busy last, for each one that looks at all of them.
+const HOT_POLLS: u32 = 4;
+
+const LISTENER: u64 = u64::MAX;
+const STRANGER: u64 = 1 << 63;
+
+/// A TCP endpoint: one listener, and the paths from and to it.
+#[derive(Debug)]
+pub struct Tcp {
+    options: TcpOptions,
+    capabilities: Capabilities,
+    clock: Clock,
+    tls: Option<TlsConfig>,
+    regions: RegionTable,
+    epoll: Epoll,
+    listener: Socket,
+    /// Set while the listener rests because there were no descriptors left.
+    listens_again: Option<Time>,
+    strangers: BTreeMap<u64, Stranger>,
+    paths: BTreeMap<PathId, Path>,
+    /// What happened outside of [`Transport::poll`].
+    ready: Vec<Signal>,
+    /// No deadline is earlier than this.
+    earliest: Time,
+    hot: Option<(PathId, usize)>,
+    polls: u32,
+    numbered_paths: u32,
+    numbered_strangers: u64,
+    vectors: Vectors,
+    happened: Vec<u64>,
+}
+
+/// An accepted connection that has not said which path it belongs to.
+#[derive(Debug)]
+struct Stranger {
+    connection: Connection,
+    until: Time,
+}
+
+impl Tcp {
+    pub fn start(options: TcpOptions, epoch: Epoch, clock: Clock) -> Result<Tcp, TcpError> {
+        if !(1..=frame::CONNECTIONS_MAX).contains(&options.connections) {
+            return Err(TcpError::Connections(options.connections));
+        }
+        let system = |what| move |source| TcpError::System { what, source };
+        let tls = options.tls.as_ref().map(TlsConfig::new).transpose()?;
+        let (listener, bound) = socket::listen(options.listen).map_err(|source| TcpError::Listen {
+            address: options.listen,
+            source,
+        })?;
+        let epoll = Epoll::new().map_err(system("an epoll descriptor"))?;
+        epoll
+            .add(listener.as_fd(), LISTENER, false)
+            .map_err(system("watching the listener"))?;
+        let host = options.advertise.unwrap_or_else(|| reachable(bound.ip()));
+        let capabilities = Capabilities {
+            name: "tcp",
+            address: PeerAddress(format!("tcp:{}", SocketAddr::new(host, bound.port()))),
+            max_op_bytes: 1 << 20,
+            max_op_runs: 4096,
+            max_inflight_ops: INFLIGHT_OPS_MAX,
+            max_message_bytes: frame::MESSAGE_BYTES_MAX,
+            reliable_messages: true,
+            cost: options.cost,
+        };
+        Ok(Tcp {
+            options,
+            capabilities,
+            clock,
+            tls,
+            regions: RegionTable::new(epoch),
+            epoll,
+            listener,
+            listens_again: None,
+            strangers: BTreeMap::new(),
+            paths: BTreeMap::new(),
+            ready: Vec::new(),
+            earliest: Time::MAX,
+            hot: None,
+            polls: 0,
+            numbered_paths: 0,
+            numbered_strangers: 0,
+            vectors: Vectors::default(),
+            happened: Vec::new(),
+        })
+    }
+
+    /// Runs `act` on a path with what it needs of the rest, and forgets the path if that was its end.
+    fn with_path<T>(&mut self, id: PathId, act: impl FnOnce(&mut Path, &mut World<'_>) -> T) -> Option<T> {
+        let path = self.paths.get_mut(&id)?;
+        let mut world = World {
+            regions: &self.regions,
+            signals: &mut self.ready,
+            vectors: &mut self.vectors,
+            epoll: &self.epoll,
+            clock: self.clock,
+        };
+        let result = act(path, &mut world);
+        if path.is_over() {
+            self.paths.remove(&id);
+        } else if let Some(timeout) = path.own_timeout() {
+            self.earliest = self.earliest.min(timeout);
+        }
+        Some(result)
+    }
+
+    fn new_path(&mut self, label: u128, opened_here: bool, connections: u32, now: Time) -> PathId {
+        let id = PathId(self.numbered_paths);
+        self.numbered_paths += 1;
+        let until = now.saturating_add(self.options.open_max);
+        self.earliest = self.earliest.min(until);
+        self.paths
+            .insert(id, Path::new(id, label, opened_here, connections, until));
+        id
+    }
+
+    fn connect(&mut self, peer: SocketAddr, id: PathId, index: u32) -> io::Result<()> {
+        let socket = socket::connect(peer, &self.options)?;
+        let token = path_token(id, index as usize);
+        self.epoll.add(socket.as_fd(), token, true)?;
+        let stream = match &self.tls {
+            None => Stream::Plain(socket),
+            Some(tls) => Stream::Tls(Box::new(tls.initiate(socket)?)),
+        };
+        self.with_path(id, |path, _| {
+            path.add(index as usize, Connection::new(stream, token, Join::Connecting));
+        });
+        Ok(())
+    }
+
+    /// Accepts what waits at the listener.
+    fn accept(&mut self, now: Time) {
+        while self.strangers.len() < STRANGERS_MAX {
+            match socket::accept(&self.listener, &self.options) {
+                Ok(socket) => self.admit(socket, now),
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock) => return,
+                Err(e)
+                    if matches!(
+                        e.raw_os_error(),
+                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+                    ) =>
+                {
+                    break;
+                }
+                // The connection failed before it was accepted; the next one may be fine.
+                Err(_) => {}
+            }
+        }
+        // There is no room. Left in the set, the listener would wake us for nothing until there is.
+        if self.epoll.remove(self.listener.as_fd()).is_ok() {
+            let again = now.saturating_add(LISTENER_REST);
+            self.listens_again = Some(again);
+            self.earliest = self.earliest.min(again);
+        }
+    }
+
+    fn admit(&mut self, socket: Socket, now: Time) {
+        let token = STRANGER | self.numbered_strangers;
+        self.numbered_strangers += 1;
+        let stream = match &self.tls {
+            None => Stream::Plain(socket),
+            Some(tls) => match tls.accept(socket) {
+                Ok(stream) => Stream::Tls(Box::new(stream)),
+                Err(_) => return,
+            },
+        };
+        if self.epoll.add(stream.fd(), token, false).is_err() {
+            return;
+        }
+        let until = now.saturating_add(self.options.open_max);
+        self.earliest = self.earliest.min(until);
+        let connection = Connection::new(stream, token, Join::AwaitsHello);
+        self.strangers.insert(token, Stranger { connection, until });
+    }
+
+    /// Hears what a stranger has to say, and lets it into its path. Who says anything else is dropped.
+    fn listen_to(&mut self, token: u64, now: Time) {
+        let Some(mut stranger) = self.strangers.remove(&token) else {
+            return;
+        };
+        match stranger.connection.receive_first(&mut self.vectors) {
+            Ok(None) => {
+                self.strangers.insert(token, stranger);
+            }
+            Ok(Some(Frame::Hello {
+                version: frame::VERSION,
+                path,
+                index,
+                connections,
+                sent,
+            })) => {
+                // A failure here concerns this connection only: its path notices when the opener gives up.
+                let _ = self.join(stranger.connection, path, index, connections, sent, now);
+            }
+            Ok(Some(Frame::Hello { sent, .. })) => {
+                // Another version is told ours, so that it can say why it is not talked to.
+                let Connection { outbound, stream, .. } = &mut stranger.connection;
+                outbound.stage(&Frame::Welcome {
+                    version: frame::VERSION,
+                    echo: sent,
+                    sent: now,
+                });
+                let _ = outbound.flush(stream, &far_clock::FarClock::default(), self.clock, &mut self.vectors);
+            }
+            Ok(Some(_)) | Err(_) => {}
+        }
+    }
+
+    fn join(
+        &mut self,
+        mut connection: Connection,
+        label: u128,
+        index: u32,
+        connections: u32,
+        sent: Time,
+        now: Time,
+    ) -> Result<(), Gone> {
+        let known = self.paths.values().find(|path| path.label == label).map(|path| path.id);
+        let id = match known {
+            Some(id) => id,
+            None => self.new_path(label, false, connections, now),
+        };
+        let index = index as usize;
+        connection.token = path_token(id, index);
+        self.epoll
+            .change(connection.stream.fd(), connection.token, connection.awaits_room)?;
+        self.with_path(id, |path, world| {
+            if path.width() != connections as usize {
+                return Err(Gone::GARBAGE);
+            }
+            path.join(index, connection, sent, world)
+        })
+        .unwrap_or(Ok(()))
+    }
+
+    /// Does what has come due.
+    fn on_timeout(&mut self, now: Time) {
+        if self.listens_again.is_some_and(|again| again <= now) {
+            self.listens_again = None;
+            if self.epoll.add(self.listener.as_fd(), LISTENER, false).is_err() {
+                self.listens_again = Some(now.saturating_add(LISTENER_REST));
+            }
+        }
+        self.strangers.retain(|_, stranger| stranger.until > now);
+        let ids: Vec<PathId> = self.paths.keys().copied().collect();
+        for id in ids {
+            self.with_path(id, |path, world| path.expire(now, world));
+        }
+        self.earliest = self.deadlines().min().unwrap_or(Time::MAX);
+    }
+
+    fn deadlines(&self) -> impl Iterator<Item = Time> + '_ {
+        let strangers = self.strangers.values().map(|stranger| stranger.until);
+        let paths = self.paths.values().filter_map(Path::next_timeout);
+        strangers.chain(paths).chain(self.listens_again)
+    }
+
+    fn turn(&mut self, id: PathId, index: usize) -> Progress {
+        self.with_path(id, |path, world| path.turn(index, world))
+            .unwrap_or(Progress::Idle)
+    }
+
+    /// Looks at all descriptors.
+    fn look_around(&mut self, now: Time) -> Progress {
+        let mut happened = std::mem::take(&mut self.happened);
+        self.epoll.look(&mut happened);
+        let mut progress = Progress::Idle;
+        if happened.len() == Epoll::BATCH {
+            progress = Progress::Busy;
+        }
+        self.hot = None;
+        for &token in &happened {
+            match token {
+                LISTENER => self.accept(now),
+                token if token & STRANGER != 0 => self.listen_to(token, now),
+                token => {
+                    let (id, index) = from_path_token(token);
+                    if self.turn(id, index) == Progress::Busy {
+                        progress = Progress::Busy;
+                    }
+                    if happened.len() == 1 {
+                        self.hot = Some((id, index));
+                    }
+                }
+            }
+        }
+        self.happened = happened;
+        progress
+    }
+}
+
+impl Transport for Tcp {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn register(&mut self, region: &Region) -> Result<Grant, Refusal> {
+        gather::host(region)?;
+        if region.key.epoch != self.regions.epoch() {
+            return Err(Refusal::StaleEpoch);
+        }
+        self.regions.insert(region.clone());
+        Ok(Grant::default())
+    }
+
+    fn release(&mut self, key: &RegionKey) -> Result<Progress, Refusal> {
+        self.regions.lookup(key)?;
+        self.regions.remove(key);
+        let ids: Vec<PathId> = self.paths.keys().copied().collect();
+        for id in ids {
+            self.with_path(id, |path, world| path.release(key, world));
+        }
+        // All copies are made by system calls under the caller's lock, so nobody is inside the region now.
+        Ok(Progress::Idle)
+    }
+
+    fn open(&mut self, peer: &PeerAddress, now: Time) -> Result<PathId, Loss> {
+        // Names are resolved by whoever may block.
+        let address: SocketAddr = match (peer.transport(), peer.rest().parse()) {
+            ("tcp", Ok(address)) => address,
+            _ => return Err(Loss::Unreachable),
+        };
+        let label = socket::random().map_err(|e| Gone::from(e).loss)?;
+        let connections = self.options.connections;
+        let id = self.new_path(label, true, connections, now);
+        for index in 0..connections {
+            if let Err(error) = self.connect(address, id, index) {
+                self.paths.remove(&id);
+                return Err(Gone::from(error).loss);
+            }
+        }
+        Ok(id)
+    }
+
+    fn close(&mut self, path: PathId) {
+        self.with_path(path, |path, world| path.close(world));
+    }
+
+    fn post(&mut self, path: PathId, ops: &[Op], now: Time) -> Result<usize, Loss> {
+        let mut earliest = self.earliest;
+        let accepted = self.with_path(path, |path, world| {
+            let mut touched = 0u64;
+            let mut accepted = 0;
+            for op in ops {
+                let Some(index) = path.post(op, INFLIGHT_OPS_MAX, now, world) else {
+                    break;
+                };
+                touched |= 1 << index;
+                earliest = earliest.min(op.deadline);
+                accepted += 1;
+            }
+            while touched != 0 {
+                path.flush_or_lose(touched.trailing_zeros() as usize, world);
+                touched &= touched - 1;
+            }
+            accepted
+        });
+        self.earliest = self.earliest.min(earliest);
+        accepted.ok_or(Loss::Closed)
+    }
+
+    fn cancel(&mut self, path: PathId, op: OpId, _now: Time) {
+        self.with_path(path, |path, world| path.cancel(op, world));
+    }
+
+    fn poll(&mut self, now: Time, signals: &mut Vec<Signal>) -> Progress {
+        if now >= self.earliest {
+            self.on_timeout(now);
+        }
+        self.polls = self.polls.wrapping_add(1);
+        let hot = self
+            .hot
+            .filter(|(id, index)| self.paths.get(id).is_some_and(|path| !path.is_blocked(*index)));
+        let progress = match hot {
+            // Whoever spins finds the answer with one system call instead of two.
+            Some((id, index)) if self.polls % HOT_POLLS != 0 => self.turn(id, index),
+            _ => self.look_around(now),
+        };
+        signals.append(&mut self.ready);
+        progress
+    }
+}
+
+impl Live for Tcp {
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        if !self.ready.is_empty() {
+            return Some(Time::ZERO);
+        }
+        self.deadlines().min()
+    }
+}
+
+fn path_token(id: PathId, index: usize) -> u64 {
+    u64::from(id.0) << 16 | index as u64
+}
+
+fn from_path_token(token: u64) -> (PathId, usize) {
+    (PathId((token >> 16) as u32), (token & 0xffff) as usize)
+}
+
+/// An address under which others can reach a listener: its own, or that of the interface which leads out of this host.
+fn reachable(bound: IpAddr) -> IpAddr {
+    if !bound.is_unspecified() {
+        return bound;
+    }
+    // Connecting a datagram socket sends nothing; it only asks the routing table.
+    let outward = || {
+        let probe = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        probe.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
+        probe.local_addr()
+    };
+    match outward() {
+        Ok(address) if !address.ip().is_unspecified() => address.ip(),
+        _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
+    }
+}

@@ -1,0 +1,498 @@
+//! What a connection has to send, in the order in which it will: heads from a small buffer, payloads straight from registered
+//! memory, and zeros where memory had to be let go of in the middle of a frame.
+
+use std::collections::VecDeque;
+use std::io;
+
+use weft_plan::{Spans, Time};
+use weft_protocol::frame::{self, Ended, Frame, ReadRequest, WriteRequest};
+use weft_protocol::memory::Digest;
+use weft_protocol::{Move, Refusal, Region};
+
+use super::far_clock::FarClock;
+use super::gather::gather;
+use super::socket::Vectors;
+use super::stream::Stream;
+use crate::Clock;
+
+/// Payload of one data frame. Messages and acknowledgements pass between frames, so this bounds how long they wait.
+const DATA_BYTES: u64 = 1 << 20;
+/// Payload that is given an order at a time.
+const WINDOW_BYTES: u64 = 1 << 20;
+/// Payload of one system call.
+const SEND_BYTES: usize = 1 << 20;
+/// Staged heads beyond which nothing more is accepted from the caller.
+const STAGED_BYTES_SOFT: usize = 1 << 20;
+/// Staged heads beyond which the peer must be one that asks and never reads.
+const STAGED_BYTES_HARD: usize = 8 << 20;
+
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// The sending half of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Outbound {
+    staged: Vec<u8>,
+    staged_sent: usize,
+    segments: VecDeque<Segment>,
+    jobs: VecDeque<Job>,
+    /// The serial number of `jobs[0]`.
+    first: u64,
+    /// The first of `jobs` that has not been given its place in `segments` whole.
+    uncommitted: usize,
+    /// Payload bytes in `segments`.
+    committed_bytes: u64,
+    responses: usize,
+    response_runs: usize,
+}
+
+/// Whether everything went out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flushed {
+    All,
+    /// The socket is full.
+    Blocked,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Segment {
+    Staged(usize),
+    Payload { job: u64, at: u64, len: u64 },
+    Zeros(u64),
+    Trailer { job: u64, at: usize },
+}
+
+/// A move whose bytes this side sends.
+#[derive(Debug)]
+struct Job {
+    op: u64,
+    content: Content,
+    /// Bytes to send: those of the move, or those already committed once it has ended early.
+    total: u64,
+    committed: u64,
+    announced: bool,
+    ended: Option<Ended>,
+    digest: Option<Digest>,
+    trailer: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum Content {
+    Write {
+        part: Move,
+        deadline: Time,
+    },
+    Response {
+        region: Region,
+        spans: Spans,
+        /// On the asker's clock.
+        deadline: Time,
+    },
+}
+
+impl Outbound {
+    /// Heads wait for a slow peer: accept no more of them.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.staged.len() - self.staged_sent > STAGED_BYTES_SOFT
+    }
+    /// The peer keeps asking for what it does not read.
+    pub(super) fn is_abused(&self) -> bool {
+        self.staged.len() - self.staged_sent > STAGED_BYTES_HARD
+    }
+    /// May the peer have `runs` more runs answered?
+    pub(super) fn admits(&self, runs: usize) -> bool {
+        self.responses < frame::REQUESTS_MAX && self.response_runs + runs <= frame::REQUESTED_RUNS_MAX
+    }
+
+    pub(super) fn stage(&mut self, frame: &Frame) {
+        stage(&mut self.staged, &mut self.segments, frame);
+    }
+
+    pub(super) fn message(&mut self, payload: &[u8]) {
+        let before = self.staged.len();
+        frame::encode_message(payload, &mut self.staged);
+        append(&mut self.segments, self.staged.len() - before);
+    }
+
+    /// Queues a write and returns the number of its job.
+    pub(super) fn write(&mut self, op: u64, part: Move, deadline: Time) -> u64 {
+        let total = part.range.end - part.range.start;
+        self.push(Job::new(op, total, None, Content::Write { part, deadline }))
+    }
+
+    /// Queues the answer to a read that has been checked.
+    pub(super) fn respond(&mut self, region: Region, request: ReadRequest) {
+        let digest = request.checksum.then(Digest::default);
+        self.responses += 1;
+        self.response_runs += request.spans.runs().len();
+        let content = Content::Response {
+            region,
+            deadline: request.deadline,
+            spans: request.spans,
+        };
+        let total = content.spans().bytes();
+        self.push(Job::new(request.op, total, digest, content));
+    }
+
+    fn push(&mut self, job: Job) -> u64 {
+        self.jobs.push_back(job);
+        self.first + self.jobs.len() as u64 - 1
+    }
+
+    /// Has the peer been told of this job?
+    pub(super) fn is_announced(&self, serial: u64) -> bool {
+        match self.job(serial) {
+            Some(job) => job.announced,
+            None => true,
+        }
+    }
+
+    /// Has the last byte of this job gone out?
+    pub(super) fn is_sent(&self, serial: u64) -> bool {
+        serial < self.first
+    }
+
+    /// Lets go of a job's memory: what is left of its frame becomes zeros, and its trailer says that they do not count.
+    pub(super) fn end(&mut self, serial: u64, ended: Ended) {
+        let Some(index) = serial.checked_sub(self.first).and_then(|i| usize::try_from(i).ok()) else {
+            return;
+        };
+        let Some(job) = self.jobs.get_mut(index) else { return };
+        let trailer_begun = self
+            .segments
+            .iter()
+            .any(|s| matches!(s, Segment::Trailer { job, at } if *job == serial && *at > 0));
+        if job.ended.is_some() || trailer_begun {
+            return;
+        }
+        job.ended = Some(ended);
+        job.total = job.committed;
+        for segment in &mut self.segments {
+            if let Segment::Payload { job, len, .. } = *segment
+                && job == serial
+            {
+                *segment = Segment::Zeros(len);
+            }
+        }
+        if index < self.uncommitted {
+            job.seal();
+        }
+    }
+
+    /// Ends the answer to a read that the asker no longer wants.
+    pub(super) fn end_response(&mut self, op: u64, ended: Ended) {
+        let found = self
+            .jobs
+            .iter()
+            .position(|job| job.op == op && matches!(job.content, Content::Response { .. }));
+        if let Some(index) = found {
+            self.end(self.first + index as u64, ended);
+        }
+    }
+
+    /// Ends the answers that read from a region.
+    pub(super) fn release(&mut self, slot: u32) {
+        for index in 0..self.jobs.len() {
+            if matches!(&self.jobs[index].content, Content::Response { region, .. } if region.key.slot == slot) {
+                self.end(self.first + index as u64, Ended::Refused(Refusal::Released));
+            }
+        }
+    }
+
+    /// Sends as much as the socket takes.
+    pub(super) fn flush(
+        &mut self,
+        stream: &mut Stream,
+        far_clock: &FarClock,
+        clock: Clock,
+        vectors: &mut Vectors,
+    ) -> io::Result<Flushed> {
+        loop {
+            self.commit();
+            if self.segments.is_empty() {
+                self.staged.clear();
+                self.staged_sent = 0;
+                return if stream.flush()? {
+                    Ok(Flushed::All)
+                } else {
+                    Ok(Flushed::Blocked)
+                };
+            }
+            self.refuse_late(far_clock, clock);
+            self.collect(vectors);
+            let wanted = vectors.bytes();
+            if wanted == 0 {
+                // Only the empty trailer of a job that was never announced.
+                self.advance(0);
+                continue;
+            }
+            let sent = stream.send(vectors);
+            vectors.clear();
+            match sent {
+                Ok(sent) => {
+                    self.advance(sent);
+                    if sent < wanted {
+                        return Ok(Flushed::Blocked);
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Flushed::Blocked),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn job(&self, serial: u64) -> Option<&Job> {
+        self.jobs.get(usize::try_from(serial.checked_sub(self.first)?).ok()?)
+    }
+
+    /// Gives the next payloads their place, until a window is full.
+    fn commit(&mut self) {
+        while self.committed_bytes < WINDOW_BYTES
+            && let Some(job) = self.jobs.get_mut(self.uncommitted)
+        {
+            let serial = self.first + self.uncommitted as u64;
+            if !job.announced && job.ended.is_none() {
+                job.announced = true;
+                if let Some(request) = job.request() {
+                    stage(&mut self.staged, &mut self.segments, &request);
+                }
+            }
+            let len = (job.total - job.committed).min(DATA_BYTES);
+            if len > 0 {
+                stage(&mut self.staged, &mut self.segments, &job.data(len));
+                job.sum(len);
+                let at = job.committed;
+                self.segments.push_back(Segment::Payload { job: serial, at, len });
+                self.committed_bytes += len;
+                job.committed += len;
+            }
+            if job.committed == job.total {
+                job.seal();
+                self.segments.push_back(Segment::Trailer { job: serial, at: 0 });
+                self.uncommitted += 1;
+            }
+        }
+    }
+
+    /// Ends the committed answers whose asker may be past its deadline: it has told its caller that nobody reads any more.
+    fn refuse_late(&mut self, far_clock: &FarClock, clock: Clock) {
+        if self.responses == 0 {
+            return;
+        }
+        let now = clock.now();
+        for index in 0..self.uncommitted.saturating_add(1).min(self.jobs.len()) {
+            let job = &self.jobs[index];
+            if let Content::Response { deadline, .. } = job.content
+                && job.ended.is_none()
+                && far_clock.may_have_reached(deadline, now)
+            {
+                self.end(self.first + index as u64, Ended::Refused(Refusal::Late));
+            }
+        }
+    }
+
+    fn collect(&self, vectors: &mut Vectors) {
+        vectors.clear();
+        let mut staged = self.staged_sent;
+        for segment in &self.segments {
+            if vectors.is_full() || vectors.bytes() >= SEND_BYTES {
+                break;
+            }
+            match *segment {
+                Segment::Staged(len) => {
+                    vectors.push(self.staged[staged..staged + len].as_ptr().cast_mut(), len);
+                    staged += len;
+                }
+                Segment::Zeros(len) => {
+                    let mut left = usize::try_from(len).unwrap_or(usize::MAX);
+                    while left > 0 && !vectors.is_full() {
+                        let n = left.min(ZEROS.len());
+                        vectors.push(ZEROS.as_ptr().cast_mut(), n);
+                        left -= n;
+                    }
+                    if left > 0 {
+                        break;
+                    }
+                }
+                Segment::Payload { job, at, len } => {
+                    let content = &self.job(job).expect("a job outlives its segments").content;
+                    let from = content.base() + at;
+                    let end = from + len;
+                    if gather(content.region(), content.spans(), from..end, vectors) < len {
+                        break;
+                    }
+                }
+                Segment::Trailer { job, at } => {
+                    let trailer = &self.job(job).expect("a job outlives its segments").trailer[at..];
+                    vectors.push(trailer.as_ptr().cast_mut(), trailer.len());
+                }
+            }
+        }
+    }
+
+    /// Takes `sent` bytes off the front, and with them whatever is complete.
+    fn advance(&mut self, sent: usize) {
+        let mut left = sent as u64;
+        while let Some(segment) = self.segments.front_mut() {
+            let taken;
+            let done = match segment {
+                Segment::Staged(len) => {
+                    taken = left.min(*len as u64);
+                    self.staged_sent += taken as usize;
+                    *len -= taken as usize;
+                    *len == 0
+                }
+                Segment::Zeros(len) => {
+                    taken = left.min(*len);
+                    self.committed_bytes -= taken;
+                    *len -= taken;
+                    *len == 0
+                }
+                Segment::Payload { at, len, .. } => {
+                    taken = left.min(*len);
+                    self.committed_bytes -= taken;
+                    *at += taken;
+                    *len -= taken;
+                    *len == 0
+                }
+                Segment::Trailer { at, .. } => {
+                    let whole = self.jobs[0].trailer.len();
+                    taken = left.min((whole - *at) as u64);
+                    *at += taken as usize;
+                    *at == whole
+                }
+            };
+            left -= taken;
+            if !done {
+                break;
+            }
+            if let Some(Segment::Trailer { .. }) = self.segments.pop_front() {
+                self.forget_first_job();
+            }
+        }
+        debug_assert_eq!(left, 0, "more was sent than there was");
+        // A peer that is always a little behind must not make the buffer grow for ever.
+        if self.staged_sent > 64 << 10 {
+            self.staged.drain(..self.staged_sent);
+            self.staged_sent = 0;
+        }
+    }
+
+    fn forget_first_job(&mut self) {
+        if let Some(job) = self.jobs.pop_front() {
+            self.first += 1;
+            self.uncommitted -= 1;
+            if let Content::Response { spans, .. } = job.content {
+                self.responses -= 1;
+                self.response_runs -= spans.runs().len();
+            }
+        }
+    }
+}
+
+fn stage(staged: &mut Vec<u8>, segments: &mut VecDeque<Segment>, frame: &Frame) {
+    let before = staged.len();
+    frame::encode(frame, staged);
+    append(segments, staged.len() - before);
+}
+
+/// Gives freshly staged bytes their place.
+fn append(segments: &mut VecDeque<Segment>, len: usize) {
+    match segments.back_mut() {
+        Some(Segment::Staged(n)) => *n += len,
+        _ => segments.push_back(Segment::Staged(len)),
+    }
+}
+
+impl Job {
+    fn new(op: u64, total: u64, digest: Option<Digest>, content: Content) -> Job {
+        Job {
+            op,
+            content,
+            total,
+            committed: 0,
+            announced: false,
+            ended: None,
+            digest,
+            trailer: Vec::new(),
+        }
+    }
+
+    /// What a write begins with. A response is announced by the request that it answers.
+    fn request(&self) -> Option<Frame> {
+        let Content::Write { part, deadline } = &self.content else {
+            return None;
+        };
+        Some(Frame::WriteRequest(WriteRequest {
+            op: self.op,
+            deadline: *deadline,
+            key: part.leg.remote().key,
+            spans: part.leg.remote_spans().slice(part.range.clone()),
+            checksum: part.checksum,
+            arrival: part.arrival,
+        }))
+    }
+
+    fn data(&self, len: u64) -> Frame {
+        match self.content {
+            Content::Write { .. } => Frame::WriteData { op: self.op, len },
+            Content::Response { .. } => Frame::ReadData { op: self.op, len },
+        }
+    }
+
+    /// Adds the next `len` bytes to the checksum, where one was asked for.
+    fn sum(&mut self, len: u64) {
+        if let Some(digest) = &mut self.digest {
+            let memory = &self.content.region().memory;
+            for piece in self.content.spans().pieces(self.committed..self.committed + len) {
+                memory.digest(piece.offset, piece.len, digest);
+            }
+        }
+    }
+
+    /// Writes the last word on this job.
+    fn seal(&mut self) {
+        self.trailer.clear();
+        let op = self.op;
+        let last = match (&self.content, self.ended) {
+            (Content::Response { .. }, None) => Frame::ReadEnd {
+                op,
+                outcome: Ok(self.digest.take().map(Digest::finish)),
+            },
+            (Content::Response { .. }, Some(ended)) => Frame::ReadEnd {
+                op,
+                outcome: Err(ended),
+            },
+            (Content::Write { .. }, ended) => Frame::WriteEnd {
+                op,
+                complete: ended.is_none(),
+            },
+        };
+        // A write that ended before it was announced leaves no trace.
+        if self.announced || matches!(self.content, Content::Response { .. }) {
+            frame::encode(&last, &mut self.trailer);
+        }
+    }
+}
+
+impl Content {
+    fn region(&self) -> &Region {
+        match self {
+            Content::Write { part, .. } => part.leg.local(),
+            Content::Response { region, .. } => region,
+        }
+    }
+    fn spans(&self) -> &Spans {
+        match self {
+            Content::Write { part, .. } => part.leg.local_spans(),
+            Content::Response { spans, .. } => spans,
+        }
+    }
+    /// Where in the spans the job's first byte is.
+    fn base(&self) -> u64 {
+        match self {
+            Content::Write { part, .. } => part.range.start,
+            Content::Response { .. } => 0,
+        }
+    }
+}

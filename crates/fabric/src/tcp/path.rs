@@ -1,0 +1,793 @@
+//! A path: the connections between two agents that belong together, and the moves that this side has open on them.
+//!
+//! The connections live and die together. When one is lost the others are shut down, and a write is only called fenced once
+//! the peer's end of the connection that carried it is known to be closed.
+
+use std::io;
+use std::net::Shutdown;
+
+use weft_plan::Time;
+use weft_protocol::frame::{self, Ended, Frame, ReadRequest};
+use weft_protocol::{
+    Access, Body, Direction, Done, Failure, Loss, Move, Op, OpId, PathId, Progress, Refusal, RegionKey, RegionTable,
+    Signal,
+};
+
+use super::connection::{Connection, Gone, Join};
+use super::far_clock::FarClock;
+use super::gather::host;
+use super::inbound::{IncomingWrite, Payload, Placing, Received, Sink};
+use super::ops::{LocalOp, Ops, Stage};
+use super::socket::{Epoll, Vectors};
+use crate::Clock;
+
+/// Moves of at most this size go on the first connection, where nothing large is in their way.
+const SMALL_BYTES: u64 = 64 << 10;
+/// System calls to receive with, before another connection has its turn.
+const RECEIVES_PER_TURN: usize = 16;
+/// How long the other connections of a lost path may take to be closed by the peer as well.
+const CLOSING_MAX: Time = Time::from_ms(200);
+
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) id: PathId,
+    /// What the connections of this path know each other by.
+    pub(super) label: u128,
+    opened_here: bool,
+    connections: Vec<Option<Connection>>,
+    ops: Ops,
+    far_clock: FarClock,
+    pinged: Time,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Opening {
+        until: Time,
+    },
+    Live,
+    /// One connection is gone; the others are only watched until they are, too.
+    Closing {
+        loss: Loss,
+        until: Time,
+        fenced: bool,
+    },
+    Over,
+}
+
+/// What a path needs of the transport that it is part of.
+#[derive(Debug)]
+pub(super) struct World<'a> {
+    pub(super) regions: &'a RegionTable,
+    pub(super) signals: &'a mut Vec<Signal>,
+    pub(super) vectors: &'a mut Vectors,
+    pub(super) epoll: &'a Epoll,
+    pub(super) clock: Clock,
+}
+
+impl Path {
+    pub(super) fn new(id: PathId, label: u128, opened_here: bool, connections: u32, until: Time) -> Path {
+        Path {
+            id,
+            label,
+            opened_here,
+            connections: (0..connections).map(|_| None).collect(),
+            ops: Ops::default(),
+            far_clock: FarClock::default(),
+            pinged: Time::ZERO,
+            phase: Phase::Opening { until },
+        }
+    }
+
+    pub(super) fn is_opening(&self) -> bool {
+        matches!(self.phase, Phase::Opening { .. })
+    }
+    pub(super) fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+    pub(super) fn is_blocked(&self, index: usize) -> bool {
+        self.connections[index].as_ref().is_none_or(|c| c.awaits_room)
+    }
+    pub(super) fn width(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// When something must be done even if nothing comes in.
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        let ops = self
+            .ops
+            .iter()
+            .filter(|op| op.stage != Stage::Ended)
+            .map(|op| op.deadline);
+        ops.chain(self.own_timeout()).min()
+    }
+
+    /// When opening or closing must have come to an end.
+    pub(super) fn own_timeout(&self) -> Option<Time> {
+        match self.phase {
+            Phase::Opening { until } | Phase::Closing { until, .. } => Some(until),
+            Phase::Live | Phase::Over => None,
+        }
+    }
+
+    /// Adds a connection that is connecting.
+    pub(super) fn add(&mut self, index: usize, connection: Connection) {
+        self.connections[index] = Some(connection);
+    }
+
+    /// Adds a connection that a peer has opened, and welcomes it.
+    pub(super) fn join(
+        &mut self,
+        index: usize,
+        mut connection: Connection,
+        echo: Time,
+        world: &mut World<'_>,
+    ) -> Result<(), Gone> {
+        if !self.is_opening() || self.connections.get(index).is_none_or(Option::is_some) {
+            return Err(Gone::GARBAGE);
+        }
+        connection.join = Join::AwaitsPong;
+        connection.outbound.stage(&Frame::Welcome {
+            version: frame::VERSION,
+            echo,
+            sent: world.clock.now(),
+        });
+        connection.flush(&self.far_clock, world.clock, world.vectors, world.epoll)?;
+        self.connections[index] = Some(connection);
+        Ok(())
+    }
+
+    /// Receives and sends what one connection can.
+    pub(super) fn turn(&mut self, index: usize, world: &mut World<'_>) -> Progress {
+        let outcome = match self.phase {
+            Phase::Over => return Progress::Idle,
+            Phase::Closing { .. } => self.drain(index),
+            _ => self.exchange(index, world),
+        };
+        outcome.unwrap_or_else(|gone| {
+            let now = world.clock.now();
+            self.lose(index, gone, now, world);
+            Progress::Busy
+        })
+    }
+
+    fn exchange(&mut self, index: usize, world: &mut World<'_>) -> Result<Progress, Gone> {
+        let Some(connection) = &mut self.connections[index] else {
+            return Ok(Progress::Idle);
+        };
+        if connection.join == Join::Connecting && !self.greet(index, world)? {
+            return Ok(Progress::Idle);
+        }
+        let mut progress = Progress::Busy;
+        for _ in 0..RECEIVES_PER_TURN {
+            let received = self.receive(index, world)?;
+            if received != Received::Nothing {
+                self.decode(index, world)?;
+            }
+            if received != Received::Some {
+                progress = Progress::Idle;
+                break;
+            }
+        }
+        self.flush(index, world)?;
+        Ok(progress)
+    }
+
+    /// Sends the first frame once the socket is connected.
+    fn greet(&mut self, index: usize, world: &mut World<'_>) -> Result<bool, Gone> {
+        let connections = self.connections.len() as u32;
+        let Some(connection) = &mut self.connections[index] else {
+            return Ok(false);
+        };
+        if let Some(error) = connection.stream.socket().take_error()? {
+            return Err(error.into());
+        }
+        if connection.stream.socket().peer_addr().is_err() {
+            return Ok(false);
+        }
+        connection.join = Join::AwaitsWelcome;
+        connection.outbound.stage(&Frame::Hello {
+            version: frame::VERSION,
+            path: self.label,
+            index: index as u32,
+            connections,
+            sent: world.clock.now(),
+        });
+        Ok(true)
+    }
+
+    fn receive(&mut self, index: usize, world: &mut World<'_>) -> Result<Received, Gone> {
+        let Some(connection) = &mut self.connections[index] else {
+            return Ok(Received::Nothing);
+        };
+        let mut placing = Placing {
+            ops: &mut self.ops,
+            outbound: &mut connection.outbound,
+            far_clock: &self.far_clock,
+            clock: world.clock,
+            vectors: world.vectors,
+        };
+        match connection.inbound.receive(&mut connection.stream, &mut placing) {
+            Ok(received) => Ok(received),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received::Nothing),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(Received::Some),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Works through what has been received.
+    fn decode(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Gone> {
+        loop {
+            let Some(connection) = &mut self.connections[index] else {
+                return Ok(());
+            };
+            let mut placing = Placing {
+                ops: &mut self.ops,
+                outbound: &mut connection.outbound,
+                far_clock: &self.far_clock,
+                clock: world.clock,
+                vectors: world.vectors,
+            };
+            connection.inbound.place_buffered(&mut placing);
+            if connection.inbound.payload.is_some() {
+                return Ok(());
+            }
+            let Some((frame, used)) = frame::decode(connection.inbound.buffered())? else {
+                return Ok(());
+            };
+            connection.inbound.consume(used);
+            match self.phase {
+                Phase::Live => self.on_frame(index, frame, world)?,
+                _ => self.on_opening_frame(index, frame, world)?,
+            }
+        }
+    }
+
+    fn on_opening_frame(&mut self, index: usize, frame: Frame, world: &mut World<'_>) -> Result<(), Gone> {
+        let now = world.clock.now();
+        let Some(connection) = &mut self.connections[index] else {
+            return Ok(());
+        };
+        match (connection.join, frame) {
+            (Join::AwaitsWelcome, Frame::Welcome { version, echo, sent }) => {
+                if version != frame::VERSION || echo > now {
+                    return Err(Gone::GARBAGE);
+                }
+                self.far_clock.learn(echo, sent, now);
+                connection.outbound.stage(&Frame::Pong { echo: sent, read: now });
+                connection.join = Join::Joined;
+            }
+            (Join::AwaitsPong, Frame::Pong { echo, read }) => {
+                if echo > now {
+                    return Err(Gone::GARBAGE);
+                }
+                self.far_clock.learn(echo, read, now);
+                connection.join = Join::Joined;
+                if self.all_joined() {
+                    // The opener hears of it on the first connection, and sends nothing before.
+                    if let Some(first) = &mut self.connections[0] {
+                        first.outbound.stage(&Frame::Ready);
+                    }
+                    self.phase = Phase::Live;
+                    world.signals.push(Signal::Accepted { path: self.id });
+                    self.flush(0, world)?;
+                }
+            }
+            (Join::Joined, Frame::Ready) if self.opened_here && index == 0 && self.all_joined() => {
+                self.phase = Phase::Live;
+                world.signals.push(Signal::Opened { path: self.id });
+            }
+            _ => return Err(Gone::GARBAGE),
+        }
+        Ok(())
+    }
+
+    fn all_joined(&self) -> bool {
+        self.connections
+            .iter()
+            .all(|c| c.as_ref().is_some_and(|c| c.join == Join::Joined))
+    }
+
+    fn on_frame(&mut self, index: usize, frame: Frame, world: &mut World<'_>) -> Result<(), Gone> {
+        let Some(connection) = &mut self.connections[index] else {
+            return Ok(());
+        };
+        match frame {
+            Frame::ReadData { op, len } => {
+                let known = self.ops.find(op).filter(|o| o.is_read() && o.connection == index);
+                if known.is_none_or(|o| len > o.bytes() - o.received) {
+                    return Err(Gone::GARBAGE);
+                }
+                connection.inbound.payload = Some(Payload {
+                    sink: Sink::Read { op },
+                    left: len,
+                });
+            }
+            Frame::ReadEnd { op, outcome } => self.on_read_end(index, op, outcome, world)?,
+            Frame::WriteAck { op, outcome } => self.on_write_ack(index, op, outcome, world)?,
+            Frame::ReadRequest(request) => {
+                self.on_read_request(index, request, world)?;
+                self.compare_clocks(index, world);
+            }
+            Frame::WriteRequest(request) => {
+                if connection.inbound.write.is_some() {
+                    return Err(Gone::GARBAGE);
+                }
+                let late = self.far_clock.may_have_reached(request.deadline, world.clock.now());
+                let write = IncomingWrite::begin(request, world.regions, late, &mut connection.outbound);
+                connection.inbound.write = Some(write);
+                self.compare_clocks(index, world);
+            }
+            Frame::WriteData { op, len } => {
+                let current = connection.inbound.write.as_ref().filter(|w| w.op == op);
+                if current.is_none_or(|w| len > w.total - w.received) {
+                    return Err(Gone::GARBAGE);
+                }
+                connection.inbound.payload = Some(Payload {
+                    sink: Sink::Write,
+                    left: len,
+                });
+            }
+            Frame::WriteEnd { op, complete } => {
+                let write = connection.inbound.write.take().filter(|w| w.op == op);
+                let write = write.ok_or(Gone::GARBAGE)?;
+                if complete && write.received != write.total {
+                    return Err(Gone::GARBAGE);
+                }
+                if let Some(arrival) = write.finish(complete, &mut connection.outbound) {
+                    world.signals.push(Signal::Arrived { path: self.id, arrival });
+                }
+            }
+            Frame::Cancel { op } => connection.outbound.end_response(op, Ended::Aborted),
+            Frame::Ping { sent } => connection.outbound.stage(&Frame::Pong {
+                echo: sent,
+                read: world.clock.now(),
+            }),
+            Frame::Pong { echo, read } => {
+                let now = world.clock.now();
+                if echo > now {
+                    return Err(Gone::GARBAGE);
+                }
+                self.far_clock.learn(echo, read, now);
+            }
+            Frame::Message(payload) => world.signals.push(Signal::Message { path: self.id, payload }),
+            Frame::Hello { .. } | Frame::Welcome { .. } | Frame::Ready => return Err(Gone::GARBAGE),
+        }
+        Ok(())
+    }
+
+    fn on_read_request(&mut self, index: usize, request: ReadRequest, world: &mut World<'_>) -> Result<(), Gone> {
+        let Some(connection) = &mut self.connections[index] else {
+            return Ok(());
+        };
+        if !connection.outbound.admits(request.spans.runs().len()) {
+            return Err(Gone::GARBAGE);
+        }
+        let verdict = if self.far_clock.may_have_reached(request.deadline, world.clock.now()) {
+            Err(Refusal::Late)
+        } else {
+            world.regions.check(&request.key, Access::READ, &request.spans)
+        };
+        match verdict {
+            Ok(region) => connection.outbound.respond(region.clone(), request),
+            Err(refusal) => connection.outbound.stage(&Frame::ReadEnd {
+                op: request.op,
+                outcome: Err(Ended::Refused(refusal)),
+            }),
+        }
+        Ok(())
+    }
+
+    fn on_read_end(
+        &mut self,
+        index: usize,
+        wire: u64,
+        outcome: Result<Option<u64>, Ended>,
+        world: &mut World<'_>,
+    ) -> Result<(), Gone> {
+        let known = self.ops.find(wire).filter(|o| o.is_read() && o.connection == index);
+        let op = known.ok_or(Gone::GARBAGE)?;
+        if op.stage == Stage::Open {
+            let outcome = match outcome {
+                Ok(far_sum) if op.received == op.bytes() && far_sum.is_some() == op.part.checksum => {
+                    Ok(Done { far_sum })
+                }
+                Err(Ended::Refused(refusal)) => Err(Failure::Refused(refusal)),
+                // An end without all the bytes, or without the checksum, or that nobody asked for.
+                Ok(_) | Err(Ended::Aborted) => return Err(Gone::GARBAGE),
+            };
+            world.signals.push(completed(self.id, op.id, outcome));
+        }
+        self.forget(wire);
+        Ok(())
+    }
+
+    fn on_write_ack(
+        &mut self,
+        index: usize,
+        wire: u64,
+        outcome: Result<Option<u64>, Ended>,
+        world: &mut World<'_>,
+    ) -> Result<(), Gone> {
+        let known = self.ops.find(wire).filter(|o| !o.is_read() && o.connection == index);
+        let op = known.ok_or(Gone::GARBAGE)?;
+        let (Some(connection), Some(job)) = (&mut self.connections[index], op.job) else {
+            return Err(Gone::GARBAGE);
+        };
+        let outcome = match (outcome, op.stage) {
+            (Ok(far_sum), _) => {
+                if !connection.outbound.is_sent(job) || far_sum.is_some() != op.part.checksum {
+                    return Err(Gone::GARBAGE);
+                }
+                Ok(Done { far_sum })
+            }
+            (Err(Ended::Refused(refusal)), _) => {
+                connection.outbound.end(job, Ended::Aborted);
+                Err(Failure::Refused(refusal))
+            }
+            (Err(Ended::Aborted), Stage::Ending(cause)) => Err(cause),
+            (Err(Ended::Aborted), Stage::Ended) => Err(Failure::Expired),
+            (Err(Ended::Aborted), Stage::Open) => return Err(Gone::GARBAGE),
+        };
+        if op.stage != Stage::Ended {
+            world.signals.push(completed(self.id, op.id, outcome));
+        }
+        self.forget(wire);
+        Ok(())
+    }
+
+    /// Asks the peer for its time where what is known of it has grown old.
+    fn compare_clocks(&mut self, index: usize, world: &mut World<'_>) {
+        let now = world.clock.now();
+        if self.far_clock.is_stale(now)
+            && now.saturating_sub(self.pinged) > Time::from_ms(100)
+            && let Some(connection) = &mut self.connections[index]
+        {
+            self.pinged = now;
+            connection.outbound.stage(&Frame::Ping { sent: now });
+        }
+    }
+
+    /// Accepts an operation, or not: `false` is back-pressure.
+    pub(super) fn post(&mut self, op: &Op, max_inflight: usize, now: Time, world: &mut World<'_>) -> Option<usize> {
+        if self.phase != Phase::Live || self.ops.len() >= max_inflight {
+            return None;
+        }
+        if op.deadline <= now {
+            world.signals.push(completed(self.id, op.id, Err(Failure::Expired)));
+            return Some(0);
+        }
+        match &op.body {
+            Body::Message(payload) => {
+                let connection = self.connections[0].as_mut()?;
+                if connection.outbound.is_crowded() {
+                    return None;
+                }
+                let outcome = if payload.len() > frame::MESSAGE_BYTES_MAX {
+                    Err(Failure::Refused(Refusal::Malformed))
+                } else {
+                    connection.outbound.message(payload);
+                    Ok(Done::default())
+                };
+                world.signals.push(completed(self.id, op.id, outcome));
+                Some(0)
+            }
+            Body::Move(part) => self.post_move(op, part, world),
+        }
+    }
+
+    fn post_move(&mut self, op: &Op, part: &Move, world: &mut World<'_>) -> Option<usize> {
+        let local = part.leg.local();
+        let usable = world.regions.lookup(&local.key).and_then(host);
+        let bytes = part.range.end.saturating_sub(part.range.start);
+        let runs = part.leg.remote_spans().runs().len();
+        let possible = part.range.end <= part.leg.bytes() && bytes <= frame::MOVE_BYTES_MAX;
+        let verdict = match usable {
+            Err(refusal) => Err(refusal),
+            Ok(_) if !possible => Err(Refusal::Malformed),
+            Ok(_) => Ok(()),
+        };
+        if let Err(refusal) = verdict {
+            world
+                .signals
+                .push(completed(self.id, op.id, Err(Failure::Refused(refusal))));
+            return Some(0);
+        }
+        let index = self.choose(bytes);
+        let connection = self.connections[index].as_mut()?;
+        let wire = self.ops.next_wire();
+        let mut job = None;
+        match part.direction {
+            Direction::Read => {
+                let spans = part.leg.remote_spans().slice(part.range.clone());
+                if connection.outbound.is_crowded() || connection.open_runs + runs > frame::REQUESTED_RUNS_MAX {
+                    return None;
+                }
+                if spans.runs().len() > frame::RUNS_MAX {
+                    let refusal = Failure::Refused(Refusal::Malformed);
+                    world.signals.push(completed(self.id, op.id, Err(refusal)));
+                    return Some(0);
+                }
+                connection.open_runs += runs;
+                connection.outbound.stage(&Frame::ReadRequest(ReadRequest {
+                    op: wire,
+                    deadline: op.deadline,
+                    key: part.leg.remote().key,
+                    spans,
+                    checksum: part.checksum,
+                }));
+            }
+            Direction::Write => job = Some(connection.outbound.write(wire, part.clone(), op.deadline)),
+        }
+        connection.open_bytes += bytes;
+        self.ops.insert(LocalOp {
+            wire,
+            id: op.id,
+            deadline: op.deadline,
+            part: part.clone(),
+            connection: index,
+            job,
+            received: 0,
+            stage: Stage::Open,
+        });
+        Some(index)
+    }
+
+    /// Small moves share the first connection with messages; large ones go where the least is under way.
+    fn choose(&self, bytes: u64) -> usize {
+        if bytes <= SMALL_BYTES {
+            return 0;
+        }
+        let load = |index: &usize| self.connections[*index].as_ref().map_or(u64::MAX, |c| c.open_bytes);
+        (0..self.connections.len()).min_by_key(load).unwrap_or(0)
+    }
+
+    pub(super) fn flush_or_lose(&mut self, index: usize, world: &mut World<'_>) {
+        if let Err(gone) = self.flush(index, world) {
+            let now = world.clock.now();
+            self.lose(index, gone, now, world);
+        }
+    }
+
+    fn flush(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Gone> {
+        match &mut self.connections[index] {
+            Some(connection) => connection.flush(&self.far_clock, world.clock, world.vectors, world.epoll),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn cancel(&mut self, id: OpId, world: &mut World<'_>) {
+        let found = self.ops.iter().find(|op| op.id == id).map(|op| op.wire);
+        if let Some(wire) = found {
+            self.end(wire, Failure::Cancelled, world);
+        }
+    }
+
+    /// Ends what is past its deadline.
+    pub(super) fn expire(&mut self, now: Time, world: &mut World<'_>) {
+        let over = |op: &&LocalOp| op.deadline <= now && op.stage != Stage::Ended;
+        let expired: Vec<u64> = self.ops.iter().filter(over).map(|op| op.wire).collect();
+        for wire in expired {
+            self.end(wire, Failure::Expired, world);
+        }
+        match self.phase {
+            Phase::Opening { until } if now >= until => {
+                let gone = Gone {
+                    loss: Loss::Silent,
+                    fenced: true,
+                };
+                self.lose(0, gone, now, world);
+            }
+            Phase::Closing { until, .. } if now >= until => self.finish(false, world),
+            _ => {}
+        }
+    }
+
+    /// Lets go of a region that is being released.
+    pub(super) fn release(&mut self, key: &RegionKey, world: &mut World<'_>) {
+        let slot = key.slot;
+        for connection in self.connections.iter_mut().flatten() {
+            connection.outbound.release(slot);
+            connection.inbound.release(slot, &mut connection.outbound);
+        }
+        let local = |op: &&LocalOp| op.part.leg.local().key == *key;
+        let open: Vec<u64> = self.ops.iter().filter(local).map(|op| op.wire).collect();
+        for wire in open {
+            self.end(wire, Failure::Refused(Refusal::Released), world);
+        }
+        for index in 0..self.connections.len() {
+            self.flush_or_lose(index, world);
+        }
+    }
+
+    /// Ends a move before its time. From here on it touches no local byte; when it completes depends on the far ones.
+    fn end(&mut self, wire: u64, cause: Failure, world: &mut World<'_>) {
+        let Some(op) = self.ops.find(wire) else { return };
+        let (index, id) = (op.connection, op.id);
+        let closing = matches!(self.phase, Phase::Closing { .. });
+        let outcome = match op.stage {
+            Stage::Ended => return,
+            // The deadline is a fence of its own: the target has stopped, too.
+            Stage::Ending(first) if cause == Failure::Expired => first,
+            Stage::Ending(_) => return,
+            Stage::Open if closing && cause != Failure::Expired => return,
+            Stage::Open => cause,
+        };
+        let Some(connection) = &mut self.connections[index] else {
+            return;
+        };
+        if op.is_read() {
+            op.stage = Stage::Ended;
+            world.signals.push(completed(self.id, id, Err(outcome)));
+            connection.outbound.stage(&Frame::Cancel { op: wire });
+            self.flush_or_lose(index, world);
+            return;
+        }
+        let job = op.job.unwrap_or(u64::MAX);
+        let announced = connection.outbound.is_announced(job);
+        connection.outbound.end(job, Ended::Aborted);
+        if announced && cause != Failure::Expired {
+            op.stage = Stage::Ending(cause);
+        } else {
+            op.stage = Stage::Ended;
+            world.signals.push(completed(self.id, id, Err(outcome)));
+        }
+        if !announced || closing {
+            self.forget(wire);
+        }
+        if !closing {
+            self.flush_or_lose(index, world);
+        }
+    }
+
+    fn forget(&mut self, wire: u64) {
+        if let Some(op) = self.ops.remove(wire)
+            && let Some(connection) = &mut self.connections[op.connection]
+        {
+            connection.open_bytes -= op.bytes();
+            if op.is_read() {
+                connection.open_runs -= op.runs();
+            }
+        }
+    }
+
+    /// Watches a connection of a path that is closing until the peer has closed it as well.
+    fn drain(&mut self, index: usize) -> Result<Progress, Gone> {
+        let Some(connection) = &mut self.connections[index] else {
+            return Ok(Progress::Idle);
+        };
+        match connection.stream.discard(1 << 20) {
+            Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(_) => Ok(Progress::Busy),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Progress::Idle),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(Progress::Busy),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// One connection is gone, and with it the path.
+    fn lose(&mut self, index: usize, gone: Gone, now: Time, world: &mut World<'_>) {
+        let loss = match self.phase {
+            Phase::Over => return,
+            Phase::Opening { .. } => {
+                self.connections.clear();
+                self.phase = Phase::Over;
+                if self.opened_here {
+                    world.signals.push(Signal::Lost {
+                        path: self.id,
+                        loss: gone.loss,
+                        fenced: true,
+                    });
+                }
+                return;
+            }
+            Phase::Live => {
+                self.settle_harmless(gone.loss, world);
+                for (at, connection) in self.connections.iter_mut().enumerate() {
+                    if let Some(connection) = connection
+                        && at != index
+                    {
+                        // The peer takes it as its own end of the path, and answers in kind.
+                        let _ = connection.stream.socket().shutdown(Shutdown::Write);
+                        let _ = connection.watch(world.epoll, false);
+                    }
+                }
+                self.phase = Phase::Closing {
+                    loss: gone.loss,
+                    until: now.saturating_add(CLOSING_MAX),
+                    fenced: true,
+                };
+                gone.loss
+            }
+            Phase::Closing { loss, .. } => loss,
+        };
+        let lost: Vec<u64> = self
+            .ops
+            .iter()
+            .filter(|op| op.connection == index)
+            .map(|op| op.wire)
+            .collect();
+        self.connections[index] = None;
+        if let Phase::Closing { fenced, .. } = &mut self.phase {
+            *fenced &= gone.fenced || lost.is_empty();
+        }
+        for wire in lost {
+            if let Some(op) = self.ops.remove(wire)
+                && op.stage != Stage::Ended
+            {
+                let failure = Failure::PathLost {
+                    loss,
+                    fenced: gone.fenced,
+                };
+                world.signals.push(completed(self.id, op.id, Err(failure)));
+            }
+        }
+        if self.connections.iter().all(Option::is_none) {
+            self.finish(true, world);
+        }
+    }
+
+    /// Completes what a lost path leaves no doubt about: reads, and writes that the peer never heard of.
+    fn settle_harmless(&mut self, loss: Loss, world: &mut World<'_>) {
+        let connections = &self.connections;
+        let harmless = |op: &&LocalOp| {
+            let job = op.job.unwrap_or(u64::MAX);
+            let connection = connections[op.connection].as_ref();
+            op.is_read() || connection.is_some_and(|c| !c.outbound.is_announced(job))
+        };
+        let settled: Vec<u64> = self.ops.iter().filter(harmless).map(|op| op.wire).collect();
+        for wire in settled {
+            if let Some(op) = self.ops.remove(wire)
+                && op.stage != Stage::Ended
+            {
+                let failure = Failure::PathLost { loss, fenced: true };
+                world.signals.push(completed(self.id, op.id, Err(failure)));
+            }
+        }
+    }
+
+    /// The end of a path: whatever is still open completes, and then the path is lost.
+    fn finish(&mut self, all_closed: bool, world: &mut World<'_>) {
+        let Phase::Closing { loss, fenced, .. } = self.phase else {
+            return;
+        };
+        let mut fenced = fenced;
+        for op in self.ops.drain() {
+            fenced &= all_closed;
+            if op.stage != Stage::Ended {
+                let failure = Failure::PathLost {
+                    loss,
+                    fenced: all_closed,
+                };
+                world.signals.push(completed(self.id, op.id, Err(failure)));
+            }
+        }
+        self.connections.clear();
+        self.phase = Phase::Over;
+        world.signals.push(Signal::Lost {
+            path: self.id,
+            loss,
+            fenced,
+        });
+    }
+
+    /// This side wants no more of the path.
+    pub(super) fn close(&mut self, world: &mut World<'_>) {
+        match self.phase {
+            Phase::Over => return,
+            Phase::Live => self.settle_harmless(Loss::Closed, world),
+            Phase::Opening { .. } | Phase::Closing { .. } => {}
+        }
+        self.phase = Phase::Closing {
+            loss: Loss::Closed,
+            until: Time::ZERO,
+            fenced: true,
+        };
+        self.finish(false, world);
+    }
+}
+
+fn completed(path: PathId, op: OpId, outcome: Result<Done, Failure>) -> Signal {
+    Signal::Completed { path, op, outcome }
+}
