@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_fabric::tcp::{Tcp, TcpOptions};
+use weft_fabric::tcp::{Tcp, TcpOptions, TlsOptions};
 use weft_fabric::{Clock, HostMemory};
 use weft_plan::Time;
 use weft_protocol::conformance::{Ends, Harness, Side};
@@ -23,6 +23,31 @@ impl OverTcp {
                 ..TcpOptions::default()
             },
         }
+    }
+
+    /// One authority, and one certificate under it that both ends use.
+    fn encrypted() -> OverTcp {
+        let mut over = OverTcp::new(2);
+        over.options.tls = Some(certificates("weft.test"));
+        over
+    }
+}
+
+fn certificates(name: &str) -> TlsOptions {
+    let authority_key = rcgen::KeyPair::generate().expect("a key");
+    let mut authority = rcgen::CertificateParams::new([]).expect("parameters");
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let root = authority.self_signed(&authority_key).expect("a root");
+    let issuer = rcgen::Issuer::new(authority, authority_key);
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let leaf = rcgen::CertificateParams::new([name.to_string()])
+        .and_then(|params| params.signed_by(&key, &issuer))
+        .expect("a certificate");
+    TlsOptions {
+        certificates: vec![leaf.der().to_vec()],
+        key: key.serialize_der(),
+        roots: vec![root.der().to_vec()],
+        server_name: name.to_string(),
     }
 }
 
@@ -53,4 +78,46 @@ mod one_connection {
 
 mod several_connections {
     weft_protocol::conformance_tests!(super::OverTcp::new(3));
+}
+
+mod encrypted {
+    weft_protocol::conformance_tests!(super::OverTcp::encrypted());
+}
+
+/// Whoever has no certificate of the right authority gets no path, and neither end is the worse for it.
+#[test]
+fn certificates_of_another_authority_open_no_path() {
+    use weft_protocol::{Loss, Signal, Transport};
+    let clock = Clock::start();
+    let start = |tls| {
+        let options = TcpOptions {
+            tls,
+            ..TcpOptions::default()
+        };
+        Tcp::start(options, Epoch(1), clock).expect("loopback is there")
+    };
+    let mut target = start(Some(certificates("weft.test")));
+    for tls in [Some(certificates("weft.test")), None] {
+        let mut opener = start(tls);
+        let address = target.capabilities().address.clone();
+        opener.open(&address, clock.now()).expect("open starts");
+        let (mut heard, mut heard_there) = (Vec::new(), Vec::new());
+        let give_up = clock.now().saturating_add(Time::from_secs(20));
+        while heard.is_empty() {
+            opener.poll(clock.now(), &mut heard);
+            target.poll(clock.now(), &mut heard_there);
+            assert!(clock.now() < give_up, "the path neither opened nor failed");
+        }
+        assert!(
+            matches!(
+                heard[..],
+                [Signal::Lost {
+                    loss: Loss::Garbage | Loss::ClosedByPeer,
+                    ..
+                }]
+            ),
+            "{heard:?}"
+        );
+        assert!(heard_there.is_empty(), "{heard_there:?}");
+    }
 }

@@ -159,19 +159,28 @@ impl Path {
         if connection.join == Join::Connecting && !self.greet(index, world)? {
             return Ok(Progress::Idle);
         }
-        let mut progress = Progress::Busy;
-        for _ in 0..RECEIVES_PER_TURN {
+        let mut calls = 0;
+        let progress = loop {
             let received = self.receive(index, world)?;
             if received != Received::Nothing {
                 self.decode(index, world)?;
             }
             if received != Received::Some {
-                progress = Progress::Idle;
-                break;
+                break Progress::Idle;
             }
-        }
+            calls += 1;
+            // Bytes that have been decrypted make no socket readable, so they are not left behind.
+            if calls >= RECEIVES_PER_TURN && !self.holds_plaintext(index) {
+                break Progress::Busy;
+            }
+        };
         self.flush(index, world)?;
         Ok(progress)
+    }
+
+    fn holds_plaintext(&self, index: usize) -> bool {
+        let connection = self.connections[index].as_ref();
+        connection.is_some_and(|c| c.stream.holds_plaintext())
     }
 
     /// Sends the first frame once the socket is connected.

@@ -52,6 +52,13 @@ impl Stream {
             Stream::Tls(tls) => tls.flush(),
         }
     }
+    /// Have bytes been decrypted that nobody has received yet?
+    pub(super) fn holds_plaintext(&self) -> bool {
+        match self {
+            Stream::Plain(_) => false,
+            Stream::Tls(tls) => tls.holds_plaintext(),
+        }
+    }
     /// Does receiving less than was asked for mean that there is no more for now?
     pub(super) fn short_means_empty(&self) -> bool {
         matches!(self, Stream::Plain(_))

@@ -112,6 +112,10 @@ impl TlsStream {
         &self.socket
     }
 
+    pub(super) fn holds_plaintext(&self) -> bool {
+        self.plaintext > 0
+    }
+
     pub(super) fn send(&mut self, vectors: &mut Vectors) -> io::Result<usize> {
         self.flush()?;
         let mut taken = 0;
