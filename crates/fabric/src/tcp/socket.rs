@@ -24,9 +24,21 @@ impl Vectors {
     /// IOV_MAX on Linux.
     pub(super) const MAX: usize = 1024;
 
-    pub(super) fn clear(&mut self) {
+    fn clear(&mut self) {
         self.list.clear();
         self.bytes = 0;
+    }
+    /// Sends from everything collected; how many bytes the kernel took.
+    pub(super) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let sent = send(socket, &mut self.list);
+        self.clear();
+        sent
+    }
+    /// Receives into everything collected; 0 means that the peer has closed.
+    pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let received = receive(socket, &mut self.list);
+        self.clear();
+        received
     }
     pub(super) fn bytes(&self) -> usize {
         self.bytes
@@ -64,10 +76,11 @@ impl Vectors {
             bytes = &bytes[len..];
             filled += len;
         }
+        self.clear();
         filled
     }
-    /// As slices, for encryption, which reads while the caller holds what the vectors point to.
-    pub(super) fn for_each_source(&self, mut take: impl FnMut(&[u8]) -> io::Result<bool>) -> io::Result<()> {
+    /// Hands everything collected over in slices, for encryption, until `take` says that it wants no more.
+    pub(super) fn drain(&mut self, mut take: impl FnMut(&[u8]) -> io::Result<bool>) -> io::Result<()> {
         // Registered memory may change at any moment, so it is copied before anything forms a reference to it.
         let mut copy = [0u8; 16 << 10];
         for vector in &self.list {
@@ -77,36 +90,36 @@ impl Vectors {
                 // SAFETY: within the vector, which points to readable bytes that outlive this call.
                 unsafe { std::ptr::copy(vector.iov_base.cast::<u8>().add(at), copy.as_mut_ptr(), len) };
                 if !take(&copy[..len])? {
+                    self.clear();
                     return Ok(());
                 }
                 at += len;
             }
         }
+        self.clear();
         Ok(())
     }
 }
 
-/// Sends from all vectors; how many bytes the kernel took.
-pub(super) fn send(socket: BorrowedFd<'_>, vectors: &mut Vectors) -> io::Result<usize> {
+fn send(socket: BorrowedFd<'_>, list: &mut [libc::iovec]) -> io::Result<usize> {
     // SAFETY: an all-zero msghdr is a valid empty one.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = vectors.list.as_mut_ptr();
-    message.msg_iovlen = vectors.list.len();
+    message.msg_iov = list.as_mut_ptr();
+    message.msg_iovlen = list.len();
     // SAFETY: the vectors point to memory that outlives the call and that the kernel only reads.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives into all vectors; 0 means that the peer has closed.
-pub(super) fn receive(socket: BorrowedFd<'_>, vectors: &mut Vectors) -> io::Result<usize> {
-    let received = if let [only] = vectors.list[..] {
+fn receive(socket: BorrowedFd<'_>, list: &mut [libc::iovec]) -> io::Result<usize> {
+    let received = if let [only] = list {
         // SAFETY: the vector points to memory that outlives the call; whoever else touches it does so by raw copies.
         unsafe { libc::recv(socket.as_raw_fd(), only.iov_base, only.iov_len, libc::MSG_DONTWAIT) }
     } else {
         // SAFETY: an all-zero msghdr is a valid empty one.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = vectors.list.as_mut_ptr();
-        message.msg_iovlen = vectors.list.len();
+        message.msg_iov = list.as_mut_ptr();
+        message.msg_iovlen = list.len();
         // SAFETY: as above, for each of the vectors.
         unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) }
     };

@@ -27,14 +27,14 @@ impl Stream {
     /// Sends from the vectors; fewer bytes than they hold means that the socket is full.
     pub(super) fn send(&mut self, vectors: &mut Vectors) -> io::Result<usize> {
         match self {
-            Stream::Plain(socket) => socket::send(socket.as_fd(), vectors),
+            Stream::Plain(socket) => vectors.send(socket.as_fd()),
             Stream::Tls(tls) => tls.send(vectors),
         }
     }
     /// Receives into the vectors; 0 means that the peer has closed.
     pub(super) fn receive(&mut self, vectors: &mut Vectors) -> io::Result<usize> {
         match self {
-            Stream::Plain(socket) => socket::receive(socket.as_fd(), vectors),
+            Stream::Plain(socket) => vectors.receive(socket.as_fd()),
             Stream::Tls(tls) => tls.receive(vectors),
         }
     }

@@ -120,7 +120,7 @@ impl TlsStream {
         self.flush()?;
         let mut taken = 0;
         let mut writer = self.session.writer();
-        vectors.for_each_source(|bytes| {
+        vectors.drain(|bytes| {
             let n = writer.write(bytes)?;
             taken += n;
             Ok(n == bytes.len())
