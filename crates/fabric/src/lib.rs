@@ -1,17 +1,22 @@
 //! The real transports and the memory they touch. No policy lives here: what moves, when and over which path is decided above.
 
+pub mod calibrate;
 pub mod clock;
 pub mod copy;
+pub mod discover;
 pub mod memory;
+pub mod shared_memory;
 pub mod tcp;
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use weft_plan::Time;
-use weft_protocol::Transport;
+use weft_protocol::{Failure, PathId, Refusal, RegionKey, Transport};
 
 pub use clock::Clock;
 pub use memory::HostMemory;
+pub use shared_memory::{BorrowedMapping, SharedMemory, SharedMemoryOptions};
 
 /// A transport that a thread can sleep on.
 pub trait Live: Transport {
@@ -19,4 +24,9 @@ pub trait Live: Transport {
     fn wake_fd(&self) -> BorrowedFd<'_>;
     /// When [`Transport::poll`] must be called even if the descriptor stays silent.
     fn next_timeout(&self) -> Option<Time>;
+    /// A peer's region where it lies, read-only and without a copy. `None` until the peer has answered: ask again.
+    fn borrow(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<BorrowedMapping>>, Failure> {
+        let _ = (path, key);
+        Err(Refusal::Unsupported.into())
+    }
 }

@@ -19,7 +19,7 @@ mod mapping;
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use thiserror::Error;
@@ -163,6 +163,17 @@ impl HostMemory {
         }
     }
 
+    /// A descriptor to hand to a peer: one that cannot be written through, unless `writable`. `None` for foreign memory, and
+    /// where no descriptor is left.
+    pub(crate) fn file_for(&self, writable: bool) -> Option<OwnedFd> {
+        let file = self.file()?;
+        if writable {
+            return file.try_clone_to_owned().ok();
+        }
+        let opened = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        opened.ok().map(OwnedFd::from)
+    }
+
     /// All bytes, copied. For tests and tools; transfers never need it.
     pub fn snapshot(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
@@ -253,8 +264,6 @@ fn reserve_huge(len: usize) -> Result<(OwnedFd, Mapping), MemoryError> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
     use super::*;
 
     #[test]

@@ -1,15 +1,21 @@
 //! What a movement costs on a link: the one place where time is predicted from size.
 
+mod fit;
+
 use serde::{Deserialize, Serialize};
 
 use crate::units::{Bandwidth, Bytes, Time};
 
+pub use fit::{Fit, FitError, Measurement, fit};
+
 /// The cost of moving bytes one way over a link, LogGP-like: `latency + per_span · spans + bytes / bandwidth`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LinkCost {
     /// From post to completion of an empty operation.
     pub latency: Time,
     /// Added by each span that is not adjacent to the one before it.
+    #[serde(default)]
     pub per_span: Time,
     pub bandwidth: Bandwidth,
 }

@@ -5,11 +5,17 @@
 #![forbid(unsafe_code)]
 
 pub mod cost;
+pub mod kv;
 pub mod place;
+pub mod platform;
+pub mod route;
 pub mod spans;
 pub mod units;
 
 pub use cost::LinkCost;
-pub use place::Place;
+pub use kv::{KvLayout, KvOrder, KvShape, KvStrides};
+pub use place::{Place, PlaceKind};
+pub use platform::{Machine, Platform};
+pub use route::{Route, route};
 pub use spans::{Run, Span, Spans};
 pub use units::{Bandwidth, Bytes, Rank, Time};

@@ -10,7 +10,7 @@
 //!     spans.push(Span { offset: block * 4096, len: 4096 });
 //! }
 //! assert_eq!(spans.bytes(), 5 * 4096);
-//! assert_eq!(spans.runs().len(), 2); // 0, 2, 4 at a stride; 6 and 7 are adjacent
+//! assert_eq!(spans.runs().len(), 2); // 0, 2 and 4 at a stride, then 6 and 7 as one piece
 //! ```
 
 use std::ops::Range;
@@ -54,6 +54,18 @@ impl Run {
             .checked_add(self.offset)?
             .checked_add(self.len)
     }
+    /// Where the next piece must begin for the run to go on; a run of one piece takes any stride that does not overlap.
+    fn next_offset_after(&self, wanted: u64) -> Option<u64> {
+        // Strides that overlap themselves are legal for reading but would be a race for writing: keep them apart.
+        if self.count == 1 {
+            let stride = wanted.checked_sub(self.offset)?;
+            return (stride > self.len).then_some(wanted);
+        }
+        if self.stride < self.len {
+            return None;
+        }
+        self.stride.checked_mul(self.count)?.checked_add(self.offset)
+    }
 }
 
 /// An ordered list of spans, stored as runs. The order is that of the bytes in the transfer.
@@ -83,18 +95,25 @@ impl Spans {
     }
 
     /// Blocks of one size, by their index: the shape of a paged cache.
+    ///
+    /// # Panics
+    /// Where a block ends past 2^64. [`KvLayout`](crate::KvLayout) checks indices that come from outside.
     pub fn paged(base: u64, block: u64, indices: impl IntoIterator<Item = u64>) -> Spans {
         let mut spans = Spans::new();
         for index in indices {
+            let offset = index.checked_mul(block).and_then(|within| within.checked_add(base));
             spans.push(Span {
-                offset: base + index * block,
+                offset: offset.expect("a block that begins past 2^64"),
                 len: block,
             });
         }
         spans
     }
 
-    /// Appends a span, merging it into the last run where it continues it.
+    /// Appends a span. It becomes part of the last piece where it touches it, or of the last run where it keeps its stride.
+    ///
+    /// # Panics
+    /// Where the span ends past 2^64, or the list would hold more than 2^64 bytes.
     pub fn push(&mut self, span: Span) {
         if span.len == 0 {
             return;
@@ -107,55 +126,79 @@ impl Spans {
             span.offset.checked_add(span.len).is_some(),
             "a span that ends past 2^64"
         );
-        if let Some(last) = self.runs.last_mut() {
-            if last.count == 1 && last.offset + last.len == span.offset {
-                last.len += span.len;
-                last.stride = last.len;
-                self.bytes = bytes;
-                return;
-            }
-            if last.len == span.len {
-                let continues = if last.count == 1 {
-                    span.offset > last.offset
-                } else {
-                    last.offset.checked_add(last.stride * last.count) == Some(span.offset)
+        match self.runs.last_mut() {
+            Some(last) if last.end() == span.offset => {
+                // Touching pieces are worth more than a stride: the last piece leaves its run to grow.
+                let piece = Span {
+                    offset: span.offset - last.len,
+                    len: last.len,
                 };
-                // Strides that overlap themselves are legal for reading but would be a race for writing: keep them apart.
-                if continues && span.offset - last.offset >= last.len {
+                if last.count == 1 {
+                    self.runs.pop();
+                    self.starts.pop();
+                } else {
+                    last.count -= 1;
                     if last.count == 1 {
-                        last.stride = span.offset - last.offset;
+                        last.stride = last.len;
                     }
-                    last.count += 1;
-                    self.bytes = bytes;
-                    return;
                 }
+                self.append(piece.offset, piece.len + span.len, self.bytes - piece.len);
             }
+            _ => self.append(span.offset, span.len, self.bytes),
         }
-        self.starts.push(self.bytes);
-        self.runs.push(Run {
-            offset: span.offset,
-            len: span.len,
-            stride: span.len,
-            count: 1,
-        });
         self.bytes = bytes;
     }
 
-    /// Appends a run as it is.
+    /// Appends one piece that touches no other, as the continuation of the last run or as a run of its own.
+    fn append(&mut self, offset: u64, len: u64, start: u64) {
+        if let Some(last) = self.runs.last_mut()
+            && last.len == len
+            && last.next_offset_after(offset) == Some(offset)
+        {
+            last.stride = if last.count == 1 {
+                offset - last.offset
+            } else {
+                last.stride
+            };
+            last.count += 1;
+            return;
+        }
+        self.starts.push(start);
+        self.runs.push(Run {
+            offset,
+            len,
+            stride: len,
+            count: 1,
+        });
+    }
+
+    /// Appends a run. One whose pieces touch becomes one piece; otherwise it stays as it is.
     ///
     /// # Panics
-    /// Where the run ends past 2^64; use [`Run::checked_end`] first on numbers from outside.
+    /// Where the run ends past 2^64, or the list would hold more than 2^64 bytes; use [`Run::checked_end`] first on numbers
+    /// from outside.
     pub fn push_run(&mut self, run: Run) {
         assert!(run.checked_end().is_some(), "a run that ends past 2^64");
         if run.count == 0 || run.len == 0 {
             return;
         }
-        self.starts.push(self.bytes);
-        self.bytes = self
+        let bytes = self
             .bytes
             .checked_add(run.bytes())
             .expect("a span list of more than 2^64 bytes");
-        self.runs.push(run);
+        let touching = run.count == 1 || run.stride == run.len;
+        self.starts.push(self.bytes);
+        self.runs.push(if touching {
+            Run {
+                offset: run.offset,
+                len: run.bytes(),
+                stride: run.bytes(),
+                count: 1,
+            }
+        } else {
+            run
+        });
+        self.bytes = bytes;
     }
 
     pub fn runs(&self) -> &[Run] {
@@ -209,8 +252,8 @@ impl Spans {
     /// The same bytes `range` as a list of its own, keeping strides as strides.
     pub fn slice(&self, range: Range<u64>) -> Spans {
         let mut out = Spans::new();
+        let mut cursor = self.pieces(range.clone());
         let mut left = range.end - range.start;
-        let mut cursor = self.pieces(range);
         while left > 0 {
             let run = self.runs[cursor.run];
             let whole = if cursor.skip == 0 {
@@ -317,12 +360,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn any_spans() -> impl Strategy<Value = Vec<Span>> {
-        prop::collection::vec((0u64..64, 1u64..5), 0..40).prop_map(|v| {
-            v.into_iter()
-                .map(|(o, l)| Span {
-                    offset: o * 8,
-                    len: l * 8,
+    /// What a test pushes: a span, or a run (which may overlap itself).
+    fn any_runs() -> impl Strategy<Value = Vec<Run>> {
+        let run = (0u64..64, 1u64..5, 0u64..7, prop_oneof![3 => Just(1u64), 1 => 1u64..6]);
+        prop::collection::vec(run, 0..40).prop_map(|list| {
+            list.into_iter()
+                .map(|(offset, len, stride, count)| Run {
+                    offset: offset * 8,
+                    len: len * 8,
+                    stride: stride * 8,
+                    count,
                 })
                 .collect()
         })
@@ -332,16 +379,51 @@ mod tests {
         pieces.flat_map(|s| s.offset..s.offset + s.len).collect()
     }
 
+    fn naive(run: &Run) -> impl Iterator<Item = Span> + '_ {
+        (0..run.count).map(|i| Span {
+            offset: run.offset + i * run.stride,
+            len: run.len,
+        })
+    }
+
     proptest! {
         #[test]
-        fn pieces_are_the_bytes_that_were_pushed(list in any_spans(), a in 0u64..2000, b in 0u64..2000) {
-            let spans: Spans = list.iter().copied().collect();
-            let all = bytes_of(list.into_iter());
+        fn pieces_are_the_bytes_that_were_pushed(list in any_runs(), a in 0u64..2000, b in 0u64..2000) {
+            let mut spans = Spans::new();
+            for run in &list {
+                match run.count {
+                    1 => spans.push(Span { offset: run.offset, len: run.len }),
+                    _ => spans.push_run(*run),
+                }
+            }
+            let all = bytes_of(list.iter().flat_map(naive));
             prop_assert_eq!(spans.bytes(), all.len() as u64);
+            prop_assert_eq!(spans.end(), all.iter().map(|b| b + 1).max().unwrap_or(0));
+            prop_assert_eq!(spans.count(), spans.pieces(0..spans.bytes()).count() as u64);
             let (a, b) = (a.min(b).min(spans.bytes()), a.max(b).min(spans.bytes()));
             prop_assert_eq!(bytes_of(spans.pieces(a..b)), &all[a as usize..b as usize]);
             let cut = spans.slice(a..b);
             prop_assert_eq!(bytes_of(cut.pieces(0..cut.bytes())), &all[a as usize..b as usize]);
+        }
+
+        #[test]
+        fn pushing_leaves_no_two_pieces_that_touch(list in prop::collection::vec((0u64..40, 1u64..3), 0..60)) {
+            let spans: Spans = list.iter().map(|&(offset, len)| Span { offset, len }).collect();
+            let pieces: Vec<Span> = spans.pieces(0..spans.bytes()).collect();
+            for pair in pieces.windows(2) {
+                prop_assert!(pair[0].offset + pair[0].len != pair[1].offset, "{pair:?} touch");
+            }
+        }
+
+        #[test]
+        fn pairs_walk_both_lists_byte_by_byte(near in any_runs(), far in any_runs()) {
+            let list = |runs: &[Run]| runs.iter().flat_map(naive).collect::<Spans>();
+            let (near, far) = (list(&near), list(&far));
+            let len = near.bytes().min(far.bytes());
+            let (near_bytes, far_bytes) = (bytes_of(near.pieces(0..len)), bytes_of(far.pieces(0..len)));
+            let walked: Vec<(u64, u64)> =
+                paired(&near, &far, 0..len).flat_map(|(n, f, len)| (0..len).map(move |i| (n + i, f + i))).collect();
+            prop_assert_eq!(walked, near_bytes.into_iter().zip(far_bytes).collect::<Vec<_>>());
         }
     }
 
@@ -358,5 +440,42 @@ mod tests {
                 count: 500
             }]
         );
+    }
+
+    #[test]
+    fn groups_of_touching_blocks_at_a_stride_are_one_run() {
+        let spans = Spans::paged(
+            0,
+            1,
+            (0..100).flat_map(|group| [10 * group, 10 * group + 1, 10 * group + 2]),
+        );
+        assert_eq!(
+            spans.runs(),
+            &[Run {
+                offset: 0,
+                len: 3,
+                stride: 10,
+                count: 100
+            }]
+        );
+    }
+
+    #[test]
+    fn a_run_at_the_end_of_the_address_space_takes_no_more() {
+        let half = 1 << 63;
+        let mut spans = Spans::strided(Run {
+            offset: 0,
+            len: 8,
+            stride: half,
+            count: 2,
+        });
+        spans.push(Span { offset: 0, len: 8 });
+        assert_eq!(spans.runs().len(), 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "begins past 2^64")]
+    fn a_block_past_the_address_space_panics() {
+        let _ = Spans::paged(0, 4096, [1 << 60]);
     }
 }

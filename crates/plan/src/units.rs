@@ -1,26 +1,39 @@
 //! Quantities with their units: bytes, time, bandwidth, rank.
 //!
 //! Arithmetic is checked: an overflow in a plan is a mistake in the plan, and a wrapped number would hide it.
+//! What is printed without a precision reads back as the same quantity; a precision rounds, for tables.
+//!
+//! ```
+//! use weft_plan::{Bandwidth, Bytes, Time};
+//! let cache: Bytes = "1.5 GiB".parse()?;
+//! let link: Bandwidth = "400 Gb/s".parse()?;
+//! assert_eq!(link.to_string(), "50 GB/s");
+//! assert_eq!(format!("{:.1}", link.time_for(cache)), "32.2 ms");
+//! assert_eq!(Time::from_ns(12_345).to_string(), "12.345 µs");
+//! # Ok::<(), weft_plan::units::UnitError>(())
+//! ```
+
+mod arithmetic;
+mod text;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use text::UnitError;
+
 /// A number of bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
 /// A span of time, or an instant as time since the start of its world, in picoseconds.
 ///
 /// 64 bits hold 213 days, and fine enough grains for a 1.6 Tb/s link (one byte takes 5 ps). Instants saturate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Time(u64);
 
 /// Bytes per second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Bandwidth(u64);
 
 /// The position of a process in a group.
@@ -79,6 +92,9 @@ impl From<Time> for std::time::Duration {
 }
 
 impl Bandwidth {
+    /// More than any link has: moving bytes takes no time.
+    pub const MAX: Bandwidth = Bandwidth(u64::MAX);
+
     pub const fn from_bytes_per_sec(v: u64) -> Bandwidth {
         Bandwidth(v)
     }
@@ -87,6 +103,11 @@ impl Bandwidth {
     }
     pub const fn bytes_per_sec(self) -> u64 {
         self.0
+    }
+    /// The rate at which `bytes` were moved in `time`; `None` where no time passed.
+    pub fn measured(bytes: Bytes, time: Time) -> Option<Bandwidth> {
+        let rate = (u128::from(bytes.0) * 1_000_000_000_000).checked_div(u128::from(time.0))?;
+        Some(Bandwidth(u64::try_from(rate).unwrap_or(u64::MAX)))
     }
     /// How long `bytes` take at this rate, rounded up; no bandwidth takes for ever.
     pub fn time_for(self, bytes: Bytes) -> Time {

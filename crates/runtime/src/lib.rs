@@ -1,1 +1,27 @@
 //! Threads and handles over the pure code: the API that people call.
+
+mod agent;
+mod borrow;
+mod driver;
+mod error;
+mod memory;
+pub mod observe;
+mod peer;
+pub mod rendezvous;
+mod report;
+pub mod settings;
+mod transfer;
+mod transports;
+
+pub use agent::{Agent, AgentBuilder, Notification};
+pub use borrow::Borrowed;
+pub use error::{Error, TransferFailed};
+pub use memory::Memory;
+pub use peer::{Peer, Prepared, Remote, TransferBuilder};
+pub use transfer::Transfer;
+pub use weft_fabric::memory::HostMemory;
+pub use weft_plan::{Run, Span, Spans};
+pub use weft_protocol::agent::ConnectError;
+pub use weft_protocol::region::Access;
+pub use weft_protocol::transfer::{Summary, TransferError};
+pub use weft_protocol::{Direction, Failure, Loss, Refusal};

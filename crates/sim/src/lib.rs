@@ -1,2 +1,22 @@
 //! The simulated world: the same engines as the real one, on a virtual clock.
+//!
+//! A [`World`] has a seed, a clock that only it advances, nodes that live and die, and links that lose, repeat, reorder, delay
+//! and flip. [`SimTransport`] is one end of such links behind the `Transport` waist, so the very agent core that runs on
+//! threads runs here. [`seeds::run`] makes a whole world out of a number: agents, work, faults, and the checks that hold whatever
+//! happens. The same number gives the same world, event by event.
 #![forbid(unsafe_code)]
+
+pub mod agent;
+pub mod faults;
+pub mod seeds;
+pub mod trace;
+pub mod transport;
+pub mod world;
+
+mod wire;
+
+pub use agent::{Birth, SimAgent};
+pub use faults::{Faults, Tally};
+pub use trace::Trace;
+pub use transport::{Fabric, SimTransport};
+pub use world::{NodeId, World};

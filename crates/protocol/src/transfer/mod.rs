@@ -1,5 +1,201 @@
 //! Transfers: lists of spans, cut into parts and carried over lanes until every byte is where it belongs.
+//!
+//! The [`Engine`] decides which part goes over which lane and when, and what to do when a lane fails; it moves nothing itself.
+//! Whoever turns it hands its posts to transports and their completions back, so a pinned thread and the simulator turn the same code.
+//!
+//! What it promises, given transports that keep their promises:
+//! - a transfer ends once, by success or by a [`TransferError`], and by its deadline;
+//! - when it has ended, none of its operations is open anywhere: its memory is the caller's again;
+//! - a write that may still land unseen is neither repeated nor ended before its deadline, or before the far end has confirmed
+//!   that the path is closed;
+//! - a peer that does not answer holds up nobody else.
+//!
+//! The turn of an engine, in full:
+//! ```
+//! use std::sync::Arc;
+//! use weft_plan::{Place, Spans, Time};
+//! use weft_protocol::transfer::{Engine, Lane, LaneId, Limits, PeerId, Request, TransferEvent};
+//! use weft_protocol::{Access, Direction, Epoch, Leg, Loopback, Memory, Region, RegionKey, RemoteRegion, Signal, Transport, VecMemory};
+//!
+//! let network = Loopback::new();
+//! let (mut here, mut there) = (network.endpoint("here", Epoch(1)), network.endpoint("there", Epoch(2)));
+//! let region = |epoch, byte| Region {
+//!     key: RegionKey { epoch, slot: 0, secret: 42 },
+//!     memory: Arc::new(VecMemory::new(vec![byte; 4096])),
+//!     place: Place::DRAM,
+//!     access: Access::READ,
+//! };
+//! let (near, far) = (region(Epoch(1), 0), region(Epoch(2), 7));
+//! here.register(&near).unwrap();
+//! let grant = there.register(&far).unwrap();
+//! let grants = Arc::from([("loopback".to_string(), grant)]);
+//! let far = RemoteRegion { key: far.key, len: 4096, place: far.place, access: far.access, grants };
+//! let leg = Leg::new(near.clone(), Spans::contiguous(0, 4096), far, Spans::contiguous(0, 4096)).unwrap();
+//!
+//! let path = here.open(&there.capabilities().address, Time::ZERO).unwrap();
+//! let mut engine = Engine::new(Limits::default());
+//! engine.add_lane(Lane::of(here.capabilities(), LaneId(0), PeerId(0)));
+//! let request = Request {
+//!     peer: PeerId(0),
+//!     direction: Direction::Read,
+//!     legs: Arc::from([Arc::new(leg)]),
+//!     deadline: Time::from_secs(1),
+//!     checksum: true,
+//!     tag: None,
+//! };
+//! let id = engine.submit(request, Time::ZERO).unwrap();
+//! while let Some(post) = engine.next_post() {
+//!     assert_eq!(here.post(path, &[post.op], Time::ZERO), Ok(1));
+//! }
+//! let mut signals = Vec::new();
+//! here.poll(Time::ZERO, &mut signals);
+//! for signal in signals {
+//!     if let Signal::Completed { op, outcome, .. } = signal {
+//!         engine.on_completion(LaneId(0), op, outcome, Time::ZERO);
+//!     }
+//! }
+//! assert!(matches!(engine.next_event(), Some(TransferEvent::Ended { id: ended, outcome: Ok(_) }) if ended == id));
+//! let mut byte = [0];
+//! near.memory.read(4095, &mut byte);
+//! assert_eq!(byte, [7]);
+//! ```
 
-pub mod cut;
+mod cut;
+mod engine;
+mod error;
+mod lane;
+mod slab;
+mod state;
+
+use std::sync::Arc;
+
+use weft_plan::Time;
+
+use crate::leg::{Direction, Leg};
+use crate::transport::Op;
 
 pub use cut::{PartLimits, cut};
+pub use engine::Engine;
+pub use error::{LegRange, SubmitError, TransferError};
+pub use lane::Lane;
+
+/// A peer, numbered by whoever turns the engine. Numbers index a table, so they should be small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub u32);
+
+/// A path to a peer, numbered by whoever turns the engine and never reused. Numbers index a table, so they should be small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneId(pub u32);
+
+/// A transfer, numbered by the engine and never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TransferId(pub u64);
+
+/// Bounds on what the engine holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Transfers to all peers together.
+    pub max_transfers: usize,
+    /// Transfers to one peer: a peer that does not answer must leave room for the others.
+    pub max_transfers_per_peer: usize,
+    /// How often one part is tried.
+    pub max_attempts: u8,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            max_transfers: 1 << 18,
+            max_transfers_per_peer: 1 << 16,
+            max_attempts: 5,
+        }
+    }
+}
+
+/// What to transfer. The legs are shared, so that a prepared transfer is submitted again and again without copying its spans.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub peer: PeerId,
+    pub direction: Direction,
+    pub legs: Arc<[Arc<Leg>]>,
+    pub deadline: Time,
+    /// Compare the checksums of both ends, part by part.
+    pub checksum: bool,
+    /// Let the far end count the parts of a write under this tag.
+    pub tag: Option<u64>,
+}
+
+/// An operation for a lane.
+#[derive(Clone, Debug)]
+pub struct Post {
+    pub lane: LaneId,
+    pub op: Op,
+}
+
+/// What the engine has to say.
+#[derive(Clone, Debug)]
+pub enum TransferEvent {
+    /// A tagged write has all its parts under way, `parts` of them: its notification may be sent, to wait for them at the far end.
+    ///
+    /// With a checksum it comes only when every part has been found whole, since a part that arrives spoiled counts as arrived too.
+    Cut { id: TransferId, tag: u64, parts: u32 },
+    /// A transfer is over, and nothing of it is open anywhere.
+    Ended {
+        id: TransferId,
+        outcome: Result<Summary, TransferError>,
+    },
+    /// Writes hang on a lost lane: ask the peer, over another path, to close its end, then call [`Engine::on_lane_fenced`].
+    FenceWanted { lane: LaneId },
+}
+
+/// A transfer that succeeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    pub bytes: u64,
+    pub parts: u32,
+    pub retries: u32,
+    pub started: Time,
+    pub ended: Time,
+    pub carried: Carried,
+}
+
+impl Summary {
+    /// The transport that carried most of it.
+    pub fn transport(&self) -> &'static str {
+        self.carried
+            .iter()
+            .max_by_key(|(_, bytes)| *bytes)
+            .map_or("none", |(name, _)| name)
+    }
+}
+
+/// How many bytes each transport carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// In place, because a list on the heap would be the only allocation of a small transfer.
+    entries: [Option<(&'static str, u64)>; 4],
+}
+
+impl Carried {
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        self.entries.iter().flatten().copied()
+    }
+
+    /// A fifth transport, which no machine has, would be counted with the fourth.
+    fn add(&mut self, transport: &'static str, bytes: u64) {
+        let last = self.entries.len() - 1;
+        for (i, entry) in self.entries.iter_mut().enumerate() {
+            match entry {
+                Some((name, sum)) if i == last || std::ptr::eq(*name, transport) || *name == transport => {
+                    *sum += bytes;
+                    return;
+                }
+                Some(_) => {}
+                None => {
+                    *entry = Some((transport, bytes));
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Peers on the same host: memory that is mapped or copied by the initiator alone.
+//!
+//! The initiator's own threads carry out both reads and writes. Memory that Weft allocated is mapped from its owner; foreign memory
+//! is copied by the kernel, process to process; where the kernel refuses, it goes through a ring that both ends share. The owner
+//! stays passive, so a frozen one delays nobody, and the initiator's deadline and cancel are exact.
+//!
+//! A path is one socket. Keys are presented over it, and only the right one is answered with a descriptor or an address. What keeps
+//! a region from being touched after its owner took it back is told in `ledger.rs`.
+//!
+//! ```
+//! use weft_fabric::shared_memory::{SharedMemory, SharedMemoryOptions};
+//! use weft_fabric::Clock;
+//! use weft_protocol::{Epoch, Transport};
+//! let transport = SharedMemory::start(SharedMemoryOptions::default(), Epoch(1), Clock::start())?;
+//! assert_eq!(transport.capabilities().address.transport(), "shared_memory");
+//! # Ok::<(), weft_fabric::shared_memory::StartError>(())
+//! ```
+
+mod address;
+mod bouncer;
+mod foreign;
+mod frame;
+mod ledger;
+mod moves;
+mod path;
+mod poller;
+mod ring;
+mod socket;
+mod target;
+mod transport;
+mod worker;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use thiserror::Error;
+use weft_plan::{Bandwidth, LinkCost, Time};
+use weft_protocol::{Capabilities, Epoch, Failure, Loss, PathId, RegionKey, RegionTable, Signal};
+
+use crate::Clock;
+use crate::memory::MemoryError;
+use ledger::{Entry, Hazard, HazardView, Ledger};
+use path::Path;
+use poller::Poller;
+use socket::Socket;
+use worker::Worker;
+
+pub use address::host_identity;
+pub use target::BorrowedMapping;
+
+/// How to move memory between processes of one host.
+#[derive(Clone, Debug)]
+pub struct SharedMemoryOptions {
+    pub foreign: Foreign,
+    /// What one call of `post` copies itself, in the caller's thread; more waits for `poll`.
+    pub inline_bytes_max: u64,
+    /// What one call of `poll` copies before it returns.
+    pub poll_bytes_max: u64,
+    /// Share large copies with a helper thread.
+    pub helper: bool,
+    /// Paths at a time, those that others opened included.
+    pub paths_max: usize,
+    /// How long a new path may take until both ends have introduced themselves.
+    pub handshake_max: Time,
+    /// What peers are told of the speed of this transport.
+    pub cost: LinkCost,
+}
+
+impl Default for SharedMemoryOptions {
+    fn default() -> SharedMemoryOptions {
+        SharedMemoryOptions {
+            foreign: Foreign::Auto,
+            inline_bytes_max: 256 << 10,
+            poll_bytes_max: 4 << 20,
+            helper: true,
+            paths_max: 4096,
+            handshake_max: Time::from_secs(5),
+            cost: LinkCost {
+                latency: Time::from_ns(600),
+                per_span: Time::from_ns(40),
+                bandwidth: Bandwidth::from_bytes_per_sec(10_000_000_000),
+            },
+        }
+    }
+}
+
+/// How to reach memory that Weft did not allocate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Foreign {
+    /// By the kernel's copy between processes; through the ring once it has refused.
+    #[default]
+    Auto,
+    /// By the kernel's copy only.
+    ProcessVm,
+    /// Through the ring only.
+    Bounce,
+}
+
+/// Why the transport did not start.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StartError {
+    #[error("{step} failed: {source}")]
+    System { step: &'static str, source: io::Error },
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// The transport between processes of one host.
+#[derive(Debug)]
+pub struct SharedMemory {
+    options: SharedMemoryOptions,
+    capabilities: Capabilities,
+    epoch: Epoch,
+    clock: Clock,
+    table: RegionTable,
+    ledger: Ledger,
+    /// The ledger entry of each region that is registered or still being left.
+    entries: HashMap<RegionKey, Admitted>,
+    worker: Worker,
+    poller: Poller,
+    listener: OwnedFd,
+    /// Given up for a moment to turn a caller away when no descriptor is left.
+    reserve: Option<OwnedFd>,
+    /// In the order of their numbers, which only grow.
+    paths: Vec<Path>,
+    next_path: u32,
+    /// Paths that this side has closed. Their peers may still be inside our memory until they close too.
+    lingering: Vec<Lingering>,
+    /// What the next call of `poll` has to say.
+    ready: Vec<Signal>,
+    quick_polls: u32,
+    /// Whose turn it is to copy.
+    turn: usize,
+    datagram: Box<[u8]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Admitted {
+    entry: Entry,
+    /// The owner wants it back; peers may still be inside.
+    revoked: bool,
+}
+
+#[derive(Debug)]
+struct Lingering {
+    id: PathId,
+    _socket: Socket,
+    hazard: HazardView,
+}
+
+impl SharedMemory {
+    /// Starts listening for peers on this host. No thread is started.
+    pub fn start(options: SharedMemoryOptions, epoch: Epoch, clock: Clock) -> Result<SharedMemory, StartError> {
+        let failed = |step| move |source| StartError::System { step, source };
+        let poller = Poller::new().map_err(failed("creating a poller"))?;
+        let (name, listener) = listen(epoch).map_err(failed("listening"))?;
+        poller
+            .watch_listener(&listener)
+            .map_err(failed("watching the listener"))?;
+        let reserve = poller::reserve_descriptor().map_err(failed("reserving a descriptor"))?;
+        let worker = Worker::new(Hazard::new()?, options.helper);
+        Ok(SharedMemory {
+            capabilities: Capabilities {
+                name: address::NAME,
+                address: address::address(&name),
+                max_op_bytes: 4 << 20,
+                max_op_runs: 4096,
+                max_inflight_ops: 256,
+                max_message_bytes: frame::MAX_MESSAGE_BYTES,
+                reliable_messages: true,
+                cost: options.cost,
+            },
+            options,
+            epoch,
+            clock,
+            table: RegionTable::new(epoch),
+            ledger: Ledger::new()?,
+            entries: HashMap::new(),
+            worker,
+            poller,
+            listener,
+            reserve: Some(reserve),
+            paths: Vec::new(),
+            next_path: 0,
+            lingering: Vec::new(),
+            ready: Vec::new(),
+            quick_polls: 0,
+            turn: 0,
+            datagram: vec![0; frame::MAX_DATAGRAM_BYTES].into_boxed_slice(),
+        })
+    }
+
+    /// Asks for a peer's region to be mapped, to be borrowed later. [`SharedMemory::mapping`] tells how it went.
+    pub fn request_map(&mut self, path: PathId, key: RegionKey) -> Result<(), Loss> {
+        let path = self.path_mut(path).ok_or(Loss::Closed)?;
+        if !path.targets.contains_key(&key) {
+            path.wanted.insert(key, None);
+            path.ask(key);
+        }
+        Ok(())
+    }
+
+    /// A peer's region, mapped read-only where it lies: its pages are shared, nothing is copied.
+    ///
+    /// `None` while the peer has not answered. A region that its owner has released, or that is not memory which Weft
+    /// allocated, is refused. How long it may be used is agreed by a lease, elsewhere.
+    pub fn mapping(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<BorrowedMapping>>, Failure> {
+        let lost = Failure::PathLost {
+            loss: Loss::Closed,
+            fenced: true,
+        };
+        let path = self.path_mut(path).ok_or(lost)?;
+        let ledger = path.ledger().ok_or(lost)?.clone();
+        let Some(target) = path.targets.get(key) else {
+            return match path.wanted.get(key).copied().flatten() {
+                None => Ok(None),
+                Some(failure) => {
+                    path.wanted.remove(key);
+                    Err(failure)
+                }
+            };
+        };
+        if !ledger.is_live(target.entry) {
+            path.targets.remove(key);
+            return Err(weft_protocol::Refusal::Released.into());
+        }
+        let borrowed = BorrowedMapping::new(target, ledger)?;
+        path.wanted.remove(key);
+        Ok(Some(Arc::new(borrowed)))
+    }
+
+    fn path_index(&self, path: PathId) -> Option<usize> {
+        self.paths.binary_search_by_key(&path, |p| p.id).ok()
+    }
+
+    fn path_mut(&mut self, path: PathId) -> Option<&mut Path> {
+        self.path_index(path).map(|at| &mut self.paths[at])
+    }
+}
+
+/// Listens under a name that no other agent of this host has.
+fn listen(epoch: Epoch) -> io::Result<(String, OwnedFd)> {
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let count = STARTED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("weft-{:x}-{}-{count}", epoch.0, std::process::id());
+        match Socket::listen(&name) {
+            Ok(listener) => return Ok((name, listener)),
+            // A process of another namespace may have the same number.
+            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) && count < 1 << 20 => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

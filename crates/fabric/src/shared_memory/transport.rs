@@ -1,0 +1,493 @@
+//! The waist of this transport: what it does when it is called.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use weft_plan::Time;
+use weft_protocol::{
+    Access, Body, Capabilities, Failure, Grant, Loss, Memory, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region,
+    RegionKey, Signal, Transport,
+};
+
+use super::bouncer::mono_now_ns;
+use super::frame::{Answer, Frame};
+use super::ledger::{HazardView, LedgerView};
+use super::path::{Handshake, Path, loss_of};
+use super::poller::{Event, reserve_descriptor};
+use super::ring::Ring;
+use super::socket::{Files, Received, Socket};
+use super::target::{BorrowedMapping, Target, Unusable};
+use super::{Admitted, Lingering, SharedMemory, address};
+use crate::Live;
+use crate::memory::HostMemory;
+
+/// Completions are handed out this many times without a look at the sockets, which costs more than a small copy.
+const QUICK_POLLS: u32 = 8;
+/// Datagrams taken from one path before the others have their turn.
+const DATAGRAMS_A_TURN: usize = 64;
+/// Copies made for peers through the ring before the other paths have their turn.
+const BOUNCES_A_TURN: usize = 8;
+/// A move gets at least this much of a turn.
+const MIN_CHUNK_BYTES: u64 = 512 << 10;
+/// Regions of one peer that are kept mapped.
+const MAX_TARGETS: usize = 4096;
+
+impl Transport for SharedMemory {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn register(&mut self, region: &Region) -> Result<Grant, Refusal> {
+        if region.memory.as_any().downcast_ref::<HostMemory>().is_none() {
+            return Err(Refusal::Unsupported);
+        }
+        if region.key.epoch != self.epoch {
+            return Err(Refusal::StaleEpoch);
+        }
+        if self.entries.contains_key(&region.key) {
+            return Ok(Grant::default());
+        }
+        let entry = self.ledger.admit().ok_or(Refusal::Unsupported)?;
+        self.entries.insert(region.key, Admitted { entry, revoked: false });
+        self.table.insert(region.clone());
+        Ok(Grant::default())
+    }
+
+    fn release(&mut self, key: &RegionKey) -> Result<Progress, Refusal> {
+        let Some(admitted) = self.entries.get_mut(key) else {
+            return Err(self.table.lookup(key).err().unwrap_or(Refusal::UnknownKey));
+        };
+        let entry = admitted.entry;
+        if !admitted.revoked {
+            admitted.revoked = true;
+            self.ledger.revoke(entry);
+            self.table.remove(key);
+            for path in self.paths.iter_mut().filter(|path| path.is_open()) {
+                path.hint(&Frame::Forget(entry));
+            }
+        }
+        let open = self.paths.iter().filter_map(Path::hazard);
+        let lingering = self.lingering.iter().map(|lingering| &lingering.hazard);
+        if open.chain(lingering).any(|hazard| hazard.is_inside(entry)) {
+            return Ok(Progress::Busy);
+        }
+        self.entries.remove(key);
+        self.ledger.reclaim(entry);
+        Ok(Progress::Idle)
+    }
+
+    fn open(&mut self, peer: &PeerAddress, now: Time) -> Result<PathId, Loss> {
+        let name = address::name_here(peer).ok_or(Loss::Unreachable)?;
+        if self.paths.len() + self.lingering.len() >= self.options.paths_max {
+            return Err(Loss::System(libc::EUSERS));
+        }
+        let socket = Socket::connect(name).map_err(|error| loss_of(&error))?;
+        self.add_path(socket, true, now)
+    }
+
+    fn close(&mut self, path: PathId) {
+        if let Some(at) = self.path_index(path) {
+            self.lose(at, Loss::Closed);
+        }
+    }
+
+    fn post(&mut self, path: PathId, ops: &[Op], now: Time) -> Result<usize, Loss> {
+        let at = self.path_index(path).ok_or(Loss::Closed)?;
+        let path = &mut self.paths[at];
+        if let Some(loss) = path.broken {
+            return Err(loss);
+        }
+        if !path.is_open() {
+            return Ok(0);
+        }
+        let room = self.capabilities.max_inflight_ops.saturating_sub(path.inflight);
+        let accepted = ops.len().min(room);
+        let mut inline_bytes = self.options.inline_bytes_max;
+        for op in &ops[..accepted] {
+            path.inflight += 1;
+            match &op.body {
+                Body::Move(part) => path.begin(op, part, &mut inline_bytes, &mut self.worker, now, &mut self.ready),
+                Body::Message(_) if now >= op.deadline => path.complete(op.id, Err(Failure::Expired), &mut self.ready),
+                Body::Message(payload) if payload.len() > self.capabilities.max_message_bytes => {
+                    path.complete(op.id, Err(Refusal::Malformed.into()), &mut self.ready);
+                }
+                Body::Message(payload) => path.send_message(op.id, op.deadline, payload, &mut self.ready),
+            }
+        }
+        path.pump_bounces(&self.clock, &mut self.ready);
+        self.watch_room(at);
+        Ok(accepted)
+    }
+
+    fn cancel(&mut self, path: PathId, op: OpId, _now: Time) {
+        if let Some(at) = self.path_index(path) {
+            self.paths[at].cancel(op, &mut self.ready);
+        }
+    }
+
+    fn poll(&mut self, now: Time, signals: &mut Vec<Signal>) -> Progress {
+        if !self.ready.is_empty() && self.quick_polls < QUICK_POLLS {
+            self.quick_polls += 1;
+            self.deliver(signals);
+            return Progress::Busy;
+        }
+        self.quick_polls = 0;
+        let mut busy = self.take_events(now);
+        self.expire(now);
+        self.copy_a_turn();
+        for at in 0..self.paths.len() {
+            self.paths[at].pump_bounces(&self.clock, &mut self.ready);
+            self.watch_room(at);
+        }
+        self.bury_broken();
+        self.deliver(signals);
+        busy |= self.paths.iter().any(|path| !path.queue.is_empty());
+        if busy { Progress::Busy } else { Progress::Idle }
+    }
+}
+
+impl Live for SharedMemory {
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.poller.as_fd()
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        if !self.ready.is_empty()
+            || self
+                .paths
+                .iter()
+                .any(|path| !path.queue.is_empty() || path.broken.is_some())
+        {
+            return Some(Time::ZERO);
+        }
+        self.paths.iter().filter_map(Path::next_timeout).min()
+    }
+
+    fn borrow(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<BorrowedMapping>>, Failure> {
+        let closed = |loss| Failure::PathLost { loss, fenced: true };
+        self.request_map(path, *key).map_err(closed)?;
+        self.mapping(path, key)
+    }
+}
+
+impl SharedMemory {
+    fn deliver(&mut self, signals: &mut Vec<Signal>) {
+        for signal in self.ready.drain(..) {
+            if let Signal::Completed { path, .. } = &signal
+                && let Ok(at) = self.paths.binary_search_by_key(path, |p| p.id)
+            {
+                self.paths[at].inflight -= 1;
+            }
+            signals.push(signal);
+        }
+    }
+
+    fn add_path(&mut self, socket: Socket, opener: bool, now: Time) -> Result<PathId, Loss> {
+        let id = PathId(self.next_path);
+        self.poller.watch(id, &socket).map_err(|error| loss_of(&error))?;
+        let until = now.saturating_add(self.options.handshake_max);
+        let mut path = Path::new(id, socket, self.options.foreign, until, opener);
+        let files = [self.ledger.file(), self.worker.hazard().file()].map(|file| file.try_clone_to_owned());
+        let [Ok(ledger), Ok(hazard)] = files else {
+            return Err(Loss::System(libc::EMFILE));
+        };
+        path.send(
+            &Frame::Hello {
+                epoch: self.epoch,
+                hazard_tag: id.0,
+            },
+            vec![ledger, hazard],
+        );
+        self.next_path = self
+            .next_path
+            .checked_add(1)
+            .expect("fewer than 2^32 paths in one life");
+        self.paths.push(path);
+        self.watch_room(self.paths.len() - 1);
+        Ok(id)
+    }
+
+    /// `true` where something may be left to take.
+    fn take_events(&mut self, now: Time) -> bool {
+        let mut more = false;
+        for event in self.poller.events() {
+            match event {
+                Event::Caller => self.accept(now),
+                Event::Path(id) => match self.path_index(id) {
+                    Some(at) => more |= self.receive(at),
+                    None => self.lingering.retain(|lingering| lingering.id != id),
+                },
+            }
+        }
+        more
+    }
+
+    fn accept(&mut self, now: Time) {
+        loop {
+            match Socket::accept(self.listener.as_fd()) {
+                // A caller beyond the limit is hung up on, and sees it at once.
+                Ok(_) if self.paths.len() + self.lingering.len() >= self.options.paths_max => {}
+                Ok(socket) => {
+                    // Where there is not even a descriptor to introduce ourselves with, the caller is hung up on as well.
+                    let _ = self.add_path(socket, false, now);
+                }
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                    if self.reserve.take().is_none() {
+                        self.reserve = reserve_descriptor().ok();
+                        return;
+                    }
+                    drop(Socket::accept(self.listener.as_fd()));
+                    self.reserve = reserve_descriptor().ok();
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Takes what a path has received. `true` where something may be left.
+    fn receive(&mut self, at: usize) -> bool {
+        let mut bounces = 0;
+        for _ in 0..DATAGRAMS_A_TURN {
+            if self.paths[at].broken.is_some() {
+                return false;
+            }
+            match self.paths[at].socket.receive(&mut self.datagram) {
+                Ok(Received::Nothing) => {
+                    let path = &mut self.paths[at];
+                    path.flush(&mut self.ready);
+                    return false;
+                }
+                Ok(Received::Datagram { len, files, files_lost }) => {
+                    bounces += usize::from(self.on_datagram(at, len, files, files_lost));
+                    if bounces == BOUNCES_A_TURN {
+                        return true;
+                    }
+                }
+                Ok(Received::Closed) => {
+                    self.paths[at].broken.get_or_insert(Loss::ClosedByPeer);
+                }
+                Err(error) => {
+                    self.paths[at].broken.get_or_insert(loss_of(&error));
+                }
+            }
+        }
+        true
+    }
+
+    /// `true` where it made us copy.
+    fn on_datagram(&mut self, at: usize, len: usize, files: Files, files_lost: bool) -> bool {
+        let path = &mut self.paths[at];
+        let Ok(frame) = Frame::decode(&self.datagram[..len]) else {
+            path.broken = Some(Loss::Garbage);
+            return false;
+        };
+        let [first, second] = files;
+        let awaited = match path.peer {
+            Handshake::Awaited { opener, .. } => Some(opener),
+            Handshake::Complete { .. } => None,
+        };
+        match (frame, awaited) {
+            (Frame::Hello { hazard_tag, .. }, Some(opener)) => {
+                if files_lost {
+                    path.broken = Some(Loss::System(libc::EMFILE));
+                    return false;
+                }
+                let ledger = first.and_then(|file| LedgerView::new(file.as_fd()));
+                let hazard = second.and_then(|file| HazardView::new(file.as_fd(), hazard_tag));
+                let (Some(ledger), Some(hazard)) = (ledger, hazard) else {
+                    path.broken = Some(Loss::Garbage);
+                    return false;
+                };
+                path.peer = Handshake::Complete {
+                    ledger: Arc::new(ledger),
+                    hazard,
+                };
+                let path = path.id;
+                self.ready.push(if opener {
+                    Signal::Opened { path }
+                } else {
+                    Signal::Accepted { path }
+                });
+            }
+            (Frame::Message(payload), None) => self.ready.push(Signal::Message {
+                path: path.id,
+                payload: payload.to_vec(),
+            }),
+            (Frame::Arrived(arrival), None) => self.ready.push(Signal::Arrived { path: path.id, arrival }),
+            (Frame::Ask { ask, key }, None) => {
+                let (answer, files) = answer(&self.table, &self.entries, &key);
+                path.reply(&Frame::Answer { ask, answer }, files);
+            }
+            (Frame::Answer { ask, answer }, None) => self.on_answer(at, ask, answer, first, files_lost),
+            (Frame::Forget(entry), None) => path.targets.retain(|_, target| target.entry != entry),
+            (Frame::Ring, None) => match first.and_then(|file| Ring::attach(file.as_fd())) {
+                Some(ring) => path.peer_ring = Some(ring),
+                None => path.broken = Some(Loss::System(libc::ENOMEM)),
+            },
+            (Frame::Bounce(bounce), None) => {
+                let slot = bounce.slot;
+                let result = match &path.peer_ring {
+                    Some(ring) => ring.serve(&bounce, &self.table, mono_now_ns()),
+                    None => Err(Refusal::Malformed),
+                };
+                path.reply(&Frame::Bounced { slot, result }, Vec::new());
+                return true;
+            }
+            (Frame::Bounced { slot, result }, None) => {
+                if !path.on_bounced(slot, result, &mut self.ready) {
+                    path.broken = Some(Loss::Garbage);
+                }
+            }
+            // A second introduction, or anything before the first.
+            (Frame::Hello { .. }, None) | (_, Some(_)) => path.broken = Some(Loss::Garbage),
+        }
+        false
+    }
+
+    fn on_answer(
+        &mut self,
+        at: usize,
+        ask: u32,
+        answer: Result<Answer, Refusal>,
+        file: Option<OwnedFd>,
+        files_lost: bool,
+    ) {
+        let path = &mut self.paths[at];
+        let Some(key) = path.asks.remove(&ask) else {
+            path.broken = Some(Loss::Garbage);
+            return;
+        };
+        let no_room = |errno| {
+            Err(Failure::PathLost {
+                loss: Loss::System(errno),
+                fenced: true,
+            })
+        };
+        let found = match answer {
+            Err(refusal) => Err(refusal.into()),
+            Ok(_) if files_lost => no_room(libc::EMFILE),
+            Ok(answer) => match Target::new(answer, file) {
+                Ok(target) => Ok(Arc::new(target)),
+                Err(Unusable::NoRoom) => no_room(libc::ENOMEM),
+                Err(Unusable::Garbage) => {
+                    path.broken = Some(Loss::Garbage);
+                    return;
+                }
+            },
+        };
+        if let Ok(target) = &found {
+            if path.targets.len() >= MAX_TARGETS {
+                let ledger = path.ledger().cloned();
+                path.targets
+                    .retain(|_, target| ledger.as_ref().is_some_and(|ledger| ledger.is_live(target.entry)));
+                // Still too many: any one goes, and is asked for again when it is needed.
+                if path.targets.len() >= MAX_TARGETS
+                    && let Some(key) = path.targets.keys().next().copied()
+                {
+                    path.targets.remove(&key);
+                }
+            }
+            path.targets.insert(key, Arc::clone(target));
+        }
+        path.on_target(key, found, &mut self.ready);
+    }
+
+    fn expire(&mut self, now: Time) {
+        for path in &mut self.paths {
+            path.expire(now, &mut self.ready);
+            let id = path.id;
+            path.bouncer.expire(id, now, &mut self.ready);
+            if matches!(path.peer, Handshake::Awaited { until, .. } if now >= until) {
+                path.broken.get_or_insert(Loss::Silent);
+            }
+        }
+    }
+
+    /// Copies for the paths in turn, each move a part at a time, until this call has done its share.
+    fn copy_a_turn(&mut self) {
+        let moves: usize = self.paths.iter().map(|path| path.queue.len()).sum();
+        if moves == 0 {
+            return;
+        }
+        let chunk = (self.options.poll_bytes_max / moves as u64).max(MIN_CHUNK_BYTES);
+        let mut left = self.options.poll_bytes_max;
+        while left > 0 && self.paths.iter().any(|path| !path.queue.is_empty()) {
+            self.turn = (self.turn + 1) % self.paths.len();
+            let copied = self.paths[self.turn].turn(&mut self.worker, chunk.min(left), &mut self.ready);
+            left = left.saturating_sub(copied);
+        }
+    }
+
+    fn watch_room(&mut self, at: usize) {
+        let path = &mut self.paths[at];
+        let wanted = !path.outbox.is_empty();
+        if path.watches_room != wanted && path.broken.is_none() {
+            match self.poller.watch_room(path.id, &path.socket, wanted) {
+                Ok(()) => path.watches_room = wanted,
+                Err(error) => path.broken = Some(loss_of(&error)),
+            }
+        }
+    }
+
+    fn bury_broken(&mut self) {
+        while let Some(at) = self.paths.iter().position(|path| path.broken.is_some()) {
+            let loss = self.paths[at].broken.unwrap_or(Loss::Closed);
+            self.lose(at, loss);
+        }
+    }
+
+    fn lose(&mut self, at: usize, loss: Loss) {
+        let mut path = self.paths.remove(at);
+        let fenced = path.end(loss, &mut self.ready);
+        self.ready.push(Signal::Lost {
+            path: path.id,
+            loss,
+            fenced,
+        });
+        // A peer that lives may be in the middle of a copy; its hazard counts until its end of the socket is closed too.
+        if loss != Loss::ClosedByPeer
+            && let Some(hazard) = path.hazard().cloned()
+        {
+            path.socket.finish_sending();
+            if self.poller.watch_end(path.id, &path.socket).is_ok() {
+                self.lingering.push(Lingering {
+                    id: path.id,
+                    _socket: path.socket,
+                    hazard,
+                });
+            }
+        }
+    }
+}
+
+/// What a peer that presents a key is told, and given.
+fn answer(
+    table: &weft_protocol::RegionTable,
+    entries: &std::collections::HashMap<RegionKey, Admitted>,
+    key: &RegionKey,
+) -> (Result<Answer, Refusal>, Vec<OwnedFd>) {
+    let region = match table.lookup(key) {
+        Ok(region) => region,
+        Err(refusal) => return (Err(refusal), Vec::new()),
+    };
+    let memory: Option<&HostMemory> = region.memory.as_any().downcast_ref();
+    let (Some(memory), Some(admitted)) = (memory, entries.get(key)) else {
+        return (Err(Refusal::Unsupported), Vec::new());
+    };
+    let mut answer = Answer {
+        len: memory.len(),
+        access: region.access,
+        entry: admitted.entry,
+        // Nobody is told where memory lies that nobody may touch.
+        foreign: Some(0),
+    };
+    if region.access == Access::NONE {
+        return (Ok(answer), Vec::new());
+    }
+    if let Some(file) = memory.file_for(region.access.write) {
+        answer.foreign = None;
+        return (Ok(answer), vec![file]);
+    }
+    answer.foreign = Some(memory.as_ptr() as u64);
+    (Ok(answer), Vec::new())
+}

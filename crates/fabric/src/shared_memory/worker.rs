@@ -1,0 +1,287 @@
+//! The copying itself: one part of a move at a time, by this process alone.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use weft_protocol::memory::Digest;
+use weft_protocol::{Direction, Leg, Memory};
+
+use super::foreign::{self, MAX_PIECES, Piece};
+use super::ledger::{Hazard, LedgerView};
+use super::target::{Reach, Target};
+use crate::copy::{Helper, STREAM_MIN_BYTES, copy_streaming};
+use crate::memory::HostMemory;
+
+/// Copies from here on are shared with the helper; below it, waking it costs more than it saves.
+const SHARE_MIN_BYTES: u64 = 1 << 20;
+/// What one thread takes of a shared copy at a time: short enough that the other one hardly waits at the end.
+const UNIT_BYTES: usize = 128 << 10;
+/// How many pieces are laid out at a time, which bounds the memory that a move of tiny pieces takes.
+const MAX_LAID_OUT: usize = 8 * MAX_PIECES;
+/// What is read, summed and passed on at a time, so that it is still in the cache for the next step.
+const BUFFER_BYTES: usize = 32 << 10;
+
+/// What this transport copies with. Everything is used again, so that a move allocates nothing.
+#[derive(Debug)]
+pub(super) struct Worker {
+    hazard: Hazard,
+    helper: Option<Helper>,
+    pieces: Vec<Piece>,
+    /// Where each unit of work starts in the pieces.
+    units: Vec<usize>,
+    buffer: Box<[u8]>,
+}
+
+/// A part of a move.
+#[derive(Debug)]
+pub(super) struct Part<'a> {
+    pub direction: Direction,
+    pub leg: &'a Leg,
+    pub range: Range<u64>,
+    pub near: &'a HostMemory,
+    pub target: &'a Target,
+    pub peer: &'a Peer<'a>,
+    /// Takes up the far bytes, in order.
+    pub digest: Option<&'a mut Digest>,
+}
+
+/// Whose memory the target is.
+#[derive(Debug)]
+pub(super) struct Peer<'a> {
+    pub pid: Option<libc::pid_t>,
+    pub ledger: &'a LedgerView,
+    pub hazard_tag: u32,
+}
+
+/// Why a part was not copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The owner has taken the region back.
+    Released,
+    OutOfBounds,
+    /// The kernel does not let us into the owner's process.
+    Forbidden,
+    /// The owner's process is gone.
+    Gone,
+    /// There is no memory at the address that the owner gave.
+    NoMemory,
+    System(i32),
+}
+
+impl Worker {
+    pub(super) fn new(hazard: Hazard, helper: bool) -> Worker {
+        Worker {
+            hazard,
+            helper: helper.then(Helper::new),
+            pieces: Vec::with_capacity(MAX_PIECES),
+            units: Vec::with_capacity(MAX_PIECES),
+            buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
+        }
+    }
+
+    pub(super) fn hazard(&self) -> &Hazard {
+        &self.hazard
+    }
+
+    /// Copies the part, or as much of it as can be laid out at a time, and says how many bytes that was. The owner cannot take
+    /// its region back meanwhile.
+    pub(super) fn copy(&mut self, part: Part<'_>) -> Result<u64, Fault> {
+        let bytes = part.range.end - part.range.start;
+        let shared = self.helper.is_some() && bytes >= SHARE_MIN_BYTES;
+        let bytes = self.lay_out(&part, if shared { UNIT_BYTES } else { usize::MAX })?;
+        let way = match (&part.target.reach, part.peer.pid) {
+            (Reach::Mapped(_), _) => Way::Mapped {
+                streaming: bytes >= STREAM_MIN_BYTES as u64,
+            },
+            (Reach::Foreign(_), Some(pid)) => Way::Foreign(pid),
+            (Reach::Foreign(_), None) => return Err(Fault::Forbidden),
+        };
+        let inside = self
+            .hazard
+            .enter(part.peer.hazard_tag, part.peer.ledger, part.target.entry)
+            .ok_or(Fault::Released)?;
+        // What follows touches memory: `lay_out` has checked every piece against both memories, which the part borrows; the ledger
+        // says that the far one lives, and the guard keeps it so.
+        match (part.digest, part.direction) {
+            (Some(digest), Direction::Read) => {
+                sum(&self.pieces, &mut self.buffer, way.cached(), true, digest)?;
+            }
+            (digest, direction) => {
+                run_units(&mut self.helper, &self.pieces, &self.units, way, direction)?;
+                if let Some(digest) = digest {
+                    sum(&self.pieces, &mut self.buffer, way.cached(), false, digest)?;
+                }
+            }
+        }
+        drop(inside);
+        Ok(bytes)
+    }
+
+    /// Turns the part into pieces, each checked, and the pieces into units of at most `unit_bytes`.
+    fn lay_out(&mut self, part: &Part<'_>, unit_bytes: usize) -> Result<u64, Fault> {
+        self.pieces.clear();
+        self.units.clear();
+        let near_base = part.near.as_ptr() as usize;
+        let (near_len, far_len) = (part.near.len(), part.target.len);
+        let (mut room, mut bytes) = (0, 0);
+        for (near, far, len) in part.leg.pieces(part.range.clone()) {
+            let inside = |offset: u64, of: u64| offset.checked_add(len).is_some_and(|end| end <= of);
+            if !inside(near, near_len) || !inside(far, far_len) {
+                return Err(Fault::OutOfBounds);
+            }
+            if self.pieces.len() >= MAX_LAID_OUT {
+                break;
+            }
+            bytes += len;
+            let mut near = near_base + near as usize;
+            let mut far = part.target.address(far);
+            let mut left = len as usize;
+            while left > 0 {
+                let started = self.units.last().copied();
+                if room == 0 || started.is_some_and(|first| self.pieces.len() - first == MAX_PIECES) {
+                    self.units.push(self.pieces.len());
+                    room = unit_bytes;
+                }
+                let len = left.min(room);
+                self.pieces.push(Piece { near, far, len });
+                (near, far, left, room) = (near + len, far + len, left - len, room - len);
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// How the bytes get from one side to the other.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Mapped { streaming: bool },
+    Foreign(libc::pid_t),
+}
+
+impl Way {
+    /// The same way, for bytes that are needed again at once.
+    fn cached(self) -> Way {
+        match self {
+            Way::Mapped { .. } => Way::Mapped { streaming: false },
+            foreign => foreign,
+        }
+    }
+
+    /// # Safety
+    /// The near side of every piece, and the far side where it is mapped, must be valid for the access that `direction` means.
+    unsafe fn run(self, direction: Direction, pieces: &[Piece]) -> Result<(), i32> {
+        match self {
+            Way::Mapped { streaming } => {
+                for piece in pieces {
+                    let (to, from) = match direction {
+                        Direction::Read => (piece.near, piece.far),
+                        Direction::Write => (piece.far, piece.near),
+                    };
+                    let (to, from) = (to as *mut u8, from as *const u8);
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        if streaming {
+                            copy_streaming(to, from, piece.len);
+                        } else {
+                            std::ptr::copy(from, to, piece.len);
+                        }
+                    }
+                }
+                Ok(())
+            }
+            // SAFETY: the caller's promise.
+            Way::Foreign(pid) => unsafe { foreign::move_pieces(pid, direction, pieces) },
+        }
+    }
+}
+
+/// Carries out all units, sharing them with the helper where there are several.
+fn run_units(
+    helper: &mut Option<Helper>,
+    pieces: &[Piece],
+    units: &[usize],
+    way: Way,
+    direction: Direction,
+) -> Result<(), Fault> {
+    let run = |unit: usize| {
+        let end = units.get(unit + 1).copied().unwrap_or(pieces.len());
+        // SAFETY: `Worker::copy` has laid the pieces out with checks and holds the guard.
+        unsafe { way.run(direction, &pieces[units[unit]..end]) }
+    };
+    match helper {
+        Some(helper) if units.len() > 1 => {
+            let failed = AtomicI32::new(0);
+            helper.share(units.len() as u32, &|unit| {
+                if failed.load(Ordering::Relaxed) == 0
+                    && let Err(errno) = run(unit as usize)
+                {
+                    failed.store(errno, Ordering::Relaxed);
+                }
+            });
+            match failed.into_inner() {
+                0 => Ok(()),
+                errno => Err(fault(errno)),
+            }
+        }
+        _ => (0..units.len()).try_for_each(run).map_err(fault),
+    }
+}
+
+/// Reads the far side of the pieces through a buffer into a checksum; `deliver` passes it on to the near side.
+///
+/// The far bytes are read once, so what is summed is what is delivered, even if the owner writes at the same time.
+fn sum(pieces: &[Piece], buffer: &mut [u8], way: Way, deliver: bool, digest: &mut Digest) -> Result<(), Fault> {
+    // The pieces again, cut into batches that fit the buffer.
+    let mut batch: [Piece; 64] = [Piece {
+        near: 0,
+        far: 0,
+        len: 0,
+    }; 64];
+    let mut pieces = pieces.iter().copied();
+    let mut rest: Option<Piece> = None;
+    loop {
+        let (mut count, mut filled) = (0, 0);
+        while count < batch.len() && filled < buffer.len() {
+            let Some(piece) = rest.take().or_else(|| pieces.next()) else {
+                break;
+            };
+            let len = piece.len.min(buffer.len() - filled);
+            batch[count] = Piece { len, ..piece };
+            if len < piece.len {
+                rest = Some(Piece {
+                    near: piece.near + len,
+                    far: piece.far + len,
+                    len: piece.len - len,
+                });
+            }
+            (count, filled) = (count + 1, filled + len);
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let mut fetch = batch;
+        let mut at = buffer.as_mut_ptr() as usize;
+        for piece in &mut fetch[..count] {
+            piece.near = at;
+            at += piece.len;
+        }
+        // SAFETY: the near side now lies in the buffer, which was filled only up to its length; the far side is the caller's.
+        unsafe { way.run(Direction::Read, &fetch[..count]) }.map_err(fault)?;
+        digest.update(&buffer[..filled]);
+        if deliver {
+            for (from, to) in fetch[..count].iter().zip(&batch) {
+                // SAFETY: `lay_out` has checked the near side; the buffer is ours.
+                unsafe { std::ptr::copy(from.near as *const u8, to.near as *mut u8, to.len) };
+            }
+        }
+    }
+}
+
+fn fault(errno: i32) -> Fault {
+    match errno {
+        libc::EPERM | libc::ENOSYS => Fault::Forbidden,
+        libc::ESRCH => Fault::Gone,
+        libc::EFAULT => Fault::NoMemory,
+        other => Fault::System(other),
+    }
+}

@@ -1,0 +1,64 @@
+//! What is wrong with a platform file, and where.
+
+use thiserror::Error;
+
+use super::Endpoint;
+
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PlatformError {
+    #[error("a platform file of {bytes} bytes; {max} is the most")]
+    TooLong { bytes: usize, max: usize },
+    /// Not TOML, or not the fields of a platform.
+    #[error("line {line}, column {column}, at `{field}`: {message}")]
+    Unreadable {
+        line: usize,
+        column: usize,
+        /// What the line is about: its key, or its table's header.
+        field: String,
+        message: String,
+    },
+    /// Every field is well formed, but they do not hold together.
+    #[error("{field}: {fault}")]
+    Inconsistent {
+        /// As a path: `machines[0].nics[1].numa`.
+        field: String,
+        fault: Fault,
+    },
+}
+
+/// How a platform does not hold together.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Fault {
+    #[error("is empty")]
+    Empty,
+    #[error("`{name}` is there twice")]
+    Twice { name: String },
+    #[error("the machine has no NUMA node {id}")]
+    NoSuchNumaNode { id: u16 },
+    #[error("there is no `{endpoint}`")]
+    NoSuchEndpoint { endpoint: Endpoint },
+    #[error("the link ends where it begins")]
+    LinkToItself,
+    #[error("nothing moves at a bandwidth of zero")]
+    NoBandwidth,
+    #[error("`{name}` holds a `/`, `:`, space or control character")]
+    BadName { name: String },
+}
+
+impl PlatformError {
+    pub(super) fn from_toml(text: &str, error: &toml::de::Error) -> PlatformError {
+        let start = error.span().map_or(0, |span| span.start);
+        let before = text.get(..start).unwrap_or(text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let line_text = text[line_start..].lines().next().unwrap_or("");
+        let key = line_text.split('=').next().unwrap_or(line_text).trim();
+        PlatformError::Unreadable {
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+            field: key.chars().take(80).collect(),
+            message: error.message().to_owned(),
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! The wiring of one agent: transports, transfer engine and sessions, turned by whoever has a clock.
+//!
+//! [`Core`] is all of an agent except its threads and handles. The runtime turns it on a thread, the simulator on a virtual
+//! clock, and both therefore run the same wiring: which signal goes to which session, when a new path becomes a lane, what is
+//! fenced, what is announced and when, who may still be inside a region that is being released.
+//!
+//! A [`PeerId`] is one session with one life of a peer. When the session is lost the number is dead, and connecting again gives
+//! another one, so that no handle of an earlier life can reach a later one by accident.
+//!
+//! A turn is [`Core::pump`]: timeouts, posts, polls, and what follows from them. [`Core::push`] is the short turn after a
+//! submit: it posts, and polls only the transports that took something, so that a small read over shared memory completes
+//! inside one call. Neither blocks; [`Core::next_timeout`] says when to turn again if no transport wakes its owner earlier.
+
+mod connect;
+mod numbered;
+mod paths;
+mod regions;
+#[cfg(test)]
+mod tests;
+mod turn;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+
+use thiserror::Error;
+use weft_plan::Time;
+
+use crate::error::{Loss, Refusal};
+use crate::leg::Direction;
+use crate::region::{Epoch, RegionKey, RemoteRegion};
+use crate::session::{Config, Identity, LeaseId, MAX_PAYLOAD_BYTES, NotificationId, SessionError, SessionLoss};
+use crate::transfer::{Engine, Limits, PeerId, Request, SubmitError, Summary, TransferError, TransferId};
+use crate::transport::{Op, PeerAddress, Signal, Transport};
+
+use connect::Peer;
+use numbered::Numbered;
+use paths::Path;
+pub use regions::RegionError;
+use regions::Regions;
+
+/// An agent without its threads. See the [module](self).
+pub struct Core<T: ?Sized + Transport> {
+    settings: Settings,
+    slots: Vec<Slot<T>>,
+    random: Random,
+    engine: Engine,
+    regions: Regions,
+    peers: Numbered<Peer>,
+    /// By the number that the engine knows as a lane and the session as a via.
+    paths: Numbered<Path>,
+    /// The number of each path by its transport's own.
+    by_path: Vec<Numbered<u32>>,
+    /// Transports that have been given something since they were last polled.
+    posted: Vec<bool>,
+    /// Whose the lanes were that were lost without a fence, the latest.
+    lost_lanes: BTreeMap<u32, PeerId>,
+    /// When something of a peer falls due.
+    timers: BTreeSet<(Time, PeerId)>,
+    /// Peers whose session has been touched and not yet looked at.
+    touched: Vec<PeerId>,
+    /// Accepted paths that have not said who they are, oldest first, with the time by which they must.
+    unclaimed: VecDeque<(Time, u32)>,
+    announcements: BTreeMap<TransferId, Announcement>,
+    /// Announcements that the peer's queue had no room for.
+    unsent: VecDeque<TransferId>,
+    /// Peers whose session has more to say than there is room for among the events.
+    stalled: Vec<PeerId>,
+    events: VecDeque<Event>,
+    next_peer: u32,
+    next_path: u32,
+    next_message: u64,
+    next_tag: u64,
+    /// Kept between turns so that a turn allocates nothing.
+    signals: Vec<Signal>,
+    batch: Vec<Op>,
+}
+
+/// Who this agent is and what it allows.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What this agent brings into every session. The addresses are filled in from the transports.
+    ///
+    /// Lives of one name are told apart by the epoch, and a later life must have a greater one: the time of the start will do.
+    pub session: Config,
+    /// By when an accepted path must have said who it is, and for how long one that is over is still answered.
+    pub handshake_max: Time,
+    /// The wait before a lost path is opened again; it doubles up to the maximum.
+    pub backoff_min: Time,
+    pub backoff_max: Time,
+    /// How long a peer that has closed its last path may take to come back.
+    pub rejoin_max: Time,
+    /// The longest lease that is granted.
+    pub lease_max: Time,
+    pub peers_max: usize,
+    /// Accepted paths that may be waiting to say who they are.
+    pub unclaimed_paths_max: usize,
+    /// Events that may wait before peers are held back.
+    pub events_max: usize,
+    pub limits: Limits,
+}
+
+impl Settings {
+    pub fn new(session: Config) -> Settings {
+        Settings {
+            session,
+            handshake_max: Time::from_secs(5),
+            backoff_min: Time::from_ms(10),
+            backoff_max: Time::from_secs(2),
+            rejoin_max: Time::from_secs(1),
+            lease_max: Time::from_secs(60),
+            peers_max: 1024,
+            unclaimed_paths_max: 256,
+            events_max: 4096,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// Whom to connect to.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Tried in order, again and again until the deadline.
+    pub addresses: Vec<PeerAddress>,
+    pub deadline: Time,
+    /// Refuse a peer of another name.
+    pub name: Option<String>,
+    /// Refuse another life of the peer.
+    pub epoch: Option<Epoch>,
+}
+
+impl Target {
+    pub fn at(address: PeerAddress, deadline: Time) -> Target {
+        Target {
+            addresses: vec![address],
+            deadline,
+            name: None,
+            epoch: None,
+        }
+    }
+}
+
+/// A transport and the part it plays.
+#[derive(Debug)]
+pub struct Slot<T: ?Sized> {
+    pub reach: Reach,
+    /// How many paths to open to each peer.
+    pub paths: usize,
+    pub transport: Box<T>,
+}
+
+/// Which peers a transport can reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    Anywhere,
+    /// Only peers whose host identity equals ours.
+    SameHost,
+}
+
+/// Where the agent's randomness comes from: the operating system, or a seed.
+pub type Random = Box<dyn FnMut() -> [u8; 32] + Send>;
+
+/// What happened, for the application.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A session is up. `accepted`: the peer came to us.
+    Connected {
+        peer: PeerId,
+        identity: Identity,
+        accepted: bool,
+    },
+    /// [`Core::connect`] did not succeed by its deadline.
+    ConnectFailed {
+        peer: PeerId,
+        error: ConnectError,
+    },
+    /// The session is over and the number is dead.
+    PeerLost {
+        peer: PeerId,
+        name: String,
+        cause: SessionLoss,
+    },
+    /// A path carries transfers.
+    PathUp {
+        peer: PeerId,
+        transport: &'static str,
+    },
+    PathDown {
+        peer: PeerId,
+        transport: &'static str,
+        loss: Loss,
+    },
+    /// The peer has published a region, or changed it.
+    Published {
+        peer: PeerId,
+        name: String,
+    },
+    Withdrawn {
+        peer: PeerId,
+        name: String,
+    },
+    Notified {
+        peer: PeerId,
+        payload: Vec<u8>,
+    },
+    /// The peer's application has been given our notification.
+    Delivered {
+        peer: PeerId,
+        id: NotificationId,
+    },
+    Ended {
+        id: TransferId,
+        outcome: Result<Summary, TransferError>,
+    },
+    /// We may look at a peer's region until then, on our clock.
+    Leased {
+        peer: PeerId,
+        lease: LeaseId,
+        until: Time,
+    },
+    LeaseRefused {
+        peer: PeerId,
+        lease: LeaseId,
+        refusal: Refusal,
+    },
+    /// A lease of ours is over: the peer may change or unmap the memory.
+    LeaseEnded {
+        peer: PeerId,
+        lease: LeaseId,
+    },
+}
+
+/// Why there is no session with a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    #[error("no transport of this agent understands {address}")]
+    NoTransport { address: PeerAddress },
+    #[error("no path to {address}: {loss}")]
+    NoPath { address: PeerAddress, loss: Loss },
+    #[error("{address} answered, but no session came about: {cause}")]
+    NoSession { address: PeerAddress, cause: SessionLoss },
+    #[error("{address} did not answer by the deadline")]
+    Expired { address: PeerAddress },
+    #[error("no address was given")]
+    NoAddress,
+    #[error("this agent has as many peers as it allows ({max})")]
+    TooManyPeers { max: usize },
+}
+
+/// Why something was not asked of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PeerError {
+    #[error("the session with this peer is over, or not yet established")]
+    NotConnected,
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+}
+
+/// What a transfer tells the peer once its bytes are in place.
+#[derive(Debug)]
+struct Announcement {
+    peer: PeerId,
+    payload: Vec<u8>,
+    /// The tag that the peer counts the parts under; none where it is told when the transfer has ended.
+    tag: Option<u64>,
+    /// The tag and the number of parts, once all are cut.
+    after: Option<(u64, u32)>,
+    sent: bool,
+    ended: bool,
+}
+
+impl<T: ?Sized + Transport> Core<T> {
+    pub fn new(settings: Settings, slots: Vec<Slot<T>>, random: Random) -> Core<T> {
+        Core {
+            engine: Engine::new(settings.limits),
+            regions: Regions::new(settings.session.epoch, slots.len()),
+            peers: Numbered::new(),
+            paths: Numbered::new(),
+            by_path: slots.iter().map(|_| Numbered::new()).collect(),
+            posted: vec![false; slots.len()],
+            lost_lanes: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            touched: Vec::new(),
+            unclaimed: VecDeque::new(),
+            announcements: BTreeMap::new(),
+            unsent: VecDeque::new(),
+            stalled: Vec::new(),
+            events: VecDeque::new(),
+            next_peer: 0,
+            next_path: 0,
+            next_message: 0,
+            next_tag: 0,
+            signals: Vec::new(),
+            batch: Vec::new(),
+            settings,
+            slots,
+            random,
+        }
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+    /// The transports, for whoever must wait on them.
+    pub fn slots(&self) -> &[Slot<T>] {
+        &self.slots
+    }
+    /// Where peers reach this agent, one address a transport.
+    pub fn addresses(&self) -> Vec<PeerAddress> {
+        self.slots
+            .iter()
+            .map(|s| s.transport.capabilities().address.clone())
+            .collect()
+    }
+
+    /// Who a connected peer is.
+    pub fn identity(&self, peer: PeerId) -> Option<&Identity> {
+        self.peers.at(peer.0)?.identity.as_ref()
+    }
+    /// A region that the peer has published.
+    pub fn region(&self, peer: PeerId, name: &str) -> Option<&RemoteRegion> {
+        self.peers.at(peer.0)?.session.as_ref()?.region(name)
+    }
+    /// All that the peer has published.
+    pub fn regions(&self, peer: PeerId) -> impl Iterator<Item = (&str, &RemoteRegion)> {
+        let session = self.peers.at(peer.0).and_then(|p| p.session.as_ref());
+        session.into_iter().flat_map(|s| s.regions())
+    }
+
+    /// Starts a transfer, which posts at the next turn. With `announce`, the peer is notified once the bytes are in place.
+    pub fn submit(
+        &mut self,
+        mut request: Request,
+        announce: Option<&[u8]>,
+        now: Time,
+    ) -> Result<TransferId, PeerError> {
+        let peer = request.peer;
+        if self.identity(peer).is_none() {
+            return Err(PeerError::NotConnected);
+        }
+        let Some(payload) = announce else {
+            return Ok(self.engine.submit(request, now)?);
+        };
+        if payload.len() > MAX_PAYLOAD_BYTES {
+            return Err(SessionError::PayloadTooLong { len: payload.len() }.into());
+        }
+        let tag = (request.direction == Direction::Write).then_some(self.next_tag);
+        self.next_tag += 1;
+        request.tag = tag;
+        let id = self.engine.submit(request, now)?;
+        let announcement = Announcement {
+            peer,
+            payload: payload.to_vec(),
+            tag,
+            after: None,
+            sent: false,
+            ended: false,
+        };
+        self.announcements.insert(id, announcement);
+        Ok(id)
+    }
+
+    /// Ends a transfer early. Its [`Event::Ended`] still comes, once nothing of it can touch memory any more.
+    pub fn cancel(&mut self, id: TransferId, now: Time) {
+        self.engine.cancel(id, now);
+    }
+
+    /// Sends a notification: once, in no particular order with transfers.
+    pub fn notify(&mut self, peer: PeerId, payload: &[u8], now: Time) -> Result<NotificationId, PeerError> {
+        let session = self.established(peer)?;
+        let id = session.notify(payload, None, now)?;
+        self.touch(peer);
+        Ok(id)
+    }
+
+    /// Asks to look at a peer's region without copying it; [`Event::Leased`] or [`Event::LeaseRefused`] follows.
+    pub fn borrow(&mut self, peer: PeerId, region: RegionKey, duration: Time, now: Time) -> Result<LeaseId, PeerError> {
+        let lease = self.established(peer)?.ask_lease(region, duration, now)?;
+        self.touch(peer);
+        Ok(lease)
+    }
+
+    /// Asks for more time on a lease, counted from now; the same events follow.
+    pub fn renew(&mut self, peer: PeerId, lease: LeaseId, duration: Time, now: Time) -> Result<(), PeerError> {
+        self.established(peer)?.renew_lease(lease, duration, now)?;
+        self.touch(peer);
+        Ok(())
+    }
+
+    /// Gives a lease back before its end.
+    pub fn give_back(&mut self, peer: PeerId, lease: LeaseId, now: Time) {
+        if let Ok(session) = self.established(peer) {
+            session.return_lease(lease, now);
+            self.touch(peer);
+        }
+    }
+
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+}
+
+impl<T: ?Sized + Transport> fmt::Debug for Core<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core")
+            .field("name", &self.settings.session.name)
+            .field("epoch", &self.settings.session.epoch)
+            .field("peers", &self.peers.len())
+            .field("paths", &self.paths.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,424 @@
+//! One turn: timeouts, posts, polls, and what follows from them.
+
+use weft_plan::Time;
+
+use super::connect::Peer;
+use super::{Core, Event};
+use crate::session::{SessionError, SessionEvent, Via};
+use crate::transfer::{LaneId, PeerId, Post, TransferEvent, TransferId};
+use crate::transport::{Body, Op, OpId, Progress, Signal, Transport};
+
+/// Rounds in one turn before others get theirs.
+const ROUNDS_MAX: usize = 8;
+/// Moves handed to a transport at once.
+const BATCH_MAX: usize = 64;
+/// Messages that wait for room on one path. The session sends again what is dropped beyond that.
+const OUTBOX_MAX: usize = 256;
+/// Messages and moves share the transport's numbers; the engine counts up from zero.
+const MESSAGE_BIT: u64 = 1 << 63;
+
+impl<T: ?Sized + Transport> Core<T> {
+    /// A whole turn over every transport. [`Progress::Busy`]: call again at once.
+    pub fn pump(&mut self, now: Time) -> Progress {
+        let mut progress = Progress::Idle;
+        for round in 0..ROUNDS_MAX {
+            progress = Progress::Idle;
+            for slot in 0..self.slots.len() {
+                if self.poll_slot(slot, now) == Progress::Busy {
+                    progress = Progress::Busy;
+                }
+            }
+            // After the poll: what has come in speaks for a peer that would otherwise be found silent.
+            if round == 0 {
+                self.on_timeouts(now);
+            }
+            if !self.flush(now) && progress == Progress::Idle {
+                return Progress::Idle;
+            }
+        }
+        progress
+    }
+
+    /// A short turn: posts what there is to post, and polls only the transports that took something.
+    pub fn push(&mut self, now: Time) -> Progress {
+        let mut progress = Progress::Idle;
+        for _ in 0..ROUNDS_MAX {
+            if !self.flush(now) {
+                break;
+            }
+            progress = Progress::Idle;
+            for slot in 0..self.slots.len() {
+                if self.posted[slot] && self.poll_slot(slot, now) == Progress::Busy {
+                    progress = Progress::Busy;
+                }
+            }
+        }
+        progress
+    }
+
+    /// Polls one transport, the one whose owner was woken, and does what follows.
+    pub fn pump_slot(&mut self, slot: usize, now: Time) -> Progress {
+        let progress = self.poll_slot(slot, now);
+        self.flush(now);
+        progress
+    }
+
+    /// When to turn again if no transport has anything before.
+    pub fn next_timeout(&self) -> Option<Time> {
+        let peers = self.timers.first().map(|(at, _)| *at);
+        let unclaimed = self.unclaimed.front().map(|(by, _)| *by);
+        [self.engine.next_timeout(), peers, unclaimed]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn on_timeouts(&mut self, now: Time) {
+        if self.engine.next_timeout().is_some_and(|at| at <= now) {
+            self.engine.on_timeout(now);
+        }
+        self.expire_unclaimed(now);
+        while let Some(&(at, peer)) = self.timers.first() {
+            if at > now {
+                break;
+            }
+            self.timers.pop_first();
+            let Some(state) = self.peers.at_mut(peer.0) else {
+                continue;
+            };
+            state.timer = None;
+            if let Some(session) = &mut state.session
+                && session.next_timeout().is_some_and(|at| at <= now)
+            {
+                session.on_timeout(now);
+            }
+            self.on_peer_due(peer, now);
+            self.touch(peer);
+        }
+    }
+
+    /// Hands over everything that the engine and the sessions want done; tells whether there was anything.
+    fn flush(&mut self, now: Time) -> bool {
+        if self.events.len() <= self.settings.events_max / 2 {
+            self.touched.append(&mut self.stalled);
+        }
+        let mut any = false;
+        loop {
+            let mut more = self.post_moves(now);
+            while let Some((LaneId(via), op)) = self.engine.next_cancel() {
+                more = true;
+                if let Some(path) = self.paths.at(via) {
+                    self.slots[path.slot].transport.cancel(path.id, op, now);
+                    self.posted[path.slot] = true;
+                }
+            }
+            while let Some(event) = self.engine.next_event() {
+                more = true;
+                self.on_transfer_event(event, now);
+            }
+            while let Some(peer) = self.touched.pop() {
+                more = true;
+                self.settle(peer, now);
+            }
+            if !more {
+                return any;
+            }
+            any = true;
+        }
+    }
+
+    fn post_moves(&mut self, now: Time) -> bool {
+        let mut any = false;
+        let mut batch = std::mem::take(&mut self.batch);
+        let mut next = self.engine.next_post();
+        while let Some(Post { lane, op }) = next {
+            any = true;
+            batch.push(op);
+            next = self.engine.next_post();
+            while batch.len() < BATCH_MAX && next.as_ref().is_some_and(|post| post.lane == lane) {
+                batch.extend(next.take().map(|post| post.op));
+                next = self.engine.next_post();
+            }
+            self.post_batch(lane, &mut batch, now);
+        }
+        self.batch = batch;
+        any
+    }
+
+    fn post_batch(&mut self, lane: LaneId, batch: &mut Vec<Op>, now: Time) {
+        let accepted = match self.paths.at(lane.0) {
+            Some(path) => {
+                self.posted[path.slot] = true;
+                // A path that is gone says so by a signal of its own; until then its moves are only not accepted.
+                self.slots[path.slot].transport.post(path.id, batch, now).unwrap_or(0)
+            }
+            None => 0,
+        };
+        // Given back from the last to the first, so that they are posted again in their order.
+        while batch.len() > accepted {
+            if let Some(op) = batch.pop() {
+                self.engine.unaccepted(Post { lane, op });
+            }
+        }
+        batch.clear();
+    }
+
+    fn poll_slot(&mut self, slot: usize, now: Time) -> Progress {
+        self.posted[slot] = false;
+        let mut signals = std::mem::take(&mut self.signals);
+        let progress = self.slots[slot].transport.poll(now, &mut signals);
+        for signal in signals.drain(..) {
+            self.on_signal(slot, signal, now);
+        }
+        self.signals = signals;
+        progress
+    }
+
+    fn on_signal(&mut self, slot: usize, signal: Signal, now: Time) {
+        let path = match &signal {
+            Signal::Accepted { path } => {
+                self.on_accepted(slot, *path, now);
+                return;
+            }
+            Signal::Opened { path }
+            | Signal::Lost { path, .. }
+            | Signal::Completed { path, .. }
+            | Signal::Message { path, .. }
+            | Signal::Arrived { path, .. } => *path,
+        };
+        let Some(&via) = self.by_path[slot].at(path.0) else {
+            return;
+        };
+        match signal {
+            Signal::Completed { op, outcome, .. } => {
+                if op.0 & MESSAGE_BIT == 0 {
+                    self.engine.on_completion(LaneId(via), op, outcome, now);
+                }
+                self.send_waiting(via, now);
+            }
+            Signal::Arrived { arrival, .. } => {
+                let Some(peer) = self.paths.at(via).and_then(|p| p.peer) else {
+                    return;
+                };
+                if let Some(session) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()) {
+                    session.on_arrival(arrival, now);
+                    self.touch(peer);
+                }
+            }
+            Signal::Message { payload, .. } => self.on_message(via, &payload, now),
+            Signal::Opened { .. } => self.on_opened(via, now),
+            Signal::Lost { loss, fenced, .. } => self.on_lost(via, loss, fenced, now),
+            Signal::Accepted { .. } => {}
+        }
+    }
+
+    fn on_transfer_event(&mut self, event: TransferEvent, now: Time) {
+        match event {
+            TransferEvent::Cut { id, tag, parts } => {
+                if let Some(announcement) = self.announcements.get_mut(&id) {
+                    announcement.after = Some((tag, parts));
+                    self.announce(id, now);
+                }
+            }
+            TransferEvent::Ended { id, outcome } => {
+                self.end_announcement(id, outcome.is_ok(), now);
+                self.events.push_back(Event::Ended { id, outcome });
+            }
+            TransferEvent::FenceWanted { lane } => {
+                let Some(&peer) = self.lost_lanes.get(&lane.0) else {
+                    return;
+                };
+                if let Ok(session) = self.established(peer) {
+                    // Where the session cannot ask, the deadline is the fence.
+                    let _ = session.ask_fence(Via(lane.0), now);
+                    self.touch(peer);
+                }
+            }
+        }
+    }
+
+    /// Sends what a transfer announces; where the peer has too much unread already, it is sent later.
+    fn announce(&mut self, id: TransferId, now: Time) {
+        let Some(announcement) = self.announcements.get_mut(&id) else {
+            return;
+        };
+        let peer = announcement.peer;
+        let session = match self.peers.at_mut(peer.0) {
+            Some(Peer {
+                session: Some(session), ..
+            }) => session,
+            _ => {
+                self.announcements.remove(&id);
+                return;
+            }
+        };
+        match session.notify(&announcement.payload, announcement.after, now) {
+            Ok(_) => {
+                announcement.sent = true;
+                if announcement.ended {
+                    self.announcements.remove(&id);
+                }
+                self.touch(peer);
+            }
+            Err(SessionError::QueueFull | SessionError::TooManyHeld) => self.unsent.push_back(id),
+            Err(_) => {
+                self.announcements.remove(&id);
+            }
+        }
+    }
+
+    fn end_announcement(&mut self, id: TransferId, ok: bool, now: Time) {
+        let Some(announcement) = self.announcements.get_mut(&id) else {
+            return;
+        };
+        announcement.ended = true;
+        match (ok, announcement.sent, announcement.after) {
+            // Nobody counts the parts of this one: the end of the transfer is what the peer waits for.
+            (true, false, None) => self.announce(id, now),
+            // It waits for room, and goes out then.
+            (true, false, Some(_)) => {}
+            (true, true, _) => {
+                self.announcements.remove(&id);
+            }
+            (false, ..) => {
+                let (peer, tag) = (announcement.peer, announcement.tag);
+                self.announcements.remove(&id);
+                if let (Some(tag), Ok(session)) = (tag, self.established(peer)) {
+                    // Also where nothing was announced, so that the parts that did arrive are not counted for ever.
+                    session.revoke(tag, now);
+                    self.touch(peer);
+                }
+            }
+        }
+    }
+
+    fn announce_unsent(&mut self, peer: PeerId, now: Time) {
+        for _ in 0..self.unsent.len() {
+            let Some(id) = self.unsent.pop_front() else { return };
+            match self.announcements.get(&id) {
+                Some(a) if a.peer == peer => self.announce(id, now),
+                Some(_) => self.unsent.push_back(id),
+                None => {}
+            }
+        }
+    }
+
+    /// Sends what a session has to say, hears what it has learnt, and notes when it falls due.
+    fn settle(&mut self, peer: PeerId, now: Time) {
+        self.send_messages(peer, now);
+        loop {
+            // What nobody takes holds the peer back, not this agent's memory down.
+            if self.events.len() >= self.settings.events_max {
+                if !self.stalled.contains(&peer) {
+                    self.stalled.push(peer);
+                }
+                break;
+            }
+            let Some(event) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()?.next_event()) else {
+                break;
+            };
+            self.on_session_event(peer, event, now);
+        }
+        self.say_unsaid(peer, now);
+        self.announce_unsent(peer, now);
+        self.send_messages(peer, now);
+        let Some(state) = self.peers.at_mut(peer.0) else { return };
+        let due = state.due();
+        if state.timer != due {
+            if let Some(before) = state.timer {
+                self.timers.remove(&(before, peer));
+            }
+            state.timer = due;
+            self.timers.extend(due.map(|at| (at, peer)));
+        }
+    }
+
+    fn on_session_event(&mut self, peer: PeerId, event: SessionEvent, now: Time) {
+        match event {
+            SessionEvent::Established { identity, .. } => self.on_established(peer, identity, now),
+            SessionEvent::PathJoined { via } => self.on_joined(peer, via.0),
+            SessionEvent::PathWanted => self.hurry_rails(peer, now),
+            SessionEvent::Published { name, .. } => self.events.push_back(Event::Published { peer, name }),
+            SessionEvent::Withdrawn { name } => self.events.push_back(Event::Withdrawn { peer, name }),
+            SessionEvent::Notified { payload } => self.events.push_back(Event::Notified { peer, payload }),
+            SessionEvent::NotificationDelivered { id } => self.events.push_back(Event::Delivered { peer, id }),
+            SessionEvent::FenceAsked { label, via } => {
+                // A closed path acts on nothing any more, whatever of it is still under way.
+                if let Some(Via(via)) = via {
+                    self.close_path(via);
+                }
+                if let Ok(session) = self.established(peer) {
+                    session.fence_done(label, now);
+                }
+            }
+            SessionEvent::Fenced { via } => {
+                self.lost_lanes.remove(&via.0);
+                self.engine.on_lane_fenced(LaneId(via.0), now);
+            }
+            SessionEvent::LeaseAsked {
+                id, region, duration, ..
+            } => {
+                let duration = duration.min(self.settings.lease_max);
+                let granted = self.regions.lease(peer, id, &region, duration, now);
+                if let Ok(session) = self.established(peer) {
+                    session.answer_lease(id, granted.map(|()| duration), now);
+                }
+            }
+            SessionEvent::LeaseGranted { id, until } => self.events.push_back(Event::Leased { peer, lease: id, until }),
+            SessionEvent::LeaseRefused { id, refusal } => {
+                self.events.push_back(Event::LeaseRefused {
+                    peer,
+                    lease: id,
+                    refusal,
+                });
+            }
+            SessionEvent::LeaseReturned { id } => {
+                self.regions.end_lease(peer, id);
+            }
+            SessionEvent::LeaseExpired { id } => {
+                if !self.regions.end_lease(peer, id) {
+                    self.events.push_back(Event::LeaseEnded { peer, lease: id });
+                }
+            }
+            SessionEvent::Lost { cause } => self.part(peer, cause, now),
+        }
+    }
+
+    fn send_messages(&mut self, peer: PeerId, now: Time) {
+        while let Some((Via(via), bytes)) = self
+            .peers
+            .at_mut(peer.0)
+            .and_then(|p| p.session.as_mut()?.next_message())
+        {
+            if let Some(path) = self.paths.at_mut(via).filter(|p| p.outbox.len() < OUTBOX_MAX) {
+                path.outbox.push_back(bytes.into());
+                self.send_waiting(via, now);
+            }
+        }
+    }
+
+    /// Posts the messages that wait for room on a path.
+    fn send_waiting(&mut self, via: u32, now: Time) {
+        let Some(path) = self.paths.at_mut(via) else { return };
+        let transport = &mut self.slots[path.slot].transport;
+        while let Some(bytes) = path.outbox.front() {
+            let op = Op {
+                id: OpId(MESSAGE_BIT | self.next_message),
+                deadline: now.saturating_add(self.settings.session.silence_max),
+                body: Body::Message(bytes.clone()),
+            };
+            if transport.post(path.id, std::slice::from_ref(&op), now) != Ok(1) {
+                return;
+            }
+            self.next_message += 1;
+            self.posted[path.slot] = true;
+            path.outbox.pop_front();
+        }
+    }
+
+    pub(super) fn touch(&mut self, peer: PeerId) {
+        if self.touched.last() != Some(&peer) {
+            self.touched.push(peer);
+        }
+    }
+}

@@ -1,0 +1,635 @@
+//! The engine: which part goes over which lane, when, and what follows.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use weft_plan::Time;
+
+use super::cut::PartLimits;
+use super::error::SubmitError;
+use super::lane::{Choice, Classes, Lane, LaneSlot, LaneState, Rest};
+use super::slab::Slab;
+use super::state::{Measure, Part, Transfer};
+use super::{LaneId, Limits, PeerId, Post, Request, TransferEvent, TransferId};
+use crate::error::{Failure, Loss, Refusal};
+use crate::leg::Direction;
+use crate::transport::{Arrival, Body, Done, Move, Op, OpId};
+
+/// How long a lane rests that is full of what is not ours.
+const ROOM_AGAIN: Time = Time::from_us(50);
+/// How long a lane rests on which an operation was lost, if nothing more is heard of it.
+const SHAKEN: Time = Time::from_ms(1);
+/// A part is carried this often in all if its checksums differ.
+const MISMATCHES_MAX: u8 = 2;
+
+/// Turns requests into posts, and completions into events. See the [module](super) for the promises and an example.
+///
+/// Operations that it numbers have the topmost bit of their [`OpId`] clear; whoever turns it sets that bit in those of its own.
+#[derive(Debug)]
+pub struct Engine {
+    limits: Limits,
+    now: Time,
+    lanes: Vec<LaneSlot>,
+    peers: Vec<Peer>,
+    transfers: Slab<Transfer>,
+    ops: Slab<OpenOp>,
+    /// Peers that may have something to post, each in its turn.
+    turn: VecDeque<PeerId>,
+    deadlines: BinaryHeap<Reverse<(Time, TransferId)>>,
+    resting: Vec<(Time, LaneId)>,
+    cancels: VecDeque<(LaneId, OpId)>,
+    events: VecDeque<TransferEvent>,
+}
+
+#[derive(Debug, Default)]
+struct Peer {
+    classes: Classes,
+    /// Transfers with parts to post, each in its turn.
+    ready: VecDeque<TransferId>,
+    in_turn: bool,
+    transfers: usize,
+    gone: Option<Loss>,
+    /// Why the last lane went, and which transport's it was, while there is no other: the reason behind the peer's absence.
+    last_loss: Option<(Loss, &'static str)>,
+}
+
+#[derive(Debug)]
+struct OpenOp {
+    transfer: TransferId,
+    lane: LaneId,
+    transport: &'static str,
+    part: Part,
+}
+
+impl Engine {
+    pub fn new(limits: Limits) -> Engine {
+        Engine {
+            limits,
+            now: Time::ZERO,
+            lanes: Vec::new(),
+            peers: Vec::new(),
+            transfers: Slab::new(),
+            ops: Slab::new(),
+            turn: VecDeque::new(),
+            deadlines: BinaryHeap::new(),
+            resting: Vec::new(),
+            cancels: VecDeque::new(),
+            events: VecDeque::new(),
+        }
+    }
+
+    /// A path to a peer is there. Transfers that wait for one go on.
+    pub fn add_lane(&mut self, lane: Lane) {
+        let (id, peer) = (lane.id, lane.peer);
+        let index = id.0 as usize;
+        if index >= self.lanes.len() {
+            self.lanes.resize_with(index + 1, LaneSlot::default);
+        }
+        let entry = self.peer(peer);
+        entry.gone = None;
+        entry.last_loss = None;
+        entry.classes.remove(id);
+        entry.classes.add(&lane);
+        self.lanes[index] = LaneSlot::Live(Box::new(LaneState::new(lane)));
+        self.take_turn(peer);
+    }
+
+    /// A lane is gone. Its operations count as lost where their completions have not come before.
+    pub fn on_lane_lost(&mut self, lane: LaneId, loss: Loss, fenced: bool, now: Time) {
+        self.advance(now);
+        let Some(slot) = self.lanes.get_mut(lane.0 as usize) else {
+            return;
+        };
+        let LaneSlot::Live(state) = slot else { return };
+        let (peer, fence_wanted, transport) = (state.lane.peer, state.fence_wanted, state.lane.transport);
+        *slot = LaneSlot::Lost {
+            fenced,
+            fence_wanted: false,
+        };
+        if fence_wanted && !fenced {
+            self.want_fence(lane);
+        }
+        let entry = self.peer(peer);
+        entry.classes.remove(lane);
+        entry.last_loss = Some((loss, transport));
+        let open: Vec<u64> = self
+            .ops
+            .iter()
+            .filter(|(_, op)| op.lane == lane)
+            .map(|(id, _)| id)
+            .collect();
+        for id in open {
+            if let Some(op) = self.ops.remove(id) {
+                self.settle(op, Err(Failure::PathLost { loss, fenced }));
+            }
+        }
+        if fenced {
+            self.release_hanging(lane);
+        }
+        self.take_turn(peer);
+    }
+
+    /// The far end has confirmed that it acts no more on what was sent over a lost lane.
+    pub fn on_lane_fenced(&mut self, lane: LaneId, now: Time) {
+        self.advance(now);
+        if let Some(LaneSlot::Lost { fenced, .. }) = self.lanes.get_mut(lane.0 as usize) {
+            *fenced = true;
+        }
+        self.release_hanging(lane);
+    }
+
+    /// The peer is gone for good: its transfers fail, each as soon as nothing of it is open.
+    pub fn on_peer_gone(&mut self, peer: PeerId, loss: Loss, now: Time) {
+        self.advance(now);
+        let entry = self.peer(peer);
+        // What happened to the last path says more than that there is none.
+        let loss = entry.last_loss.map_or(loss, |(loss, _)| loss);
+        entry.gone = Some(loss);
+        let of_peer = |(_, t): &(u64, &Transfer)| t.request.peer == peer;
+        let ids: Vec<u64> = self.transfers.iter().filter(of_peer).map(|(id, _)| id).collect();
+        for id in ids {
+            self.fail(TransferId(id), Failure::PathLost { loss, fenced: true }, None);
+        }
+    }
+
+    /// Accepts a transfer. What becomes of it is told by [`TransferEvent::Ended`], and by nothing else.
+    pub fn submit(&mut self, request: Request, now: Time) -> Result<TransferId, SubmitError> {
+        self.advance(now);
+        let mut bytes = 0u64;
+        for leg in request.legs.iter() {
+            bytes = bytes.checked_add(leg.bytes()).ok_or(SubmitError::TooLarge)?;
+        }
+        let (peer, deadline) = (request.peer, request.deadline);
+        let full = self.transfers.len() >= self.limits.max_transfers || self.transfers.is_full();
+        let max_per_peer = self.limits.max_transfers_per_peer;
+        let entry = self.peer(peer);
+        if let Some(loss) = entry.gone {
+            return Err(SubmitError::PeerGone(loss));
+        }
+        if full || entry.transfers >= max_per_peer {
+            return Err(SubmitError::TooManyTransfers);
+        }
+        entry.transfers += 1;
+        let id = TransferId(self.transfers.insert(Transfer::new(request, bytes, now)));
+        if deadline <= now {
+            self.fail(id, Failure::Expired, None);
+        } else if bytes == 0 {
+            self.end_if_over(id);
+        } else {
+            if deadline != Time::MAX {
+                self.deadlines.push(Reverse((deadline, id)));
+            }
+            self.make_ready(id);
+        }
+        Ok(id)
+    }
+
+    /// Ends a transfer early. Its [`TransferEvent::Ended`] still comes: success if it was too late, else [`Failure::Cancelled`].
+    pub fn cancel(&mut self, id: TransferId, now: Time) {
+        self.advance(now);
+        self.fail(id, Failure::Cancelled, None);
+    }
+
+    /// The next operation to hand to a lane. Peers take turns, and so do the transfers of one peer.
+    pub fn next_post(&mut self) -> Option<Post> {
+        if self.ops.is_full() {
+            return None;
+        }
+        while let Some(peer) = self.turn.pop_front() {
+            self.peer(peer).in_turn = false;
+            if let Some(post) = self.post_for(peer) {
+                if !self.peer(peer).ready.is_empty() {
+                    self.take_turn(peer);
+                }
+                return Some(post);
+            }
+        }
+        None
+    }
+
+    /// Takes back what a lane did not accept, be it full or lost. The lane rests until something completes on it, or for a while if nothing of ours is
+    /// on it.
+    pub fn unaccepted(&mut self, post: Post) {
+        let Some(op) = self.ops.remove(post.op.id.0) else {
+            return;
+        };
+        let wake = self.now.saturating_add(ROOM_AGAIN);
+        if let Some(LaneSlot::Live(lane)) = self.lanes.get_mut(op.lane.0 as usize) {
+            lane.inflight_ops -= 1;
+            lane.inflight_bytes -= op.part.len();
+            lane.rest = if lane.inflight_ops > 0 {
+                Rest::UntilCompletion
+            } else {
+                Rest::UntilRoom(wake)
+            };
+            if lane.inflight_ops == 0 {
+                self.resting.push((wake, op.lane));
+            }
+        }
+        if let Some(transfer) = self.transfers.get_mut(op.transfer.0) {
+            transfer.open -= 1;
+            transfer.redo.push(op.part);
+            self.make_ready(op.transfer);
+            self.end_if_over(op.transfer);
+        }
+    }
+
+    /// The next operation to cancel.
+    pub fn next_cancel(&mut self) -> Option<(LaneId, OpId)> {
+        while let Some((lane, op)) = self.cancels.pop_front() {
+            if self.ops.get(op.0).is_some() {
+                return Some((lane, op));
+            }
+        }
+        None
+    }
+
+    /// An operation has completed. One that the engine does not know is none of its business.
+    pub fn on_completion(&mut self, lane: LaneId, op: OpId, outcome: Result<Done, Failure>, now: Time) {
+        self.advance(now);
+        if self.ops.get(op.0).is_none_or(|open| open.lane != lane) {
+            return;
+        }
+        let Some(op) = self.ops.remove(op.0) else { return };
+        if let Some(LaneSlot::Live(state)) = self.lanes.get_mut(lane.0 as usize) {
+            state.inflight_ops -= 1;
+            state.inflight_bytes -= op.part.len();
+            match outcome {
+                Ok(_) => state.rest = Rest::None,
+                Err(Failure::PathLost { .. }) if matches!(state.rest, Rest::Shaken(_)) => {}
+                Err(Failure::PathLost { .. }) => {
+                    let wake = self.now.saturating_add(SHAKEN);
+                    state.rest = Rest::Shaken(wake);
+                    self.resting.push((wake, lane));
+                }
+                Err(_) if state.rest == Rest::UntilCompletion => state.rest = Rest::None,
+                Err(_) => {}
+            }
+            let peer = state.lane.peer;
+            if !self.peers[peer.0 as usize].ready.is_empty() {
+                self.take_turn(peer);
+            }
+        }
+        self.settle(op, outcome);
+    }
+
+    /// Lets transfers expire whose deadline is over, and lanes work that have rested.
+    pub fn on_timeout(&mut self, now: Time) {
+        self.advance(now);
+        while let Some(&Reverse((deadline, id))) = self.deadlines.peek() {
+            if deadline > now && self.transfers.get(id.0).is_some() {
+                break;
+            }
+            self.deadlines.pop();
+            if let Some(transfer) = self.transfers.get_mut(id.0) {
+                transfer.overdue = true;
+                // The target itself touches nothing after the deadline, so what hung on a lost lane hangs no more.
+                let hanging = std::mem::take(&mut transfer.hanging);
+                transfer.redo.extend(hanging.into_iter().map(|(_, part)| part));
+                self.fail(id, Failure::Expired, None);
+            }
+        }
+        let mut at = 0;
+        while at < self.resting.len() {
+            let (wake, lane) = self.resting[at];
+            if wake > now {
+                at += 1;
+                continue;
+            }
+            self.resting.swap_remove(at);
+            if let Some(LaneSlot::Live(state)) = self.lanes.get_mut(lane.0 as usize)
+                && matches!(state.rest, Rest::UntilRoom(until) | Rest::Shaken(until) if until <= now)
+            {
+                state.rest = Rest::None;
+                let peer = state.lane.peer;
+                self.take_turn(peer);
+            }
+        }
+    }
+
+    /// When [`Engine::on_timeout`] must be called at the latest.
+    pub fn next_timeout(&self) -> Option<Time> {
+        let deadline = self.deadlines.peek().map(|Reverse((deadline, _))| *deadline);
+        let rested = self.resting.iter().map(|(wake, _)| *wake).min();
+        deadline.into_iter().chain(rested).min()
+    }
+
+    pub fn next_event(&mut self) -> Option<TransferEvent> {
+        self.events.pop_front()
+    }
+
+    fn advance(&mut self, now: Time) {
+        self.now = self.now.max(now);
+    }
+
+    fn peer(&mut self, id: PeerId) -> &mut Peer {
+        let index = id.0 as usize;
+        if index >= self.peers.len() {
+            self.peers.resize_with(index + 1, Peer::default);
+        }
+        &mut self.peers[index]
+    }
+
+    fn take_turn(&mut self, peer: PeerId) {
+        let entry = self.peer(peer);
+        if !entry.in_turn {
+            entry.in_turn = true;
+            self.turn.push_back(peer);
+        }
+    }
+
+    fn make_ready(&mut self, id: TransferId) {
+        let Some(transfer) = self.transfers.get_mut(id.0) else {
+            return;
+        };
+        if !transfer.has_parts_to_post() {
+            return;
+        }
+        let peer = transfer.request.peer;
+        if !std::mem::replace(&mut transfer.queued, true) {
+            self.peer(peer).ready.push_back(id);
+        }
+        self.take_turn(peer);
+    }
+
+    /// The next post of a peer, if one of its transfers has a part and a lane for it.
+    fn post_for(&mut self, peer: PeerId) -> Option<Post> {
+        let entry = &mut self.peers[peer.0 as usize];
+        let mut waiting = 0;
+        while waiting < entry.ready.len() {
+            let id = entry.ready.pop_front()?;
+            let Some(transfer) = self.transfers.get_mut(id.0) else {
+                continue;
+            };
+            if !transfer.has_parts_to_post() {
+                transfer.queued = false;
+                continue;
+            }
+            let Choice::Lane(lane, lanes) = entry.classes.choose(&self.lanes, &transfer.avoid) else {
+                if transfer.avoid.is_empty() {
+                    entry.ready.push_front(id);
+                    return None;
+                }
+                // Others may use lanes that this one cannot.
+                entry.ready.push_back(id);
+                waiting += 1;
+                continue;
+            };
+            let LaneSlot::Live(state) = &self.lanes[lane.0 as usize] else {
+                return None;
+            };
+            let mut limits = state.part_limits();
+            if transfer.request.tag.is_some() {
+                // Counted parts stay as they are cut, so every lane on which they may end up must be able to carry them.
+                limits = tightest(&self.lanes, &entry.classes, limits);
+            }
+            let measure = Measure {
+                limits,
+                lanes,
+                min_part: state.min_part,
+            };
+            let part = transfer.next_part(measure)?;
+            if transfer.has_parts_to_post() {
+                entry.ready.push_back(id);
+            } else {
+                transfer.queued = false;
+            }
+            return Some(self.open(id, part, lane));
+        }
+        None
+    }
+
+    fn open(&mut self, id: TransferId, part: Part, lane: LaneId) -> Post {
+        let (LaneSlot::Live(state), Some(transfer)) = (&mut self.lanes[lane.0 as usize], self.transfers.get_mut(id.0))
+        else {
+            unreachable!("the lane was chosen and the transfer has a part");
+        };
+        state.inflight_ops += 1;
+        state.inflight_bytes += part.len();
+        transfer.open += 1;
+        let request = &transfer.request;
+        let body = Body::Move(Move {
+            direction: request.direction,
+            leg: request.legs[part.leg as usize].clone(),
+            range: part.start..part.end,
+            checksum: request.checksum,
+            arrival: request.tag.map(|tag| Arrival { tag, index: part.index }),
+        });
+        // With a checksum it must wait until every part is known to be whole.
+        let tell = transfer.all_cut() && !request.checksum && !transfer.announced;
+        if let Some(tag) = request.tag.filter(|_| tell) {
+            transfer.announced = true;
+            self.events.push_back(TransferEvent::Cut {
+                id,
+                tag,
+                parts: transfer.parts,
+            });
+        }
+        let deadline = transfer.request.deadline;
+        let op = OpId(self.ops.insert(OpenOp {
+            transfer: id,
+            lane,
+            transport: state.lane.transport,
+            part,
+        }));
+        Post {
+            lane,
+            op: Op { id: op, deadline, body },
+        }
+    }
+
+    /// What an operation that is over means for its transfer.
+    fn settle(&mut self, op: OpenOp, outcome: Result<Done, Failure>) {
+        let id = op.transfer;
+        let Some(transfer) = self.transfers.get_mut(id.0) else {
+            return;
+        };
+        transfer.open -= 1;
+        let outcome = match outcome {
+            Ok(done) if transfer.request.checksum => match done.far_sum {
+                Some(far) if far == transfer.near_sum(&op.part) => Ok(()),
+                Some(_) => Err(Failure::ChecksumMismatch),
+                None => Err(Refusal::Unsupported.into()),
+            },
+            Ok(_) => Ok(()),
+            Err(failure) => Err(failure),
+        };
+        match outcome {
+            Ok(()) => {
+                transfer.bytes_done += op.part.len();
+                transfer.carried.add(op.transport, op.part.len());
+                if transfer.open == 0 {
+                    self.end_if_over(id);
+                }
+            }
+            Err(failure) => self.on_part_failed(op, failure),
+        }
+    }
+
+    fn on_part_failed(&mut self, op: OpenOp, failure: Failure) {
+        let OpenOp {
+            transfer: id,
+            lane,
+            transport,
+            mut part,
+        } = op;
+        let Some(transfer) = self.transfers.get_mut(id.0) else {
+            return;
+        };
+        let may_still_land = matches!(failure, Failure::PathLost { fenced: false, .. })
+            && transfer.request.direction == Direction::Write
+            && !transfer.overdue
+            && !matches!(self.lanes[lane.0 as usize], LaneSlot::Lost { fenced: true, .. });
+        if may_still_land {
+            transfer.setback = Some(failure);
+            part.attempts += 1;
+            transfer.hanging.push((lane, part));
+            self.want_fence(lane);
+            return;
+        }
+        part.attempts += 1;
+        let give_up = match failure {
+            Failure::Cancelled | Failure::PathLost { .. } => part.attempts >= self.limits.max_attempts,
+            Failure::ChecksumMismatch => {
+                part.mismatches += 1;
+                part.mismatches >= MISMATCHES_MAX
+            }
+            Failure::Refused(Refusal::Unsupported) => {
+                if !transfer.avoid.contains(&transport) {
+                    transfer.avoid.push(transport);
+                }
+                let classes = &self.peers[transfer.request.peer.0 as usize].classes;
+                classes.transports().all(|other| transfer.avoid.contains(&other))
+            }
+            Failure::Expired | Failure::Refused(_) => true,
+        };
+        transfer.redo.push(part);
+        if give_up {
+            let cause = match failure {
+                Failure::Refused(Refusal::Late) => Failure::Expired,
+                other => other,
+            };
+            self.fail(id, cause, Some(transport));
+        } else if transfer.failure.is_some() {
+            self.end_if_over(id);
+        } else {
+            transfer.retries += 1;
+            transfer.setback = Some(failure);
+            self.make_ready(id);
+        }
+    }
+
+    /// Asks for a fence, once, and not before the loss of the lane has been told: only then is there something to confirm.
+    fn want_fence(&mut self, lane: LaneId) {
+        match &mut self.lanes[lane.0 as usize] {
+            LaneSlot::Live(state) => state.fence_wanted = true,
+            LaneSlot::Lost { fence_wanted, .. } => {
+                if !std::mem::replace(fence_wanted, true) {
+                    self.events.push_back(TransferEvent::FenceWanted { lane });
+                }
+            }
+            LaneSlot::Unknown => {}
+        }
+    }
+
+    /// Carries again what hung on a lane that is now known to be closed at the far end.
+    fn release_hanging(&mut self, lane: LaneId) {
+        let hangs = |(_, t): &(u64, &Transfer)| t.hanging.iter().any(|(on, _)| *on == lane);
+        let ids: Vec<u64> = self.transfers.iter().filter(hangs).map(|(id, _)| id).collect();
+        for id in ids {
+            let Some(transfer) = self.transfers.get_mut(id) else {
+                continue;
+            };
+            let (freed, hanging) = std::mem::take(&mut transfer.hanging)
+                .into_iter()
+                .partition(|(on, _)| *on == lane);
+            transfer.hanging = hanging;
+            let freed: Vec<(LaneId, Part)> = freed;
+            transfer.retries += freed.len() as u32;
+            let worn = freed.iter().any(|(_, part)| part.attempts >= self.limits.max_attempts);
+            transfer.redo.extend(freed.into_iter().map(|(_, part)| part));
+            let setback = transfer.setback;
+            match setback {
+                Some(failure) if worn => self.fail(TransferId(id), failure, None),
+                _ => {
+                    self.make_ready(TransferId(id));
+                    self.end_if_over(TransferId(id));
+                }
+            }
+        }
+    }
+
+    /// Decides that a transfer fails, unless that is decided already, and recalls what is open of it.
+    fn fail(&mut self, id: TransferId, failure: Failure, transport: Option<&'static str>) {
+        let Some(transfer) = self.transfers.get_mut(id.0) else {
+            return;
+        };
+        if transfer.failure.is_none() {
+            let peer = &self.peers[transfer.request.peer.0 as usize];
+            let lost = || peer.last_loss.map(|(_, transport)| transport);
+            let transport = transport
+                .or_else(|| peer.classes.transports().next())
+                .or_else(lost)
+                .unwrap_or("none");
+            transfer.failure = Some((failure, transport));
+            if transfer.open > 0 {
+                let recalled = self.ops.iter().filter(|(_, op)| op.transfer == id);
+                self.cancels.extend(recalled.map(|(op_id, op)| (op.lane, OpId(op_id))));
+            }
+        }
+        self.end_if_over(id);
+    }
+
+    fn end_if_over(&mut self, id: TransferId) {
+        if !self.transfers.get(id.0).is_some_and(Transfer::is_over) {
+            return;
+        }
+        let Some(transfer) = self.transfers.remove(id.0) else {
+            return;
+        };
+        self.peer(transfer.request.peer).transfers -= 1;
+        let succeeded = transfer.bytes_done == transfer.bytes_total;
+        let outcome = match transfer.failure {
+            Some((cause, transport)) if !succeeded || transfer.bytes_total == 0 => {
+                Err(transfer.error(cause, transport))
+            }
+            _ => {
+                if let Some(tag) = transfer.request.tag.filter(|_| !transfer.announced) {
+                    self.events.push_back(TransferEvent::Cut {
+                        id,
+                        tag,
+                        parts: transfer.parts,
+                    });
+                }
+                Ok(transfer.summary(self.now))
+            }
+        };
+        self.events.push_back(TransferEvent::Ended { id, outcome });
+        self.forget_deadlines();
+    }
+
+    /// Deadlines of transfers that have ended are dropped once they come first, or are most of what is there.
+    fn forget_deadlines(&mut self) {
+        while let Some(Reverse((_, id))) = self.deadlines.peek()
+            && self.transfers.get(id.0).is_none()
+        {
+            self.deadlines.pop();
+        }
+        if self.deadlines.len() > 2 * self.transfers.len() + 64 {
+            let transfers = &self.transfers;
+            self.deadlines.retain(|Reverse((_, id))| transfers.get(id.0).is_some());
+        }
+    }
+}
+
+/// The limits that every live lane of a peer keeps.
+fn tightest(lanes: &[LaneSlot], classes: &Classes, of_lane: PartLimits) -> PartLimits {
+    let live = classes.lanes().filter_map(|id| match lanes.get(id.0 as usize) {
+        Some(LaneSlot::Live(state)) => Some(state.part_limits()),
+        _ => None,
+    });
+    live.fold(of_lane, |a, b| PartLimits {
+        max_bytes: a.max_bytes.min(b.max_bytes),
+        max_runs: a.max_runs.min(b.max_runs),
+    })
+}

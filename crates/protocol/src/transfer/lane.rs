@@ -1,0 +1,211 @@
+//! Lanes: which of a peer's paths carries the next part.
+
+use weft_plan::{Bytes, LinkCost, Time};
+
+use super::cut::PartLimits;
+use super::{LaneId, PeerId};
+use crate::transport::Capabilities;
+
+/// A path to a peer, with what it costs and what it holds.
+#[derive(Clone, Debug)]
+pub struct Lane {
+    pub id: LaneId,
+    pub peer: PeerId,
+    /// Lanes of one transport are one class: they share the parts between them. The cheapest class is used first.
+    pub transport: &'static str,
+    pub cost: LinkCost,
+    pub max_op_bytes: u64,
+    pub max_op_runs: usize,
+    pub max_inflight_ops: usize,
+    /// At least one part is always allowed.
+    pub max_inflight_bytes: u64,
+}
+
+impl Lane {
+    /// A lane over a path of the transport with these capabilities, a quarter of whose places are left to messages.
+    pub fn of(capabilities: &Capabilities, id: LaneId, peer: PeerId) -> Lane {
+        Lane {
+            id,
+            peer,
+            transport: capabilities.name,
+            cost: capabilities.cost,
+            max_op_bytes: capabilities.max_op_bytes,
+            max_op_runs: capabilities.max_op_runs,
+            max_inflight_ops: (capabilities.max_inflight_ops - capabilities.max_inflight_ops / 4).max(1),
+            max_inflight_bytes: capabilities.max_op_bytes.saturating_mul(8),
+        }
+    }
+}
+
+/// Why a lane takes nothing for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    None,
+    /// It was full, and something of ours will complete on it.
+    UntilCompletion,
+    /// It was full of what is not ours.
+    UntilRoom(Time),
+    /// An operation failed on it; perhaps its loss is about to be told.
+    Shaken(Time),
+}
+
+#[derive(Debug)]
+pub(super) struct LaneState {
+    pub lane: Lane,
+    pub inflight_ops: usize,
+    pub inflight_bytes: u64,
+    pub rest: Rest,
+    pub fence_wanted: bool,
+    /// Parts smaller than this would cost more in latency than they gain by being spread.
+    pub min_part: u64,
+    latency_ps: f64,
+    ps_per_byte: f64,
+}
+
+/// What the engine remembers of a lane number.
+#[derive(Debug, Default)]
+pub(super) enum LaneSlot {
+    #[default]
+    Unknown,
+    Live(Box<LaneState>),
+    Lost {
+        fenced: bool,
+        fence_wanted: bool,
+    },
+}
+
+/// A part is worth the latencies of this many operations at least.
+const LATENCIES_PER_PART: f64 = 8.0;
+const PART_BYTES_MIN: u64 = 16 << 10;
+
+impl LaneState {
+    pub fn new(lane: Lane) -> LaneState {
+        let ps_per_byte = 1e12 / lane.cost.bandwidth.bytes_per_sec().max(1) as f64;
+        let latency_ps = lane.cost.latency.as_ps() as f64;
+        let worthwhile = (latency_ps * LATENCIES_PER_PART / ps_per_byte) as u64;
+        LaneState {
+            inflight_ops: 0,
+            inflight_bytes: 0,
+            rest: Rest::None,
+            fence_wanted: false,
+            min_part: worthwhile
+                .max(PART_BYTES_MIN)
+                .next_multiple_of(4096)
+                .min(lane.max_op_bytes.max(1)),
+            latency_ps,
+            ps_per_byte,
+            lane,
+        }
+    }
+
+    pub fn part_limits(&self) -> PartLimits {
+        PartLimits {
+            max_bytes: self.lane.max_op_bytes,
+            max_runs: self.lane.max_op_runs,
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.rest == Rest::None
+            && self.inflight_ops < self.lane.max_inflight_ops
+            && (self.inflight_ops == 0
+                || self.inflight_bytes.saturating_add(self.lane.max_op_bytes) <= self.lane.max_inflight_bytes)
+    }
+
+    /// When a part posted now would begin to arrive, as far as the lane's backlog tells.
+    fn backlog_ps(&self) -> f64 {
+        self.latency_ps + self.inflight_bytes as f64 * self.ps_per_byte
+    }
+}
+
+/// Lanes of one transport to one peer.
+#[derive(Debug)]
+pub(super) struct Class {
+    pub transport: &'static str,
+    /// How long a typical part takes on its best lane; the smallest comes first.
+    score: Time,
+    pub lanes: Vec<LaneId>,
+}
+
+/// Where the next part may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// This lane, one of so many of its class.
+    Lane(LaneId, usize),
+    /// A lane is there, but full.
+    Full,
+    /// No lane is there.
+    Nowhere,
+}
+
+/// The live lanes of a peer, the best class first.
+#[derive(Debug, Default)]
+pub(super) struct Classes {
+    classes: Vec<Class>,
+}
+
+impl Classes {
+    pub fn add(&mut self, lane: &Lane) {
+        let score = lane.cost.time(Bytes(1 << 20), 1);
+        match self.classes.iter_mut().find(|c| c.transport == lane.transport) {
+            Some(class) => {
+                class.lanes.push(lane.id);
+                class.score = class.score.min(score);
+            }
+            None => self.classes.push(Class {
+                transport: lane.transport,
+                score,
+                lanes: vec![lane.id],
+            }),
+        }
+        self.classes.sort_by_key(|c| c.score);
+    }
+
+    pub fn remove(&mut self, lane: LaneId) {
+        for class in &mut self.classes {
+            class.lanes.retain(|l| *l != lane);
+        }
+        self.classes.retain(|c| !c.lanes.is_empty());
+    }
+
+    pub fn transports(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.classes.iter().map(|c| c.transport)
+    }
+
+    pub fn lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
+        self.classes.iter().flat_map(|c| c.lanes.iter().copied())
+    }
+
+    /// The lane of the best class that would be done first. A class whose lanes are merely full is waited for; one whose lanes have
+    /// all been shaken is passed over, unless there is no other.
+    pub fn choose(&self, slots: &[LaneSlot], avoid: &[&'static str]) -> Choice {
+        let mut none = Choice::Nowhere;
+        for class in &self.classes {
+            if avoid.contains(&class.transport) {
+                continue;
+            }
+            let mut best: Option<(f64, LaneId)> = None;
+            let mut firm = false;
+            for &id in &class.lanes {
+                let Some(LaneSlot::Live(state)) = slots.get(id.0 as usize) else {
+                    continue;
+                };
+                firm |= !matches!(state.rest, Rest::Shaken(_));
+                if state.has_room() {
+                    let backlog = state.backlog_ps();
+                    if best.is_none_or(|(least, _)| backlog < least) {
+                        best = Some((backlog, id));
+                    }
+                }
+            }
+            if let Some((_, id)) = best {
+                return Choice::Lane(id, class.lanes.len());
+            }
+            none = Choice::Full;
+            if firm {
+                break;
+            }
+        }
+        none
+    }
+}

@@ -1,0 +1,246 @@
+//! One transfer: what of it is cut, open, done, or to be done again.
+
+use weft_plan::Time;
+
+use super::cut::{PartLimits, cut};
+use super::error::{LegRange, TransferError};
+use super::{Carried, LaneId, Request, Summary};
+use crate::error::Failure;
+use crate::leg::Direction;
+use crate::memory::Digest;
+
+/// Bytes of one leg that travel together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub leg: u32,
+    pub start: u64,
+    pub end: u64,
+    /// Its number within the transfer, by which the far end counts it.
+    pub index: u32,
+    pub attempts: u8,
+    pub mismatches: u8,
+}
+
+impl Part {
+    pub fn len(&self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// What parts to make: the lane's limits, and the size to aim at so that every lane of the class gets its share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measure {
+    pub limits: PartLimits,
+    pub lanes: usize,
+    pub min_part: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Transfer {
+    pub request: Request,
+    pub started: Time,
+    pub bytes_total: u64,
+    pub bytes_done: u64,
+    pub parts: u32,
+    pub retries: u32,
+    /// Operations handed out and not completed.
+    pub open: u32,
+    /// Whether it stands in its peer's queue.
+    pub queued: bool,
+    /// The deadline has passed: what hangs on a lost lane hangs no more.
+    pub overdue: bool,
+    /// Why it will end, once nothing of it is open, and over which transport that came.
+    pub failure: Option<(Failure, &'static str)>,
+    pub setback: Option<Failure>,
+    /// [`TransferEvent::Cut`](super::TransferEvent::Cut) has been told.
+    pub announced: bool,
+    pub carried: Carried,
+    /// Parts to be carried again, or, in a transfer that fails, parts that are not done.
+    pub redo: Vec<Part>,
+    /// Writes lost where the far end may still act on them.
+    pub hanging: Vec<(LaneId, Part)>,
+    /// Transports that cannot reach this memory.
+    pub avoid: Vec<&'static str>,
+    /// Where the next part begins.
+    leg: usize,
+    at: u64,
+    uncut: u64,
+}
+
+impl Transfer {
+    pub fn new(mut request: Request, bytes_total: u64, now: Time) -> Transfer {
+        // Only writes arrive at the far end.
+        if request.direction == Direction::Read {
+            request.tag = None;
+        }
+        let mut transfer = Transfer {
+            request,
+            started: now,
+            bytes_total,
+            bytes_done: 0,
+            parts: 0,
+            retries: 0,
+            open: 0,
+            queued: false,
+            overdue: false,
+            failure: None,
+            setback: None,
+            announced: false,
+            carried: Carried::default(),
+            redo: Vec::new(),
+            hanging: Vec::new(),
+            avoid: Vec::new(),
+            leg: 0,
+            at: 0,
+            uncut: bytes_total,
+        };
+        transfer.skip_finished_legs();
+        transfer
+    }
+
+    pub fn has_parts_to_post(&self) -> bool {
+        self.failure.is_none() && (self.uncut > 0 || !self.redo.is_empty())
+    }
+
+    pub fn all_cut(&self) -> bool {
+        self.uncut == 0
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.open == 0 && (self.bytes_done == self.bytes_total || (self.failure.is_some() && self.hanging.is_empty()))
+    }
+
+    /// The next part to post: one that failed before, else a new one.
+    pub fn next_part(&mut self, measure: Measure) -> Option<Part> {
+        match self.redo.pop() {
+            Some(part) => Some(self.fit(part, measure.limits)),
+            None if self.uncut == 0 => None,
+            None => Some(self.cut_part(measure)),
+        }
+    }
+
+    /// The near end's checksum of a part.
+    pub fn near_sum(&self, part: &Part) -> u64 {
+        let leg = &self.request.legs[part.leg as usize];
+        let mut digest = Digest::default();
+        for span in leg.local_spans().pieces(part.start..part.end) {
+            leg.local().memory.digest(span.offset, span.len, &mut digest);
+        }
+        digest.finish()
+    }
+
+    pub fn summary(&self, now: Time) -> Summary {
+        Summary {
+            bytes: self.bytes_total,
+            parts: self.parts,
+            retries: self.retries,
+            started: self.started,
+            ended: now,
+            carried: self.carried,
+        }
+    }
+
+    pub fn error(&self, cause: Failure, transport: &'static str) -> TransferError {
+        let undone = self.undone();
+        TransferError {
+            peer: self.request.peer,
+            cause,
+            setback: self.setback.filter(|setback| *setback != cause),
+            transport,
+            bytes_done: self.bytes_done,
+            bytes_total: self.bytes_total,
+            done: self.all_but(&undone),
+            undone,
+        }
+    }
+
+    fn cut_part(&mut self, measure: Measure) -> Part {
+        let mut limits = measure.limits;
+        if measure.lanes > 1 {
+            // The last bytes are cut ever finer, so that all lanes finish together.
+            let share = (self.uncut / measure.lanes as u64).next_multiple_of(4096);
+            limits.max_bytes = limits.max_bytes.min(share.max(measure.min_part));
+        }
+        let end = cut(&self.request.legs[self.leg], self.at, limits);
+        let part = Part {
+            leg: self.leg as u32,
+            start: self.at,
+            end,
+            index: self.parts,
+            attempts: 0,
+            mismatches: 0,
+        };
+        self.parts += 1;
+        self.uncut -= part.len();
+        self.at = end;
+        self.skip_finished_legs();
+        part
+    }
+
+    /// A part that goes over another lane than it was cut for is cut again, unless the far end counts it as it is.
+    fn fit(&mut self, part: Part, limits: PartLimits) -> Part {
+        if self.request.tag.is_some() {
+            return part;
+        }
+        let end = cut(&self.request.legs[part.leg as usize], part.start, limits).min(part.end);
+        if end < part.end {
+            self.redo.push(Part { start: end, ..part });
+            self.parts += 1;
+        }
+        Part { end, ..part }
+    }
+
+    fn skip_finished_legs(&mut self) {
+        while self
+            .request
+            .legs
+            .get(self.leg)
+            .is_some_and(|leg| self.at == leg.bytes())
+        {
+            self.leg += 1;
+            self.at = 0;
+        }
+    }
+
+    fn undone(&self) -> Vec<LegRange> {
+        let mut ranges: Vec<LegRange> = self
+            .redo
+            .iter()
+            .map(|part| (part.leg as usize, part.start..part.end))
+            .collect();
+        let mut at = self.at;
+        for (i, leg) in self.request.legs.iter().enumerate().skip(self.leg) {
+            if at < leg.bytes() {
+                ranges.push((i, at..leg.bytes()));
+            }
+            at = 0;
+        }
+        ranges.sort_by_key(|(leg, range)| (*leg, range.start));
+        let mut merged: Vec<LegRange> = Vec::with_capacity(ranges.len());
+        for (leg, range) in ranges {
+            match merged.last_mut() {
+                Some((last, before)) if *last == leg && before.end == range.start => before.end = range.end,
+                _ => merged.push((leg, range)),
+            }
+        }
+        merged
+    }
+
+    fn all_but(&self, undone: &[LegRange]) -> Vec<LegRange> {
+        let mut done = Vec::new();
+        let mut undone = undone.iter().peekable();
+        for (i, leg) in self.request.legs.iter().enumerate() {
+            let mut at = 0;
+            while let Some((_, range)) = undone.next_if(|(undone_leg, _)| *undone_leg == i) {
+                if at < range.start {
+                    done.push((i, at..range.start));
+                }
+                at = range.end;
+            }
+            if at < leg.bytes() {
+                done.push((i, at..leg.bytes()));
+            }
+        }
+        done
+    }
+}

@@ -1,0 +1,416 @@
+//! The agent: one per process is usual, several are fine.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use weft_fabric::memory::{AllocateOptions, HostMemory, HugePages};
+use weft_fabric::{Clock, Live};
+use weft_plan::{Place, Time};
+use weft_protocol::agent::{Core, Slot, Target};
+use weft_protocol::region::{Access, Epoch};
+use weft_protocol::session::{Config, Secret};
+use weft_protocol::transfer::PeerId;
+use weft_protocol::transport::PeerAddress;
+
+use crate::driver::{PeerState, Shared, World};
+use crate::error::Error;
+use crate::memory::{Memory, Registered, after};
+use crate::observe::{Event, Observer, ObserverOptions};
+use crate::peer::{Defaults, Peer};
+use crate::rendezvous::{Registration, Rendezvous};
+use crate::settings::{Settings, Sources, When};
+use crate::transports;
+
+/// Registers memory, publishes it, connects to other agents and moves bytes. Clones are the same agent; the last one to go
+/// stops it.
+#[derive(Clone, Debug)]
+pub struct Agent {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<Shared>,
+    name: Arc<str>,
+    epoch: Epoch,
+    settings: Settings,
+    rendezvous: Option<Rendezvous>,
+    /// Before the thread, so that nobody finds an agent that is going away.
+    registration: Option<Registration>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How an agent is to be: the process's settings, and what the call says on top.
+#[derive(Clone, Debug)]
+#[must_use = "a described agent does nothing until it is started"]
+pub struct AgentBuilder {
+    calls: Vec<(String, String)>,
+}
+
+/// What a peer has told this agent.
+#[derive(Clone, Debug)]
+pub struct Notification {
+    pub from: Peer,
+    pub payload: Vec<u8>,
+}
+
+impl AgentBuilder {
+    /// Sets any setting by its key. An unknown key is an error when the agent starts.
+    pub fn set(mut self, key: &str, value: impl ToString) -> AgentBuilder {
+        self.calls.push((key.to_owned(), value.to_string()));
+        self
+    }
+    /// The address to accept TCP peers on.
+    pub fn listen(self, address: &str) -> AgentBuilder {
+        self.set("listen", address)
+    }
+    /// The secret that the agents of one deployment share.
+    pub fn secret(self, secret: &str) -> AgentBuilder {
+        self.set("secret", secret)
+    }
+
+    pub fn start(self) -> Result<Agent, Error> {
+        let mut sources = Sources::of_process()?;
+        for (key, value) in &self.calls {
+            sources = sources.set(key, value);
+        }
+        Agent::start(Settings::from_sources(&sources)?)
+    }
+}
+
+impl Agent {
+    pub fn builder(name: &str) -> AgentBuilder {
+        AgentBuilder { calls: Vec::new() }.set("name", name)
+    }
+
+    pub fn start(settings: Settings) -> Result<Agent, Error> {
+        let clock = Clock::start();
+        let name: Arc<str> = settings.name.clone().unwrap_or_else(default_name).into();
+        let epoch = new_epoch();
+        let secret = Secret::new(&settings.shared_secret()?);
+        let session = Config {
+            host: transports::host_identity(),
+            heartbeat: settings.heartbeat.into(),
+            silence_max: settings.silence_max.into(),
+            ..Config::new(&*name, epoch, secret)
+        };
+        let core_settings = weft_protocol::agent::Settings {
+            lease_max: Time::from_secs(3600),
+            peers_max: 65_536,
+            unclaimed_paths_max: 1024,
+            ..weft_protocol::agent::Settings::new(session)
+        };
+        let slots: Vec<Slot<dyn Live>> = transports::start(&settings, epoch, clock)?;
+        let core = Core::new(core_settings, slots, Box::new(random));
+        let observer = Observer::start(ObserverOptions {
+            agent: name.to_string(),
+            metrics: settings.metrics_listen.is_some(),
+            metrics_listen: settings.metrics_listen,
+            trace_file: settings.trace_file.clone(),
+        })?;
+        let shared = Shared::new(World::new(core), clock, settings.spin.into(), observer)?;
+        let thread = {
+            let shared = shared.clone();
+            let core = settings.progress_core;
+            std::thread::Builder::new()
+                .name("weft-progress".to_owned())
+                .spawn(move || {
+                    transports::pin(core);
+                    shared.run();
+                })
+                .map_err(|source| Error::System {
+                    step: "starting the progress thread",
+                    source: Arc::new(source),
+                })?
+        };
+        let mut inner = Inner {
+            shared,
+            name,
+            epoch,
+            settings,
+            rendezvous: None,
+            registration: None,
+            thread: Some(thread),
+        };
+        inner.join_rendezvous()?;
+        let address = inner.address();
+        inner
+            .shared
+            .observer
+            .report(clock.now(), || Event::AgentStarted { address });
+        Ok(Agent { inner: Arc::new(inner) })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+    pub fn epoch(&self) -> Epoch {
+        self.inner.epoch
+    }
+    pub fn settings(&self) -> &Settings {
+        &self.inner.settings
+    }
+
+    /// Where other agents reach this one, as one string for [`connect`](Agent::connect).
+    pub fn address(&self) -> String {
+        self.inner.address()
+    }
+
+    /// Memory that Weft allocates: zeroed, registered, and mapped by peers on this host instead of copied through the kernel.
+    pub fn allocate(&self, bytes: usize) -> Result<Memory, Error> {
+        let huge_pages = match self.inner.settings.huge_pages {
+            When::Off => HugePages::Never,
+            When::Auto | When::On => HugePages::Try,
+        };
+        let host = HostMemory::allocate(
+            bytes,
+            AllocateOptions {
+                huge_pages,
+                ..AllocateOptions::default()
+            },
+        )?;
+        self.register(host)
+    }
+
+    /// Registers a vector's bytes.
+    pub fn register_vec(&self, bytes: Vec<u8>) -> Result<Memory, Error> {
+        self.register(HostMemory::from_vec(bytes))
+    }
+
+    /// Registers memory that was allocated elsewhere: by malloc, NumPy, torch.
+    ///
+    /// # Safety
+    /// As for [`HostMemory::from_raw`]: the bytes must stay valid until `owner` is dropped, and nobody may hold a Rust
+    /// reference to them while a transfer uses them.
+    pub unsafe fn register_raw(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        owner: Box<dyn std::any::Any + Send + Sync>,
+    ) -> Result<Memory, Error> {
+        // SAFETY: the caller promises what `from_raw` asks for.
+        self.register(unsafe { HostMemory::from_raw(ptr, len, owner) })
+    }
+
+    /// Registers host memory of any kind.
+    pub fn register(&self, host: HostMemory) -> Result<Memory, Error> {
+        let host = Arc::new(host);
+        let place = Place::Dram {
+            numa: host.numa().and_then(|node| u16::try_from(node).ok()),
+        };
+        let shared = self.inner.shared.clone();
+        let region = shared
+            .act(|world, _| world.core.register(host.clone(), place))
+            .map_err(|refusal| Error::Refused {
+                what: "registering memory".to_owned(),
+                refusal,
+            })?;
+        Ok(Memory {
+            inner: Arc::new(Registered { shared, region, host }),
+        })
+    }
+
+    /// Lets peers reach memory under a name.
+    pub fn publish(&self, name: &str, memory: &Memory, access: Access) -> Result<(), Error> {
+        self.inner
+            .shared
+            .act(|world, now| world.core.publish(name, &memory.inner.region.key, access, now))?;
+        Ok(())
+    }
+
+    /// Takes a published name back. Peers are refused from now on; [`Memory::release`] tells when the last of them is out.
+    pub fn withdraw(&self, name: &str) -> Result<(), Error> {
+        self.inner.shared.act(|world, now| world.core.withdraw(name, now))?;
+        Ok(())
+    }
+
+    /// Connects to an agent by its [`address`](Agent::address), or by `host:port`, within the default deadline.
+    pub fn connect(&self, address: &str) -> Result<Peer, Error> {
+        self.connect_within(address, self.inner.settings.deadline)
+    }
+
+    pub fn connect_within(&self, address: &str, timeout: Duration) -> Result<Peer, Error> {
+        let deadline = after(&self.inner.shared, timeout);
+        self.connect_to(Target {
+            addresses: parse_addresses(address),
+            deadline,
+            name: None,
+            epoch: None,
+        })
+    }
+
+    fn connect_to(&self, target: Target) -> Result<Peer, Error> {
+        let shared = &self.inner.shared;
+        let deadline = target.deadline;
+        let what = || format!("a session with {}", target.addresses.first().map_or("", |a| &a.0));
+        let id = shared.act(|world, now| {
+            let id = world.core.connect(target.clone(), now)?;
+            world.peers.insert(id, PeerState::Connecting);
+            Ok::<PeerId, Error>(id)
+        })?;
+        let margin = Time::from_ms(200);
+        let connected = shared.wait_until(deadline.saturating_add(margin), |world| match world.peers.get(&id) {
+            Some(PeerState::Connected { name }) => Some(Ok(name.clone())),
+            Some(PeerState::Gone(error)) => Some(Err(error.clone())),
+            _ => None,
+        });
+        match connected {
+            Some(Ok(name)) => Ok(self.peer(id, &name)),
+            Some(Err(error)) => Err(error),
+            None => Err(Error::TimedOut { what: what() }),
+        }
+    }
+
+    /// Connects to an agent by its name, looked up through the rendezvous.
+    pub fn connect_named(&self, name: &str, timeout: Duration) -> Result<Peer, Error> {
+        let Some(rendezvous) = &self.inner.rendezvous else {
+            return Err(Error::NoRendezvous { name: name.to_owned() });
+        };
+        let deadline = after(&self.inner.shared, timeout);
+        let entry = rendezvous.lookup(name, timeout)?;
+        let addresses = parse_addresses(&entry.address);
+        self.connect_to(Target {
+            addresses,
+            deadline,
+            name: Some(entry.name),
+            epoch: Some(entry.epoch),
+        })
+    }
+
+    /// The peers that are connected now, whoever came to whom.
+    pub fn peers(&self) -> Vec<Peer> {
+        let world = self.inner.shared.lock();
+        let connected = world.peers.iter().filter_map(|(id, state)| match state {
+            PeerState::Connected { name } => Some(self.peer(*id, name)),
+            _ => None,
+        });
+        connected.collect()
+    }
+
+    /// The next notification, from whichever peer; `None` where none comes in time.
+    pub fn next_notification(&self, timeout: Duration) -> Option<Notification> {
+        let shared = &self.inner.shared;
+        let told = shared.wait_until(after(shared, timeout), |world| world.notifications.pop_front());
+        told.map(|(id, name, payload)| Notification {
+            from: self.peer(id, &name),
+            payload,
+        })
+    }
+
+    /// The next notification, without waiting.
+    pub fn try_notification(&self) -> Option<Notification> {
+        self.inner.shared.turn();
+        let told = self.inner.shared.lock().notifications.pop_front();
+        told.map(|(id, name, payload)| Notification {
+            from: self.peer(id, &name),
+            payload,
+        })
+    }
+
+    /// The next notification, as a future.
+    pub fn notified(&self) -> impl Future<Output = Notification> + Send + '_ {
+        std::future::poll_fn(|context| {
+            let mut world = self.inner.shared.lock();
+            match world.notifications.pop_front() {
+                Some((id, name, payload)) => std::task::Poll::Ready(Notification {
+                    from: self.peer(id, &name),
+                    payload,
+                }),
+                None => {
+                    world.wakers.push(context.waker().clone());
+                    std::task::Poll::Pending
+                }
+            }
+        })
+    }
+
+    /// The metrics of this agent as Prometheus reads them; empty unless `metrics_listen` is set.
+    pub fn metrics(&self) -> String {
+        self.inner.shared.observer.metrics()
+    }
+
+    /// CPU time and other facts of the agent's own threads are the process's; this is its observer.
+    pub fn observer(&self) -> &Observer {
+        &self.inner.shared.observer
+    }
+
+    fn peer(&self, id: PeerId, name: &str) -> Peer {
+        let Settings { deadline, checksum, .. } = self.inner.settings;
+        Peer {
+            shared: self.inner.shared.clone(),
+            id,
+            name: name.into(),
+            defaults: Defaults { deadline, checksum },
+        }
+    }
+}
+
+impl Inner {
+    fn address(&self) -> String {
+        let addresses = self.shared.lock().core.addresses();
+        addresses.iter().map(|a| a.0.as_str()).collect::<Vec<_>>().join(",")
+    }
+
+    fn join_rendezvous(&mut self) -> Result<(), Error> {
+        self.rendezvous = Rendezvous::from_settings(&self.settings)?;
+        if let Some(rendezvous) = &self.rendezvous {
+            self.registration = Some(rendezvous.register(&self.name, &self.address(), self.epoch)?);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.registration = None;
+        self.shared
+            .observer
+            .report(self.shared.clock.now(), || Event::AgentStopped);
+        self.shared.farewell();
+        self.shared.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the progress thread has been printed; there is nobody left to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// `host:port` is short for `tcp:host:port`; several addresses are separated by commas, best first.
+fn parse_addresses(text: &str) -> Vec<PeerAddress> {
+    let known = |part: &str| {
+        transports::NAMES
+            .iter()
+            .any(|name| part.strip_prefix(name).is_some_and(|r| r.starts_with(':')))
+    };
+    text.split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+        .map(|part| {
+            PeerAddress(if known(part) {
+                part.to_owned()
+            } else {
+                format!("tcp:{part}")
+            })
+        })
+        .collect()
+}
+
+fn default_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
+    format!("{}-{}", host.trim(), std::process::id())
+}
+
+/// Later lives have later epochs, so that the newer of two agents of one name is known.
+fn new_epoch() -> Epoch {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    Epoch(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn random() -> [u8; 32] {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).expect("the operating system gives randomness");
+    bytes
+}

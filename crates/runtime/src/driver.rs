@@ -1,0 +1,475 @@
+//! Who turns the core, and who sleeps.
+//!
+//! One mutex guards the [`World`]; whoever holds it can turn it. A thread that waits for something turns it itself, so that a
+//! reply is handled by the thread that wants it, without a hand-over. The progress thread turns it when nobody waits: it
+//! looks for work for a short while (`spin`), then sleeps on the transports' descriptors and uses no CPU at all.
+//!
+//! While threads wait and turn, the progress thread only looks in now and then, because being woken by every packet would cost
+//! the waiting threads the mutex.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::task::Waker;
+use std::time::Duration;
+
+use weft_fabric::{Clock, Live};
+use weft_plan::Time;
+use weft_protocol::agent::{Core, Event};
+use weft_protocol::region::RegionKey;
+use weft_protocol::session::LeaseId;
+use weft_protocol::transfer::{PeerId, TransferId};
+use weft_protocol::transport::Progress;
+
+use crate::error::Error;
+use crate::observe::Observer;
+use crate::report::report;
+use crate::transfer::Cell;
+
+/// How often the progress thread looks in while others turn the core.
+const LOOK_IN: Duration = Duration::from_micros(100);
+/// For this long after the last waiting thread has left, the progress thread assumes that another comes.
+const GRACE: Time = Time::from_us(200);
+/// How often a region that a peer was inside of is tried again.
+const RELEASE_RETRY: Time = Time::from_ms(1);
+
+/// All that an agent's threads share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) clock: Clock,
+    pub(crate) spin: Time,
+    pub(crate) observer: Observer,
+    world: Mutex<World>,
+    /// Signalled after events, while anybody sleeps on it.
+    changed: Condvar,
+    /// Threads that are turning the core because they wait for something.
+    drivers: AtomicU32,
+    /// When the last of them left.
+    driven_until: AtomicU64,
+    /// Until when the progress thread sleeps, on the agent's clock; 0 while it is awake.
+    asleep_until: AtomicU64,
+    bell: Bell,
+    stopping: AtomicBool,
+}
+
+/// What the mutex guards.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) core: Core<dyn Live>,
+    pub(crate) peers: BTreeMap<PeerId, PeerState>,
+    pub(crate) transfers: BTreeMap<TransferId, Arc<Cell>>,
+    pub(crate) leases: BTreeMap<(PeerId, LeaseId), LeaseState>,
+    pub(crate) notifications: VecDeque<(PeerId, String, Vec<u8>)>,
+    /// Futures that wait for anything but the end of a transfer.
+    pub(crate) wakers: Vec<Waker>,
+    /// Regions to release that a peer was still inside of.
+    pub(crate) releasing: Vec<RegionKey>,
+    release_retry: Time,
+    sleepers: u32,
+    stopped: bool,
+}
+
+/// What this agent knows of a peer beyond what the core keeps.
+#[derive(Clone, Debug)]
+pub(crate) enum PeerState {
+    Connecting,
+    Connected { name: String },
+    Gone(Error),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseState {
+    Asked,
+    Held { until: Time },
+    Refused(weft_protocol::Refusal),
+    Ended,
+}
+
+impl World {
+    pub(crate) fn new(core: Core<dyn Live>) -> World {
+        World {
+            core,
+            peers: BTreeMap::new(),
+            transfers: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            notifications: VecDeque::new(),
+            wakers: Vec::new(),
+            releasing: Vec::new(),
+            release_retry: Time::ZERO,
+            sleepers: 0,
+            stopped: false,
+        }
+    }
+
+    /// Enters what has happened. Returns whether anything has, and what to wake once the mutex is free.
+    fn settle(&mut self, shared: &Shared, now: Time, wake: &mut Vec<Waker>) -> bool {
+        let mut any = false;
+        while let Some(event) = self.core.next_event() {
+            any = true;
+            self.on_event(event, shared, now, wake);
+        }
+        if any {
+            wake.append(&mut self.wakers);
+        }
+        any
+    }
+
+    fn on_event(&mut self, event: Event, shared: &Shared, now: Time, wake: &mut Vec<Waker>) {
+        report(&shared.observer, self, &event, now);
+        match event {
+            Event::Ended { id, outcome } => {
+                if let Some(cell) = self.transfers.remove(&id) {
+                    wake.extend(cell.end(outcome));
+                }
+            }
+            Event::Notified { peer, payload } => {
+                let name = self.core.identity(peer).map_or_else(String::new, |i| i.name.clone());
+                self.notifications.push_back((peer, name, payload));
+            }
+            Event::Connected { peer, identity, .. } => {
+                self.peers.insert(peer, PeerState::Connected { name: identity.name });
+            }
+            Event::ConnectFailed { peer, error } => {
+                self.peers.insert(peer, PeerState::Gone(error.into()));
+            }
+            Event::PeerLost { peer, name, cause } => {
+                for (_, state) in self.leases.iter_mut().filter(|((p, _), _)| *p == peer) {
+                    *state = LeaseState::Ended;
+                }
+                self.peers
+                    .insert(peer, PeerState::Gone(Error::PeerLost { peer: name, cause }));
+            }
+            Event::Leased { peer, lease, until } => self.lease(peer, lease, LeaseState::Held { until }),
+            Event::LeaseRefused { peer, lease, refusal } => self.lease(peer, lease, LeaseState::Refused(refusal)),
+            Event::LeaseEnded { peer, lease } => self.lease(peer, lease, LeaseState::Ended),
+            // Read from the core when somebody asks.
+            _ => {}
+        }
+    }
+
+    fn lease(&mut self, peer: PeerId, lease: LeaseId, state: LeaseState) {
+        // A lease whose asker has gone is given back at once.
+        match self.leases.get_mut(&(peer, lease)) {
+            Some(known) => *known = state,
+            None if matches!(state, LeaseState::Held { .. }) => self.core.give_back(peer, lease, Time::ZERO),
+            None => {}
+        }
+    }
+
+    /// Tries again to release what peers were still inside of.
+    fn retry_releases(&mut self, now: Time) {
+        if self.releasing.is_empty() || now < self.release_retry {
+            return;
+        }
+        self.release_retry = now.saturating_add(RELEASE_RETRY);
+        let core = &mut self.core;
+        self.releasing
+            .retain(|key| core.release(key, now) == Ok(Progress::Busy));
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        let live = self
+            .core
+            .slots()
+            .iter()
+            .filter_map(|slot| slot.transport.next_timeout());
+        let releases = (!self.releasing.is_empty()).then_some(self.release_retry);
+        live.chain(self.core.next_timeout()).chain(releases).min()
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(world: World, clock: Clock, spin: Time, observer: Observer) -> Result<Arc<Shared>, Error> {
+        let bell = Bell::new(
+            world
+                .core
+                .slots()
+                .iter()
+                .map(|slot| slot.transport.wake_fd().as_raw_fd()),
+        )?;
+        Ok(Arc::new(Shared {
+            clock,
+            spin,
+            observer,
+            world: Mutex::new(world),
+            changed: Condvar::new(),
+            drivers: AtomicU32::new(0),
+            driven_until: AtomicU64::new(0),
+            asleep_until: AtomicU64::new(0),
+            bell,
+            stopping: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, World> {
+        // The core keeps its invariants between calls; a panic of one caller is not a reason to stop all others.
+        self.world.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Changes the world and turns it just enough to get the change under way.
+    pub(crate) fn act<T>(&self, change: impl FnOnce(&mut World, Time) -> T) -> T {
+        let now = self.clock.now();
+        let mut wake = Vec::new();
+        let mut world = self.lock();
+        let result = change(&mut world, now);
+        let progress = world.core.push(now);
+        let any = world.settle(self, now, &mut wake);
+        let sleepers = world.sleepers;
+        // What a transport has taken on it shows by being busy; only the core's own timers can have moved.
+        let due = world.core.next_timeout();
+        drop(world);
+        self.tell(any && sleepers > 0, wake);
+        self.ring_if_due(due, progress);
+        result
+    }
+
+    /// Turns the world until `check` finds what the caller wants, or the deadline passes.
+    pub(crate) fn wait_until<T>(&self, deadline: Time, mut check: impl FnMut(&mut World) -> Option<T>) -> Option<T> {
+        let mut driving = Driving::start(self);
+        let mut spin_until = self.clock.now().saturating_add(self.spin);
+        let mut wake = Vec::new();
+        loop {
+            let mut world = self.lock();
+            let now = self.clock.now();
+            let progress = world.core.pump(now);
+            let any = world.settle(self, now, &mut wake);
+            world.retry_releases(now);
+            let found = check(&mut world);
+            let others = any && world.sleepers > 0;
+            if found.is_some() || now >= deadline || world.stopped {
+                drop(world);
+                self.tell(others, std::mem::take(&mut wake));
+                return found;
+            }
+            if progress == Progress::Busy || any {
+                spin_until = now.saturating_add(self.spin);
+            }
+            if now < spin_until {
+                drop(world);
+                self.tell(others, std::mem::take(&mut wake));
+                std::hint::spin_loop();
+                continue;
+            }
+            // Nothing has happened for a while: leave the turning to the progress thread and sleep.
+            world.sleepers += 1;
+            driving.stop();
+            self.ring_if_due(world.core.next_timeout(), Progress::Idle);
+            let left = Duration::from(deadline.saturating_sub(now));
+            let (mut world, _) = match self.changed.wait_timeout(world, left) {
+                Ok(woken) => woken,
+                Err(poisoned) => poisoned.into_inner(),
+            };
+            world.sleepers -= 1;
+            let found = check(&mut world);
+            drop(world);
+            self.tell(others, std::mem::take(&mut wake));
+            if found.is_some() {
+                return found;
+            }
+            driving = Driving::start(self);
+            spin_until = self.clock.now();
+        }
+    }
+
+    /// One turn, for callers that poll.
+    pub(crate) fn turn(&self) {
+        let Ok(mut world) = self.world.try_lock() else {
+            // Somebody else is turning it right now.
+            return;
+        };
+        self.drivers.fetch_add(1, Ordering::Relaxed);
+        let now = self.clock.now();
+        let mut wake = Vec::new();
+        world.core.pump(now);
+        let any = world.settle(self, now, &mut wake) && world.sleepers > 0;
+        drop(world);
+        self.driven_until.store(now.as_ps(), Ordering::Relaxed);
+        self.drivers.fetch_sub(1, Ordering::Relaxed);
+        self.tell(any, wake);
+    }
+
+    /// Wakes the progress thread where it would sleep past something.
+    fn ring_if_due(&self, due: Option<Time>, progress: Progress) {
+        let asleep_until = self.asleep_until.load(Ordering::Relaxed);
+        let late = due.is_some_and(|due| due.as_ps() < asleep_until);
+        if asleep_until != 0 && (progress == Progress::Busy || late) {
+            self.bell.ring();
+        }
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Tells every peer that this agent goes.
+    pub(crate) fn farewell(&self) {
+        self.act(|world, now| {
+            let peers: Vec<PeerId> = world.peers.keys().copied().collect();
+            peers.into_iter().for_each(|peer| world.core.disconnect(peer, now));
+        });
+    }
+
+    /// Ends the progress thread and every wait.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.lock().stopped = true;
+        self.changed.notify_all();
+        self.bell.ring();
+    }
+
+    /// The body of the progress thread.
+    pub(crate) fn run(&self) {
+        let mut spin_until = self.clock.now();
+        let mut wake = Vec::new();
+        while !self.stopping.load(Ordering::Acquire) {
+            if self.others_turn() {
+                std::thread::park_timeout(LOOK_IN);
+                continue;
+            }
+            let mut world = self.lock();
+            let now = self.clock.now();
+            let progress = world.core.pump(now);
+            let any = world.settle(self, now, &mut wake);
+            world.retry_releases(now);
+            let others = any && world.sleepers > 0;
+            if progress == Progress::Busy || any {
+                spin_until = now.saturating_add(self.spin);
+            }
+            if now < spin_until {
+                drop(world);
+                self.tell(others, std::mem::take(&mut wake));
+                std::hint::spin_loop();
+                continue;
+            }
+            // Set under the mutex: whoever changes the world after this sees it and rings.
+            let due = world.next_timeout().unwrap_or(Time::MAX);
+            self.asleep_until.store(due.as_ps().max(1), Ordering::Relaxed);
+            drop(world);
+            self.tell(others, std::mem::take(&mut wake));
+            self.bell.sleep(due.saturating_sub(now), due == Time::MAX);
+            self.asleep_until.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn others_turn(&self) -> bool {
+        if self.drivers.load(Ordering::Relaxed) > 0 {
+            return true;
+        }
+        let until = self.driven_until.load(Ordering::Relaxed);
+        until != 0 && self.clock.now() < Time::from_ps(until).saturating_add(GRACE)
+    }
+
+    fn tell(&self, sleepers: bool, wake: Vec<Waker>) {
+        if sleepers {
+            self.changed.notify_all();
+        }
+        wake.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Marks the calling thread as one that turns the core.
+struct Driving<'a> {
+    shared: &'a Shared,
+    active: bool,
+}
+
+impl<'a> Driving<'a> {
+    fn start(shared: &'a Shared) -> Driving<'a> {
+        shared.drivers.fetch_add(1, Ordering::Relaxed);
+        Driving { shared, active: true }
+    }
+    fn stop(&mut self) {
+        if std::mem::take(&mut self.active) {
+            self.shared.drivers.fetch_sub(1, Ordering::Relaxed);
+            // Nobody follows: the progress thread need not wait for the grace period.
+            self.shared.driven_until.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        if self.active {
+            self.shared
+                .driven_until
+                .store(self.shared.clock.now().as_ps(), Ordering::Relaxed);
+            self.shared.drivers.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What the progress thread sleeps on: the transports' descriptors, and one that anybody can ring.
+#[derive(Debug)]
+struct Bell {
+    epoll: OwnedFd,
+    event: OwnedFd,
+}
+
+impl Bell {
+    fn new(descriptors: impl Iterator<Item = i32>) -> Result<Bell, Error> {
+        // SAFETY: plain system calls; what they return is checked before it is owned.
+        let (epoll, event) = unsafe {
+            (
+                owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?,
+                owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?,
+            )
+        };
+        for fd in descriptors.chain([event.as_raw_fd()]) {
+            let mut interest = libc::epoll_event {
+                events: libc::EPOLLIN as u32,
+                u64: fd as u64,
+            };
+            // SAFETY: `interest` is valid for the call and both descriptors are open.
+            if unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut interest) } < 0 {
+                return Err(Error::system("epoll_ctl"));
+            }
+        }
+        Ok(Bell { epoll, event })
+    }
+
+    fn ring(&self) {
+        let one = 1u64;
+        // SAFETY: eight bytes are read from a live local. A full counter is as good as a rung bell, so the result is not needed.
+        unsafe { libc::write(self.event.as_fd().as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    fn sleep(&self, most: Time, for_ever: bool) {
+        let most = Duration::from(most);
+        let timeout = libc::timespec {
+            tv_sec: most.as_secs().min(i32::MAX as u64) as libc::time_t,
+            tv_nsec: most.subsec_nanos().into(),
+        };
+        let timeout = if for_ever { std::ptr::null() } else { &raw const timeout };
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
+        // SAFETY: the array holds as many events as the call is told; the timeout is null or points at a live local.
+        let woken = unsafe {
+            libc::epoll_pwait2(
+                self.epoll.as_raw_fd(),
+                events.as_mut_ptr(),
+                events.len() as i32,
+                timeout,
+                std::ptr::null(),
+            )
+        };
+        let rung = events
+            .iter()
+            .take(woken.max(0) as usize)
+            .any(|e| e.u64 == self.event.as_raw_fd() as u64);
+        if rung {
+            let mut count = 0u64;
+            // SAFETY: eight bytes are written to a live local. An empty counter is no error: somebody else has read it.
+            unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
+        }
+    }
+}
+
+/// # Safety
+/// `fd` must be a descriptor that nobody else owns, or negative.
+unsafe fn owned(fd: i32) -> Result<OwnedFd, Error> {
+    if fd < 0 {
+        return Err(Error::system("opening a descriptor"));
+    }
+    // SAFETY: the caller hands over a fresh descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

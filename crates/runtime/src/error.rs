@@ -1,0 +1,169 @@
+//! What can go wrong, grouped by what the caller can do next.
+
+use std::fmt;
+use std::sync::Arc;
+
+use thiserror::Error as ThisError;
+use weft_fabric::memory::MemoryError;
+use weft_protocol::agent::{ConnectError, PeerError, RegionError};
+use weft_protocol::session::{SessionError, SessionLoss};
+use weft_protocol::transfer::{SubmitError, TransferError};
+use weft_protocol::{Failure, LegError, Refusal};
+
+use crate::observe::ObserveError;
+use crate::rendezvous::RendezvousError;
+use crate::settings::{SecretError, SettingsError};
+
+/// Why a call did not do what it was asked to.
+#[derive(Clone, Debug, ThisError)]
+#[non_exhaustive]
+pub enum Error {
+    /// A transfer ended without success. The error says how far it came.
+    #[error(transparent)]
+    Transfer(Box<TransferFailed>),
+    /// The session is over: connect again.
+    #[error("the session with {peer:?} is over: {cause}")]
+    PeerLost { peer: String, cause: SessionLoss },
+    /// No session came about: check the address, the secret and the versions.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// What was waited for did not happen in time: wait longer, or find out why.
+    #[error("timed out waiting for {what}")]
+    TimedOut { what: String },
+    /// Too much is under way already: try again later.
+    #[error("not accepted, because too much is under way: {0}")]
+    Full(PeerError),
+    /// The call makes no sense as it is: fix it.
+    #[error(transparent)]
+    Leg(#[from] LegError),
+    #[error("this was not accepted: {0}")]
+    Peer(PeerError),
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    #[error("{what} was refused: {refusal}")]
+    Refused { what: String, refusal: Refusal },
+    #[error("{name:?} cannot be borrowed: {why}")]
+    NotBorrowable { name: String, why: &'static str },
+    /// The owner may have changed or taken back what was borrowed: borrow it again.
+    #[error("the lease is over")]
+    LeaseEnded,
+    #[error("no rendezvous is set, so {name:?} cannot be looked up: set `rendezvous`, or connect by address")]
+    NoRendezvous { name: String },
+    /// A peer is frozen inside the memory: the memory must stay as it is until the peer goes on or is gone.
+    #[error("a peer is still inside the region after {waited:?}; it is revoked, but its memory must not be reused yet")]
+    StillInUse { waited: std::time::Duration },
+    #[error(transparent)]
+    Settings(#[from] Arc<SettingsError>),
+    #[error(transparent)]
+    Secret(#[from] Arc<SecretError>),
+    #[error(transparent)]
+    Rendezvous(#[from] Arc<RendezvousError>),
+    #[error(transparent)]
+    Observe(#[from] Arc<ObserveError>),
+    #[error(transparent)]
+    Memory(#[from] Arc<MemoryError>),
+    #[error("transport {transport} did not start: {source}")]
+    Transport {
+        transport: &'static str,
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    #[error("cannot read {}: {source}", path.display())]
+    Certificate {
+        path: std::path::PathBuf,
+        source: Arc<rustls_pki_types::pem::Error>,
+    },
+    #[error("{step} failed: {source}")]
+    System {
+        step: &'static str,
+        source: Arc<std::io::Error>,
+    },
+    /// The agent has been stopped.
+    #[error("the agent has been stopped")]
+    Stopped,
+}
+
+/// A transfer that ended without success: with whom, over what, how far it came, and why.
+#[derive(Clone, Debug)]
+pub struct TransferFailed {
+    pub peer: String,
+    pub error: TransferError,
+}
+
+impl TransferFailed {
+    pub(crate) fn new(peer: &str, error: TransferError) -> TransferFailed {
+        TransferFailed {
+            peer: peer.to_owned(),
+            error,
+        }
+    }
+    pub fn cause(&self) -> Failure {
+        self.error.cause
+    }
+}
+
+impl fmt::Display for TransferFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TransferError {
+            cause,
+            transport,
+            bytes_done,
+            bytes_total,
+            ..
+        } = &self.error;
+        write!(
+            f,
+            "transfer with {:?} over {transport} failed after {bytes_done} of {bytes_total} bytes: {cause}",
+            self.peer
+        )
+    }
+}
+
+impl std::error::Error for TransferFailed {}
+
+impl Error {
+    pub(crate) fn system(step: &'static str) -> Error {
+        Error::System {
+            step,
+            source: Arc::new(std::io::Error::last_os_error()),
+        }
+    }
+
+    /// Why a transfer failed, where that is what this is.
+    pub fn failure(&self) -> Option<Failure> {
+        match self {
+            Error::Transfer(failed) => Some(failed.error.cause),
+            _ => None,
+        }
+    }
+}
+
+impl From<TransferFailed> for Error {
+    fn from(failed: TransferFailed) -> Error {
+        Error::Transfer(Box::new(failed))
+    }
+}
+
+impl From<PeerError> for Error {
+    fn from(error: PeerError) -> Error {
+        match error {
+            PeerError::Session(SessionError::QueueFull) | PeerError::Submit(SubmitError::TooManyTransfers) => {
+                Error::Full(error)
+            }
+            other => Error::Peer(other),
+        }
+    }
+}
+
+macro_rules! shared_source {
+    ($($source:ty => $variant:ident),*) => {$(
+        impl From<$source> for Error {
+            fn from(source: $source) -> Error {
+                Error::$variant(Arc::new(source))
+            }
+        }
+    )*};
+}
+
+// Errors are cloned to every handle that waits, and these sources hold an io::Error, which cannot be.
+shared_source!(SettingsError => Settings, SecretError => Secret, RendezvousError => Rendezvous, MemoryError => Memory,
+    ObserveError => Observe);

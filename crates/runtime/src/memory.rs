@@ -1,0 +1,95 @@
+//! The handle of registered memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use weft_fabric::memory::HostMemory;
+use weft_plan::Time;
+use weft_protocol::Memory as _;
+use weft_protocol::region::Region;
+use weft_protocol::transport::Progress;
+
+use crate::driver::Shared;
+use crate::error::Error;
+
+/// Memory that this agent has registered. Dropping the last clone withdraws and releases it.
+///
+/// Peers and transfers may change the bytes at any moment, so they are copied in and out and never borrowed.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    pub(crate) inner: Arc<Registered>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Registered {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) region: Region,
+    pub(crate) host: Arc<HostMemory>,
+}
+
+impl Memory {
+    pub fn len(&self) -> u64 {
+        self.inner.host.len()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The first byte. It stays where it is while any clone of this handle lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.inner.host.as_ptr()
+    }
+    /// Whether Weft allocated it, so that peers on this host can map it.
+    pub fn is_mappable(&self) -> bool {
+        self.inner.host.file().is_some()
+    }
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// Where the bytes lie outside the memory.
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        self.inner.host.read(offset, into);
+    }
+    /// Copies bytes in.
+    ///
+    /// # Panics
+    /// Where the bytes lie outside the memory.
+    pub fn write(&self, offset: u64, from: &[u8]) {
+        self.inner.host.write(offset, from);
+    }
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.inner.host.snapshot()
+    }
+
+    /// Withdraws and releases the region now. After `Ok` nobody touches the memory any more.
+    ///
+    /// Peers are refused from the start of this call. A peer that is frozen in the middle of a copy holds the memory until it
+    /// goes on or dies; if that lasts longer than `timeout`, the error says so.
+    pub fn release(&self, timeout: Duration) -> Result<(), Error> {
+        let Registered { shared, region, .. } = &*self.inner;
+        let until = shared.clock.now().saturating_add(timeout.into());
+        let released = shared.wait_until(until, |world| {
+            match world.core.release(&region.key, shared.clock.now()) {
+                Ok(Progress::Busy) => None,
+                // Released before, which is what the caller wants.
+                Ok(Progress::Idle) | Err(_) => Some(()),
+            }
+        });
+        released.ok_or(Error::StillInUse { waited: timeout })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let key = self.region.key;
+        self.shared.act(|world, now| {
+            if world.core.release(&key, now) == Ok(Progress::Busy) {
+                world.releasing.push(key);
+            }
+        });
+    }
+}
+
+/// A far-away deadline for waits that have their own end.
+pub(crate) fn after(shared: &Shared, timeout: Duration) -> Time {
+    shared.clock.now().saturating_add(timeout.into())
+}

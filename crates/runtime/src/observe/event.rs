@@ -1,0 +1,107 @@
+//! The vocabulary: everything that an agent reports.
+
+use std::fmt;
+use std::sync::Arc;
+
+use weft_plan::Time;
+use weft_protocol::{Direction, Failure, Loss, Refusal};
+
+/// Something that happened to an agent. Peers are named as they named themselves.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    AgentStarted {
+        address: String,
+    },
+    AgentStopped,
+    SessionEstablished {
+        peer: Arc<str>,
+    },
+    SessionLost {
+        peer: Arc<str>,
+        cause: String,
+    },
+    PathOpened {
+        peer: Arc<str>,
+        transport: &'static str,
+    },
+    PathLost {
+        peer: Arc<str>,
+        transport: &'static str,
+        loss: Loss,
+    },
+    TransferSubmitted {
+        id: u64,
+        peer: Arc<str>,
+        direction: Direction,
+        bytes: u64,
+    },
+    TransferEnded {
+        id: u64,
+        peer: Arc<str>,
+        /// The transport that carried most of it, or that failed.
+        transport: &'static str,
+        direction: Direction,
+        /// How many bytes moved, which is all of them only where the outcome says so.
+        bytes: u64,
+        started: Time,
+        ended: Time,
+        outcome: Outcome,
+    },
+    NotificationSent {
+        peer: Arc<str>,
+        bytes: u64,
+    },
+    NotificationReceived {
+        peer: Arc<str>,
+        bytes: u64,
+    },
+    /// This agent refused what a peer asked for.
+    RequestRefused {
+        peer: Arc<str>,
+        refusal: Refusal,
+    },
+    /// This agent turned a connection away before it knew who was there.
+    ConnectionRefused {
+        from: String,
+        cause: String,
+    },
+}
+
+/// How a transfer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    Failed(Failure),
+}
+
+impl Outcome {
+    /// One word, from a fixed set, for metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Outcome::Done => "done",
+            Outcome::Failed(Failure::Cancelled) => "cancelled",
+            Outcome::Failed(Failure::Expired) => "expired",
+            Outcome::Failed(Failure::Refused(_)) => "refused",
+            Outcome::Failed(Failure::PathLost { .. }) => "path_lost",
+            Outcome::Failed(Failure::ChecksumMismatch) => "checksum_mismatch",
+            Outcome::Failed(_) => "failed",
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Done => f.write_str("done"),
+            Outcome::Failed(failure) => failure.fmt(f),
+        }
+    }
+}
+
+pub(super) fn word(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Read => "read",
+        Direction::Write => "write",
+    }
+}

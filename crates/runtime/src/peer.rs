@@ -1,0 +1,299 @@
+//! The handle of a peer: its regions, transfers with it, notifications to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use weft_plan::{Spans, Time};
+use weft_protocol::region::RemoteRegion;
+use weft_protocol::transfer::{PeerId, Request};
+use weft_protocol::{Direction, Leg};
+
+use crate::driver::{PeerState, Shared};
+use crate::error::Error;
+use crate::memory::{Memory, Registered, after};
+use crate::transfer::{Cell, Transfer};
+
+/// A connected agent. The handle is one session with one life of the peer: when that ends, connect again.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) id: PeerId,
+    pub(crate) name: Arc<str>,
+    pub(crate) defaults: Defaults,
+}
+
+/// What a transfer takes from the settings where the call is silent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    pub(crate) deadline: Duration,
+    pub(crate) checksum: bool,
+}
+
+/// A region that a peer has published.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    pub(crate) name: Arc<str>,
+    pub(crate) region: RemoteRegion,
+}
+
+impl Remote {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+    pub fn len(&self) -> u64 {
+        self.region.len
+    }
+    pub fn is_empty(&self) -> bool {
+        self.region.len == 0
+    }
+    pub fn region(&self) -> &RemoteRegion {
+        &self.region
+    }
+}
+
+impl Peer {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the session still lives.
+    pub fn is_connected(&self) -> bool {
+        self.shared.lock().core.identity(self.id).is_some()
+    }
+
+    /// The transports that carry transfers to this peer now.
+    pub fn transports(&self) -> Vec<&'static str> {
+        self.shared.lock().core.transports(self.id)
+    }
+
+    /// Waits until transfers can go over `transport`.
+    pub fn wait_for_transport(&self, transport: &str, timeout: Duration) -> Result<(), Error> {
+        self.wait(
+            timeout,
+            || format!("{transport} to {:?}", self.name),
+            |core, id| core.transports(id).contains(&transport).then_some(()),
+        )
+    }
+
+    /// A region by the name that the peer publishes it under, waiting for that if need be.
+    pub fn region(&self, name: &str, timeout: Duration) -> Result<Remote, Error> {
+        self.wait(
+            timeout,
+            || format!("region {name:?} of {:?}", self.name),
+            |core, id| {
+                core.region(id, name).cloned().map(|region| Remote {
+                    name: name.into(),
+                    region,
+                })
+            },
+        )
+    }
+
+    /// The names of the regions that the peer has published so far.
+    pub fn region_names(&self) -> Vec<String> {
+        self.shared
+            .lock()
+            .core
+            .regions(self.id)
+            .map(|(name, _)| name.to_owned())
+            .collect()
+    }
+
+    /// From the remote region into local memory. By default all of the smaller of the two, from the start.
+    pub fn read<'a>(&'a self, local: &'a Memory, remote: &'a Remote) -> TransferBuilder<'a> {
+        TransferBuilder::new(self, Direction::Read).leg_whole(local, remote)
+    }
+
+    /// From local memory into the remote region. By default all of the smaller of the two, from the start.
+    pub fn write<'a>(&'a self, local: &'a Memory, remote: &'a Remote) -> TransferBuilder<'a> {
+        TransferBuilder::new(self, Direction::Write).leg_whole(local, remote)
+    }
+
+    /// A transfer of several legs, each a pair of regions: one region a layer, say.
+    pub fn transfer(&self, direction: Direction) -> TransferBuilder<'_> {
+        TransferBuilder::new(self, direction)
+    }
+
+    /// Sends a notification, which arrives once.
+    pub fn notify(&self, payload: &[u8]) -> Result<(), Error> {
+        self.shared
+            .act(|world, now| world.core.notify(self.id, payload, now))
+            .map(drop)
+            .map_err(|e| self.explain(e.into()))
+    }
+
+    /// Ends the session. Transfers under way end with an error.
+    pub fn disconnect(&self) {
+        self.shared.act(|world, now| world.core.disconnect(self.id, now));
+    }
+
+    /// Waits for something of this peer, or for its end.
+    fn wait<T>(
+        &self,
+        timeout: Duration,
+        what: impl Fn() -> String,
+        find: impl Fn(&weft_protocol::agent::Core<dyn weft_fabric::Live>, PeerId) -> Option<T>,
+    ) -> Result<T, Error> {
+        let found = self
+            .shared
+            .wait_until(after(&self.shared, timeout), |world| match world.peers.get(&self.id) {
+                Some(PeerState::Gone(error)) => Some(Err(error.clone())),
+                _ => find(&world.core, self.id).map(Ok),
+            });
+        found.unwrap_or_else(|| Err(Error::TimedOut { what: what() }))
+    }
+
+    /// "Not connected" hides the reason, which is known.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match (error, self.shared.lock().peers.get(&self.id)) {
+            (Error::Peer(_), Some(PeerState::Gone(reason))) => reason.clone(),
+            (error, _) => error,
+        }
+    }
+}
+
+/// A transfer being described. Nothing happens before [`post`](TransferBuilder::post).
+#[derive(Debug)]
+#[must_use = "a described transfer does nothing until it is posted"]
+pub struct TransferBuilder<'a> {
+    peer: &'a Peer,
+    direction: Direction,
+    legs: Vec<(&'a Memory, Spans, &'a Remote, Spans)>,
+    deadline: Duration,
+    checksum: bool,
+    notify: Option<Vec<u8>>,
+}
+
+impl<'a> TransferBuilder<'a> {
+    fn new(peer: &'a Peer, direction: Direction) -> TransferBuilder<'a> {
+        let Defaults { deadline, checksum } = peer.defaults;
+        TransferBuilder {
+            peer,
+            direction,
+            legs: Vec::new(),
+            deadline,
+            checksum,
+            notify: None,
+        }
+    }
+
+    fn leg_whole(self, local: &'a Memory, remote: &'a Remote) -> TransferBuilder<'a> {
+        let all = Spans::contiguous(0, local.len().min(remote.len()));
+        self.leg(local, all.clone(), remote, all)
+    }
+
+    /// Which bytes, in order, of the last leg's two sides.
+    pub fn spans(mut self, local: Spans, remote: Spans) -> TransferBuilder<'a> {
+        if let Some(leg) = self.legs.last_mut() {
+            leg.1 = local;
+            leg.3 = remote;
+        }
+        self
+    }
+
+    /// Adds a leg.
+    pub fn leg(
+        mut self,
+        local: &'a Memory,
+        local_spans: Spans,
+        remote: &'a Remote,
+        remote_spans: Spans,
+    ) -> TransferBuilder<'a> {
+        self.legs.push((local, local_spans, remote, remote_spans));
+        self
+    }
+
+    /// By when the transfer ends, counted from each post.
+    pub fn deadline(mut self, after: Duration) -> TransferBuilder<'a> {
+        self.deadline = after;
+        self
+    }
+
+    /// Whether to compare the bytes at both ends.
+    pub fn checksum(mut self, on: bool) -> TransferBuilder<'a> {
+        self.checksum = on;
+        self
+    }
+
+    /// What to tell the peer once the bytes are in place.
+    pub fn notify(mut self, payload: &[u8]) -> TransferBuilder<'a> {
+        self.notify = Some(payload.to_vec());
+        self
+    }
+
+    /// Checks the description once, so that it can be posted many times.
+    pub fn prepare(self) -> Result<Prepared, Error> {
+        let mut legs = Vec::with_capacity(self.legs.len());
+        let mut keep = Vec::with_capacity(self.legs.len());
+        for (local, local_spans, remote, remote_spans) in self.legs {
+            legs.push(Arc::new(Leg::new(
+                local.inner.region.clone(),
+                local_spans,
+                remote.region.clone(),
+                remote_spans,
+            )?));
+            keep.push(local.inner.clone());
+        }
+        Ok(Prepared {
+            peer: self.peer.clone(),
+            direction: self.direction,
+            legs: legs.into(),
+            _keep: keep,
+            deadline: self.deadline.into(),
+            checksum: self.checksum,
+            notify: self.notify,
+        })
+    }
+
+    /// Starts the transfer.
+    pub fn post(self) -> Result<Transfer, Error> {
+        self.prepare()?.post()
+    }
+}
+
+/// A checked transfer that can be posted again and again at the cost of the transfer alone.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    peer: Peer,
+    direction: Direction,
+    legs: Arc<[Arc<Leg>]>,
+    /// Registered as long as somebody may post.
+    _keep: Vec<Arc<Registered>>,
+    deadline: Time,
+    checksum: bool,
+    notify: Option<Vec<u8>>,
+}
+
+impl Prepared {
+    pub fn bytes(&self) -> u64 {
+        self.legs.iter().map(|leg| leg.bytes()).sum()
+    }
+
+    /// Starts the transfer. What is small is done here and now; what is large goes on in the background.
+    pub fn post(&self) -> Result<Transfer, Error> {
+        let peer = &self.peer;
+        let posted = peer.shared.act(|world, now| {
+            let request = Request {
+                peer: peer.id,
+                direction: self.direction,
+                legs: self.legs.clone(),
+                deadline: now.saturating_add(self.deadline),
+                checksum: self.checksum,
+                tag: None,
+            };
+            let deadline = request.deadline;
+            let id = world.core.submit(request, self.notify.as_deref(), now)?;
+            let cell = Arc::new(Cell::new(peer.name.clone(), self.direction, now));
+            world.transfers.insert(id, cell.clone());
+            Ok((id, cell, deadline))
+        });
+        let (id, cell, deadline) =
+            posted.map_err(|error: weft_protocol::agent::PeerError| peer.explain(error.into()))?;
+        Ok(Transfer {
+            shared: peer.shared.clone(),
+            id,
+            cell,
+            deadline,
+        })
+    }
+}

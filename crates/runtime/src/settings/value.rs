@@ -1,0 +1,492 @@
+//! The types that settings have, and how each is written.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A type that a setting can have. Written text parses back to the same value.
+pub(super) trait Value: Sized {
+    /// What a value looks like, for people.
+    const KIND: &'static str;
+    fn parse(raw: &Raw) -> Option<Self>;
+    fn text(&self) -> String;
+    /// The number that the bounds of a row apply to: bytes, nanoseconds, or the number itself.
+    fn measure(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// A value as a source gave it. Files have lists; everywhere else a list is text with commas.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Raw {
+    Text(String),
+    List(Vec<String>),
+}
+
+impl Raw {
+    fn one(&self) -> Option<&str> {
+        match self {
+            Raw::Text(text) => Some(text.trim()),
+            Raw::List(_) => None,
+        }
+    }
+
+    fn items(&self) -> Vec<&str> {
+        match self {
+            Raw::Text(text) => text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect(),
+            Raw::List(items) => items.iter().map(|item| item.trim()).collect(),
+        }
+    }
+}
+
+impl fmt::Display for Raw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Raw::Text(text) => f.write_str(text),
+            Raw::List(items) => write!(f, "[{}]", items.join(", ")),
+        }
+    }
+}
+
+/// Text that must not be printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Hidden(String);
+
+impl Hidden {
+    pub fn new(text: impl Into<String>) -> Hidden {
+        Hidden(text.into())
+    }
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+/// A number of bytes, written `64KiB`, `256MiB`, `1GiB` or as a plain number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub u64);
+
+/// Whether to do something that does not always pay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    Auto,
+    On,
+    Off,
+}
+
+/// How memory that Weft did not allocate crosses between processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForeignMemory {
+    Auto,
+    /// The kernel copies from one process into the other.
+    ProcessVm,
+    /// Both sides copy, through a shared ring.
+    Bounce,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportChoice {
+    SharedMemory,
+    Tcp,
+}
+
+impl TransportChoice {
+    /// The name that the transport itself goes by.
+    pub fn name(self) -> &'static str {
+        match self {
+            TransportChoice::SharedMemory => "shared_memory",
+            TransportChoice::Tcp => "tcp",
+        }
+    }
+}
+
+/// Where agents find each other by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RendezvousChoice {
+    None,
+    /// Agents of one process.
+    Process,
+    /// A directory that all agents can write.
+    Directory(PathBuf),
+    /// The cluster of etcd servers behind these URLs, separated by semicolons.
+    Etcd(String),
+    /// What torchrun, MPI or Slurm left in the environment.
+    Environment,
+}
+
+impl Value for String {
+    const KIND: &'static str = "text";
+    fn parse(raw: &Raw) -> Option<String> {
+        raw.one().filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+    fn text(&self) -> String {
+        self.clone()
+    }
+}
+
+impl Value for Hidden {
+    const KIND: &'static str = "text";
+    fn parse(raw: &Raw) -> Option<Hidden> {
+        String::parse(raw).map(Hidden)
+    }
+    fn text(&self) -> String {
+        "(hidden)".to_owned()
+    }
+}
+
+impl Value for PathBuf {
+    const KIND: &'static str = "path";
+    fn parse(raw: &Raw) -> Option<PathBuf> {
+        String::parse(raw).map(PathBuf::from)
+    }
+    fn text(&self) -> String {
+        self.display().to_string()
+    }
+}
+
+impl Value for SocketAddr {
+    const KIND: &'static str = "address:port";
+    fn parse(raw: &Raw) -> Option<SocketAddr> {
+        raw.one()?.parse().ok()
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for IpAddr {
+    const KIND: &'static str = "IP address";
+    fn parse(raw: &Raw) -> Option<IpAddr> {
+        raw.one()?.parse().ok()
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for usize {
+    const KIND: &'static str = "number";
+    fn parse(raw: &Raw) -> Option<usize> {
+        raw.one()?.parse().ok()
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+    fn measure(&self) -> Option<u64> {
+        u64::try_from(*self).ok()
+    }
+}
+
+impl Value for u16 {
+    const KIND: &'static str = "number";
+    fn parse(raw: &Raw) -> Option<u16> {
+        raw.one()?.parse().ok()
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+    fn measure(&self) -> Option<u64> {
+        Some((*self).into())
+    }
+}
+
+impl Value for bool {
+    const KIND: &'static str = "true or false";
+    fn parse(raw: &Raw) -> Option<bool> {
+        match raw.one()?.to_ascii_lowercase().as_str() {
+            "true" | "on" | "yes" | "1" => Some(true),
+            "false" | "off" | "no" | "0" => Some(false),
+            _ => None,
+        }
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for Duration {
+    const KIND: &'static str = "duration";
+    fn parse(raw: &Raw) -> Option<Duration> {
+        let (number, unit) = split_unit(raw.one()?)?;
+        let nanos_per_unit: u32 = match unit {
+            "ns" => 1,
+            "us" | "µs" => 1_000,
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "min" => return decimal(number, 60_000_000_000).map(Duration::from_nanos),
+            "h" => return decimal(number, 3_600_000_000_000).map(Duration::from_nanos),
+            _ => return None,
+        };
+        decimal(number, nanos_per_unit.into()).map(Duration::from_nanos)
+    }
+    fn text(&self) -> String {
+        let nanos = self.as_nanos();
+        for (unit, per) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {
+            if nanos != 0 && nanos.is_multiple_of(per) {
+                return format!("{}{unit}", nanos / per);
+            }
+        }
+        format!("{nanos}ns")
+    }
+    fn measure(&self) -> Option<u64> {
+        u64::try_from(self.as_nanos()).ok()
+    }
+}
+
+impl Value for Size {
+    const KIND: &'static str = "size";
+    fn parse(raw: &Raw) -> Option<Size> {
+        let text = raw.one()?;
+        if let Ok(bytes) = text.parse() {
+            return Some(Size(bytes));
+        }
+        let (number, unit) = split_unit(text)?;
+        let bytes_per_unit = match unit {
+            "B" => 1,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            "TiB" => 1 << 40,
+            "kB" => 1_000,
+            "MB" => 1_000_000,
+            "GB" => 1_000_000_000,
+            "TB" => 1_000_000_000_000,
+            _ => return None,
+        };
+        decimal(number, bytes_per_unit).map(Size)
+    }
+    fn text(&self) -> String {
+        for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+            if self.0 != 0 && self.0.is_multiple_of(1 << shift) {
+                return format!("{}{unit}", self.0 >> shift);
+            }
+        }
+        self.0.to_string()
+    }
+    fn measure(&self) -> Option<u64> {
+        Some(self.0)
+    }
+}
+
+impl Value for When {
+    const KIND: &'static str = "auto, on or off";
+    fn parse(raw: &Raw) -> Option<When> {
+        match raw.one()? {
+            "auto" => Some(When::Auto),
+            "on" | "true" => Some(When::On),
+            "off" | "false" => Some(When::Off),
+            _ => None,
+        }
+    }
+    fn text(&self) -> String {
+        match self {
+            When::Auto => "auto",
+            When::On => "on",
+            When::Off => "off",
+        }
+        .to_owned()
+    }
+}
+
+impl Value for ForeignMemory {
+    const KIND: &'static str = "auto, process_vm or bounce";
+    fn parse(raw: &Raw) -> Option<ForeignMemory> {
+        match raw.one()? {
+            "auto" => Some(ForeignMemory::Auto),
+            "process_vm" => Some(ForeignMemory::ProcessVm),
+            "bounce" => Some(ForeignMemory::Bounce),
+            _ => None,
+        }
+    }
+    fn text(&self) -> String {
+        match self {
+            ForeignMemory::Auto => "auto",
+            ForeignMemory::ProcessVm => "process_vm",
+            ForeignMemory::Bounce => "bounce",
+        }
+        .to_owned()
+    }
+}
+
+impl Value for TransportChoice {
+    const KIND: &'static str = "shared_memory or tcp";
+    fn parse(raw: &Raw) -> Option<TransportChoice> {
+        match raw.one()? {
+            "shared_memory" => Some(TransportChoice::SharedMemory),
+            "tcp" => Some(TransportChoice::Tcp),
+            _ => None,
+        }
+    }
+    fn text(&self) -> String {
+        self.name().to_owned()
+    }
+}
+
+impl Value for RendezvousChoice {
+    const KIND: &'static str = "none, process, dir:PATH, etcd:URL or env";
+    fn parse(raw: &Raw) -> Option<RendezvousChoice> {
+        match raw.one()? {
+            "none" => Some(RendezvousChoice::None),
+            "process" => Some(RendezvousChoice::Process),
+            "env" => Some(RendezvousChoice::Environment),
+            text => match text.split_once(':')? {
+                (_, "") => None,
+                ("dir", path) => Some(RendezvousChoice::Directory(path.into())),
+                ("etcd", url) => Some(RendezvousChoice::Etcd(url.to_owned())),
+                _ => None,
+            },
+        }
+    }
+    fn text(&self) -> String {
+        match self {
+            RendezvousChoice::None => "none".to_owned(),
+            RendezvousChoice::Process => "process".to_owned(),
+            RendezvousChoice::Directory(path) => format!("dir:{}", path.display()),
+            RendezvousChoice::Etcd(url) => format!("etcd:{url}"),
+            RendezvousChoice::Environment => "env".to_owned(),
+        }
+    }
+}
+
+/// Empty text is unset.
+impl<T: Value> Value for Option<T> {
+    const KIND: &'static str = T::KIND;
+    fn parse(raw: &Raw) -> Option<Option<T>> {
+        match raw.one() {
+            Some("") => Some(None),
+            _ => T::parse(raw).map(Some),
+        }
+    }
+    fn text(&self) -> String {
+        self.as_ref().map(T::text).unwrap_or_default()
+    }
+    fn measure(&self) -> Option<u64> {
+        self.as_ref().and_then(T::measure)
+    }
+}
+
+impl Value for Vec<TransportChoice> {
+    const KIND: &'static str = "list of shared_memory, tcp";
+    fn parse(raw: &Raw) -> Option<Vec<TransportChoice>> {
+        list(raw)
+    }
+    fn text(&self) -> String {
+        listed(self)
+    }
+}
+
+impl Value for Vec<IpAddr> {
+    const KIND: &'static str = "list of IP addresses";
+    fn parse(raw: &Raw) -> Option<Vec<IpAddr>> {
+        list(raw)
+    }
+    fn text(&self) -> String {
+        listed(self)
+    }
+}
+
+fn list<T: Value>(raw: &Raw) -> Option<Vec<T>> {
+    raw.items()
+        .into_iter()
+        .map(|item| T::parse(&Raw::Text(item.to_owned())))
+        .collect()
+}
+
+fn listed<T: Value>(items: &[T]) -> String {
+    items.iter().map(T::text).collect::<Vec<_>>().join(",")
+}
+
+fn split_unit(text: &str) -> Option<(&str, &str)> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    Some((&text[..end], text[end..].trim_start()))
+}
+
+/// `number` times `unit`, exact: floating point would turn `0.3s` into something that does not print as it was written.
+fn decimal(number: &str, unit: u64) -> Option<u64> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() || fraction.len() > 9 || (number.contains('.') && fraction.is_empty()) {
+        return None;
+    }
+    let mut total = whole.parse::<u64>().ok()?.checked_mul(unit)?;
+    if !fraction.is_empty() {
+        let parts = u128::from(fraction.parse::<u64>().ok()?) * u128::from(unit);
+        let scale = 10u128.pow(fraction.len() as u32);
+        if !parts.is_multiple_of(scale) {
+            return None;
+        }
+        total = total.checked_add(u64::try_from(parts / scale).ok()?)?;
+    }
+    Some(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse<T: Value>(text: &str) -> Option<T> {
+        T::parse(&Raw::Text(text.to_owned()))
+    }
+
+    #[test]
+    fn durations_and_sizes_read_as_people_write_them() {
+        assert_eq!(parse("1.5s"), Some(Duration::from_millis(1500)));
+        assert_eq!(parse("50 us"), Some(Duration::from_micros(50)));
+        assert_eq!(parse("2min"), Some(Duration::from_secs(120)));
+        assert_eq!(parse("64KiB"), Some(Size(65536)));
+        assert_eq!(parse("1.5 GiB"), Some(Size(3 << 29)));
+        assert_eq!(parse("4096"), Some(Size(4096)));
+        for wrong in [
+            "",
+            "s",
+            "1",
+            "1 fortnight",
+            "1..5s",
+            "-1s",
+            "1.s",
+            "0.5ns",
+            "99999999999999h",
+        ] {
+            assert_eq!(parse::<Duration>(wrong), None, "{wrong}");
+        }
+        for wrong in ["", "KiB", "1 KB2", "1e9", "0.3B", "99999999TiB", "-4"] {
+            assert_eq!(parse::<Size>(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn rendezvous_choices() {
+        assert_eq!(parse("dir:/tmp/x"), Some(RendezvousChoice::Directory("/tmp/x".into())));
+        assert_eq!(
+            parse("etcd:http://h:2379"),
+            Some(RendezvousChoice::Etcd("http://h:2379".into()))
+        );
+        assert_eq!(parse::<RendezvousChoice>("dir:"), None);
+        assert_eq!(parse::<RendezvousChoice>("zookeeper:x"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn durations_print_and_parse_back(nanos: u64) {
+            let value = Duration::from_nanos(nanos);
+            prop_assert_eq!(parse(&value.text()), Some(value));
+        }
+
+        #[test]
+        fn sizes_print_and_parse_back(bytes: u64) {
+            prop_assert_eq!(parse(&Size(bytes).text()), Some(Size(bytes)));
+        }
+
+        #[test]
+        fn no_text_panics(text: String) {
+            let _ = (parse::<Duration>(&text), parse::<Size>(&text), parse::<Vec<IpAddr>>(&text));
+            let _ = (parse::<RendezvousChoice>(&text), parse::<Vec<TransportChoice>>(&text));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Which transports an agent starts, from its settings.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use weft_fabric::shared_memory::Foreign;
+use weft_fabric::tcp::{Tcp, TcpOptions, TlsOptions};
+use weft_fabric::{Clock, Live, SharedMemory, SharedMemoryOptions};
+use weft_protocol::agent::{Reach, Slot};
+use weft_protocol::region::Epoch;
+
+use crate::error::Error;
+use crate::settings::{ForeignMemory, Settings, TransportChoice};
+
+/// The names that an address may start with.
+pub(crate) const NAMES: [&str; 2] = ["shared_memory", "tcp"];
+
+/// Equal at two agents that can share memory: the same boot of the same host, and the same network namespace, which is where the
+/// sockets that hand memory over have their names.
+pub(crate) fn host_identity() -> String {
+    let namespace = std::fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
+    format!(
+        "{}/{}",
+        weft_fabric::shared_memory::host_identity(),
+        namespace.display()
+    )
+}
+
+/// Starts them in the order of preference.
+pub(crate) fn start(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<Vec<Slot<dyn Live>>, Error> {
+    let mut slots: Vec<Slot<dyn Live>> = Vec::new();
+    for choice in &settings.transports {
+        match choice {
+            TransportChoice::SharedMemory => {
+                let options = SharedMemoryOptions {
+                    foreign: match settings.shared_memory_foreign {
+                        ForeignMemory::Auto => Foreign::Auto,
+                        ForeignMemory::ProcessVm => Foreign::ProcessVm,
+                        ForeignMemory::Bounce => Foreign::Bounce,
+                    },
+                    inline_bytes_max: settings.inline_bytes.0,
+                    helper: settings.shared_memory_helper,
+                    ..SharedMemoryOptions::default()
+                };
+                let transport = SharedMemory::start(options, epoch, clock).map_err(failed("shared_memory"))?;
+                slots.push(Slot {
+                    reach: Reach::SameHost,
+                    paths: 1,
+                    transport: Box::new(transport),
+                });
+            }
+            TransportChoice::Tcp => {
+                let tls = tls_options(settings)?;
+                for rail in rails(settings) {
+                    let transport =
+                        Tcp::start(tcp_options(settings, rail, tls.clone()), epoch, clock).map_err(failed("tcp"))?;
+                    slots.push(Slot {
+                        reach: Reach::Anywhere,
+                        paths: 1,
+                        transport: Box::new(transport),
+                    });
+                }
+            }
+        }
+    }
+    Ok(slots)
+}
+
+/// One TCP transport per local address, or a single one where the kernel chooses.
+fn rails(settings: &Settings) -> Vec<Option<IpAddr>> {
+    match settings.tcp_rails.as_slice() {
+        [] => vec![None],
+        rails => rails.iter().copied().map(Some).collect(),
+    }
+}
+
+fn tcp_options(settings: &Settings, rail: Option<IpAddr>, tls: Option<TlsOptions>) -> TcpOptions {
+    let listen = match rail {
+        // Several cannot share a port that was asked for on a wildcard, so each listens on its own address.
+        Some(address) => SocketAddr::new(address, settings.listen.port()),
+        None => settings.listen,
+    };
+    TcpOptions {
+        listen,
+        advertise: settings.advertise,
+        source: rail,
+        connections: settings.tcp_connections as u32,
+        silence_max: settings.silence_max.into(),
+        tls,
+        ..TcpOptions::default()
+    }
+}
+
+/// Certificates and keys from their files, where TLS is asked for.
+fn tls_options(settings: &Settings) -> Result<Option<TlsOptions>, Error> {
+    let Settings {
+        tcp_tls_cert: Some(certificate),
+        tcp_tls_key: Some(key),
+        tcp_tls_roots: Some(roots),
+        ..
+    } = settings
+    else {
+        return Ok(None);
+    };
+    let unreadable = |path: &PathBuf| {
+        let path = path.clone();
+        move |source| Error::Certificate {
+            path,
+            source: Arc::new(source),
+        }
+    };
+    let all = |path: &PathBuf| -> Result<Vec<Vec<u8>>, Error> {
+        let found = CertificateDer::pem_file_iter(path).map_err(unreadable(path))?;
+        found.map(|c| c.map(|c| c.to_vec()).map_err(unreadable(path))).collect()
+    };
+    Ok(Some(TlsOptions {
+        certificates: all(certificate)?,
+        key: PrivateKeyDer::from_pem_file(key)
+            .map_err(unreadable(key))?
+            .secret_der()
+            .to_vec(),
+        roots: all(roots)?,
+        server_name: settings.tcp_tls_name.clone().unwrap_or_else(|| "weft".to_owned()),
+    }))
+}
+
+fn failed<E: std::error::Error + Send + Sync + 'static>(transport: &'static str) -> impl FnOnce(E) -> Error {
+    move |source| Error::Transport {
+        transport,
+        source: Arc::new(source),
+    }
+}
+
+/// Keeps the calling thread on one core, where one was asked for.
+pub(crate) fn pin(core: Option<usize>) {
+    let Some(core) = core else { return };
+    // SAFETY: an all-zero set is the empty set; the macro-like helpers only touch the local set.
+    let pinned = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+    };
+    if pinned != 0 {
+        tracing::warn!(core, error = %std::io::Error::last_os_error(), "the progress thread is not pinned");
+    }
+}
