@@ -190,6 +190,7 @@ impl Inbound {
                     .vectors
                     .fill(&self.buffer[self.start..self.start + held as usize]) as u64,
             };
+            placing.vectors.clear();
             self.consume(placed as usize);
             self.placed(placed, placing);
         }

@@ -24,21 +24,17 @@ impl Vectors {
     /// IOV_MAX on Linux.
     pub(super) const MAX: usize = 1024;
 
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.list.clear();
         self.bytes = 0;
     }
     /// Sends from everything collected; how many bytes the kernel took.
     pub(super) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        let sent = send(socket, &mut self.list);
-        self.clear();
-        sent
+        send(socket, &mut self.list)
     }
     /// Receives into everything collected; 0 means that the peer has closed.
     pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        let received = receive(socket, &mut self.list);
-        self.clear();
-        received
+        receive(socket, &mut self.list)
     }
     pub(super) fn bytes(&self) -> usize {
         self.bytes
@@ -66,7 +62,7 @@ impl Vectors {
         });
     }
     /// Copies bytes that were received elsewhere to where the vectors point; returns how many fitted.
-    pub(super) fn fill(&mut self, mut bytes: &[u8]) -> usize {
+    pub(super) fn fill(&self, mut bytes: &[u8]) -> usize {
         let mut filled = 0;
         for vector in &self.list {
             let len = vector.iov_len.min(bytes.len());
@@ -76,11 +72,10 @@ impl Vectors {
             bytes = &bytes[len..];
             filled += len;
         }
-        self.clear();
         filled
     }
     /// Hands everything collected over in slices, for encryption, until `take` says that it wants no more.
-    pub(super) fn drain(&mut self, mut take: impl FnMut(&[u8]) -> io::Result<bool>) -> io::Result<()> {
+    pub(super) fn hand_over(&self, mut take: impl FnMut(&[u8]) -> io::Result<bool>) -> io::Result<()> {
         // Registered memory may change at any moment, so it is copied before anything forms a reference to it.
         let mut copy = [0u8; 16 << 10];
         for vector in &self.list {
@@ -90,13 +85,11 @@ impl Vectors {
                 // SAFETY: within the vector, which points to readable bytes that outlive this call.
                 unsafe { std::ptr::copy(vector.iov_base.cast::<u8>().add(at), copy.as_mut_ptr(), len) };
                 if !take(&copy[..len])? {
-                    self.clear();
                     return Ok(());
                 }
                 at += len;
             }
         }
-        self.clear();
         Ok(())
     }
 }
