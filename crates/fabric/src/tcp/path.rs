@@ -7,7 +7,7 @@ use std::io;
 use std::net::Shutdown;
 
 use weft_plan::Time;
-use weft_protocol::frame::{self, Ended, Frame, ReadRequest};
+use weft_protocol::frame::{self, Ended, Frame, ReadRequest, WriteRequest};
 use weft_protocol::{
     Access, Body, Direction, Done, Failure, Loss, Move, Op, OpId, PathId, Progress, Refusal, RegionKey, RegionTable,
     Signal,
@@ -159,19 +159,28 @@ impl Path {
         if connection.join == Join::Connecting && !self.greet(index, world)? {
             return Ok(Progress::Idle);
         }
-        let mut progress = Progress::Busy;
-        for _ in 0..RECEIVES_PER_TURN {
+        let mut calls = 0;
+        let progress = loop {
             let received = self.receive(index, world)?;
             if received != Received::Nothing {
                 self.decode(index, world)?;
             }
             if received != Received::Some {
-                progress = Progress::Idle;
-                break;
+                break Progress::Idle;
             }
-        }
+            calls += 1;
+            // Bytes that have been decrypted make no socket readable, so they are not left behind.
+            if calls >= RECEIVES_PER_TURN && !self.holds_plaintext(index) {
+                break Progress::Busy;
+            }
+        };
         self.flush(index, world)?;
         Ok(progress)
+    }
+
+    fn holds_plaintext(&self, index: usize) -> bool {
+        let connection = self.connections[index].as_ref();
+        connection.is_some_and(|c| c.stream.holds_plaintext())
     }
 
     /// Sends the first frame once the socket is connected.
@@ -449,7 +458,7 @@ impl Path {
         }
     }
 
-    /// Accepts an operation, or not: `false` is back-pressure.
+    /// Accepts an operation and names the connection that it goes on; `None` is back-pressure.
     pub(super) fn post(&mut self, op: &Op, max_inflight: usize, now: Time, world: &mut World<'_>) -> Option<usize> {
         if self.phase != Phase::Live || self.ops.len() >= max_inflight {
             return None;
@@ -481,57 +490,66 @@ impl Path {
         let local = part.leg.local();
         let usable = world.regions.lookup(&local.key).and_then(host);
         let bytes = part.range.end.saturating_sub(part.range.start);
-        let runs = part.leg.remote_spans().runs().len();
         let possible = part.range.end <= part.leg.bytes() && bytes <= frame::MOVE_BYTES_MAX;
-        let verdict = match usable {
-            Err(refusal) => Err(refusal),
-            Ok(_) if !possible => Err(Refusal::Malformed),
-            Ok(_) => Ok(()),
+        let spans = match usable {
+            Ok(_) if possible => part.leg.remote_spans().slice(part.range.clone()),
+            Ok(_) => return self.refuse(op.id, Refusal::Malformed, world),
+            Err(refusal) => return self.refuse(op.id, refusal, world),
         };
-        if let Err(refusal) = verdict {
-            world
-                .signals
-                .push(completed(self.id, op.id, Err(Failure::Refused(refusal))));
-            return Some(0);
+        let runs = spans.runs().len();
+        if runs > frame::RUNS_MAX {
+            return self.refuse(op.id, Refusal::Malformed, world);
         }
         let index = self.choose(bytes);
         let connection = self.connections[index].as_mut()?;
+        if connection.outbound.is_crowded() || connection.open_runs + runs > frame::REQUESTED_RUNS_MAX {
+            return None;
+        }
         let wire = self.ops.next_wire();
+        let (deadline, key, checksum) = (op.deadline, part.leg.remote().key, part.checksum);
         let mut job = None;
         match part.direction {
-            Direction::Read => {
-                let spans = part.leg.remote_spans().slice(part.range.clone());
-                if connection.outbound.is_crowded() || connection.open_runs + runs > frame::REQUESTED_RUNS_MAX {
-                    return None;
-                }
-                if spans.runs().len() > frame::RUNS_MAX {
-                    let refusal = Failure::Refused(Refusal::Malformed);
-                    world.signals.push(completed(self.id, op.id, Err(refusal)));
-                    return Some(0);
-                }
-                connection.open_runs += runs;
-                connection.outbound.stage(&Frame::ReadRequest(ReadRequest {
+            Direction::Read => connection.outbound.stage(&Frame::ReadRequest(ReadRequest {
+                op: wire,
+                deadline,
+                key,
+                spans,
+                checksum,
+            })),
+            Direction::Write => {
+                let request = WriteRequest {
                     op: wire,
-                    deadline: op.deadline,
-                    key: part.leg.remote().key,
+                    deadline,
+                    key,
                     spans,
-                    checksum: part.checksum,
-                }));
+                    checksum,
+                    arrival: part.arrival,
+                };
+                job = Some(connection.outbound.write(part.clone(), request));
             }
-            Direction::Write => job = Some(connection.outbound.write(wire, part.clone(), op.deadline)),
         }
+        connection.open_runs += runs;
         connection.open_bytes += bytes;
         self.ops.insert(LocalOp {
             wire,
             id: op.id,
             deadline: op.deadline,
             part: part.clone(),
+            runs,
             connection: index,
             job,
             received: 0,
             stage: Stage::Open,
         });
         Some(index)
+    }
+
+    /// Completes an operation that cannot be; it counts as accepted.
+    fn refuse(&mut self, id: OpId, refusal: Refusal, world: &mut World<'_>) -> Option<usize> {
+        world
+            .signals
+            .push(completed(self.id, id, Err(Failure::Refused(refusal))));
+        Some(0)
     }
 
     /// Small moves share the first connection with messages; large ones go where the least is under way.
@@ -646,9 +664,7 @@ impl Path {
             && let Some(connection) = &mut self.connections[op.connection]
         {
             connection.open_bytes -= op.bytes();
-            if op.is_read() {
-                connection.open_runs -= op.runs();
-            }
+            connection.open_runs -= op.runs;
         }
     }
 
