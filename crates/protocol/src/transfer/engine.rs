@@ -99,7 +99,13 @@ impl Engine {
         };
         let LaneSlot::Live(state) = slot else { return };
         let (peer, fence_wanted) = (state.lane.peer, state.fence_wanted);
-        *slot = LaneSlot::Lost { fenced, fence_wanted };
+        *slot = LaneSlot::Lost {
+            fenced,
+            fence_wanted: false,
+        };
+        if fence_wanted && !fenced {
+            self.want_fence(lane);
+        }
         self.peer(peer).classes.remove(lane);
         let open: Vec<u64> = self
             .ops
@@ -505,14 +511,16 @@ impl Engine {
         }
     }
 
+    /// Asks for a fence, once, and not before the loss of the lane has been told: only then is there something to confirm.
     fn want_fence(&mut self, lane: LaneId) {
-        let wanted = match &mut self.lanes[lane.0 as usize] {
-            LaneSlot::Live(state) => &mut state.fence_wanted,
-            LaneSlot::Lost { fence_wanted, .. } => fence_wanted,
-            LaneSlot::Unknown => return,
-        };
-        if !std::mem::replace(wanted, true) {
-            self.events.push_back(TransferEvent::FenceWanted { lane });
+        match &mut self.lanes[lane.0 as usize] {
+            LaneSlot::Live(state) => state.fence_wanted = true,
+            LaneSlot::Lost { fence_wanted, .. } => {
+                if !std::mem::replace(fence_wanted, true) {
+                    self.events.push_back(TransferEvent::FenceWanted { lane });
+                }
+            }
+            LaneSlot::Unknown => {}
         }
     }
 

@@ -1,0 +1,44 @@
+//! Virtual environments in the repository, made when they are not there.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::command::{Error, root, run, works};
+
+/// A virtual environment of ours.
+pub struct Environment {
+    path: PathBuf,
+}
+
+impl Environment {
+    pub fn make(name: &str) -> Result<Environment, Error> {
+        let path = root().join(name);
+        let environment = Environment { path };
+        if !works(
+            &environment.program("python").to_string_lossy(),
+            &["-m", "pip", "--version"],
+        ) {
+            run(Command::new("python3")
+                .args(["-m", "venv", "--clear"])
+                .arg(&environment.path))?;
+        }
+        Ok(environment)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn python(&self) -> Command {
+        Command::new(self.program("python"))
+    }
+
+    pub fn pip_install(&self, what: &[&str]) -> Result<(), Error> {
+        let arguments = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+        run(self.python().args(arguments).args(what).current_dir(root()))
+    }
+
+    fn program(&self, name: &str) -> PathBuf {
+        self.path.join("bin").join(name)
+    }
+}

@@ -1,0 +1,117 @@
+//! `cargo xtask test`: the whole suite, from a fresh Debian with Rust and Python.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use crate::command::{self, Error, cargo, install, root, works};
+use crate::python::Environment;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Leave the Python package out.
+    #[arg(long)]
+    no_python: bool,
+}
+
+/// What the suite needs beside Rust and Python: how to notice that it is missing, and the package that has it.
+const NEEDED: &[(&[&str], &str)] = &[
+    (&["etcd", "--version"], "etcd-server"),
+    (&["protoc", "--version"], "protobuf-compiler"),
+    (&["ip", "-V"], "iproute2"),
+    (&["python3", "-c", "import ensurepip, venv"], "python3-venv"),
+    (&["cc", "--version"], "gcc"),
+];
+
+const FEATURES: &[&str] = &["--workspace", "--features", "weft/etcd"];
+
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
+    let mut suite = Suite::default();
+    suite.step("packages", || {
+        let missing = NEEDED
+            .iter()
+            .filter(|(probe, _)| !works(probe[0], &probe[1..]))
+            .map(|(_, package)| *package);
+        install(&missing.collect::<Vec<_>>())
+    });
+    suite.step("format", || command::run(cargo().args(["fmt", "--all", "--check"])));
+    suite.step("lints", || {
+        command::run(
+            cargo()
+                .arg("clippy")
+                .args(FEATURES)
+                .args(["--all-targets", "--", "--deny", "warnings"]),
+        )
+    });
+    let nextest = works("cargo", &["nextest", "--version"]);
+    if nextest {
+        suite.step("Rust tests", || {
+            command::run(cargo().args(["nextest", "run", "--no-fail-fast"]).args(FEATURES))
+        });
+        suite.step("Rust examples in documentation", || {
+            command::run(cargo().args(["test", "--doc"]).args(FEATURES))
+        });
+    } else {
+        suite.step("Rust tests", || {
+            command::run(cargo().args(["test", "--no-fail-fast"]).args(FEATURES))
+        });
+    }
+    if !arguments.no_python {
+        let installed = suite.step("Python package", || {
+            let environment = Environment::make(".venv")?;
+            environment.pip_install(&["pytest", "numpy"])?;
+            environment.pip_install(&["."])
+        });
+        if installed {
+            suite.step("Python tests", || {
+                let environment = Environment::make(".venv")?;
+                command::run(
+                    environment
+                        .python()
+                        .args(["-m", "pytest", "-q", "crates/python/tests"])
+                        .current_dir(root()),
+                )
+            });
+        }
+    }
+    Ok(suite.report())
+}
+
+/// The steps so far. One that fails does not keep the others from running: a report of everything is worth more.
+#[derive(Default)]
+struct Suite {
+    steps: Vec<(&'static str, f64, Result<(), Error>)>,
+}
+
+impl Suite {
+    fn step(&mut self, name: &'static str, work: impl FnOnce() -> Result<(), Error>) -> bool {
+        eprintln!("== {name}");
+        let start = Instant::now();
+        let outcome = work();
+        let done = outcome.is_ok();
+        self.steps.push((name, start.elapsed().as_secs_f64(), outcome));
+        done
+    }
+
+    fn report(&self) -> ExitCode {
+        println!();
+        for (name, seconds, outcome) in &self.steps {
+            match outcome {
+                Ok(()) => println!("ok      {name}  ({seconds:.1} s)"),
+                Err(error) => println!("FAILED  {name}  ({seconds:.1} s): {error}"),
+            }
+        }
+        let total: f64 = self.steps.iter().map(|(_, seconds, _)| seconds).sum();
+        let failed = self.steps.iter().filter(|(_, _, outcome)| outcome.is_err()).count();
+        println!(
+            "{} of {} steps passed in {:.0} s",
+            self.steps.len() - failed,
+            self.steps.len(),
+            total
+        );
+        if failed == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
+    }
+}
