@@ -45,12 +45,13 @@ struct Trial {
 impl Doctor {
     pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
         let settings = overrides.settings()?;
+        let quiet = overrides.without_log()?;
         let mut found = discover::machine();
         let speed = calibrate(&CalibrateOptions::default());
         found.machine.memcpy = Some(speed.memcpy);
         let trials = WAYS.map(|way| Trial {
             way,
-            outcome: attempt(way, overrides),
+            outcome: attempt(way, &quiet),
         });
         if self.json {
             print_json(&found, speed, &trials, &settings)?;

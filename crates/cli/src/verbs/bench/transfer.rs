@@ -108,6 +108,7 @@ impl Transfer {
         if !(0.0..=3600.0).contains(&self.seconds) {
             return Err(Complaint::new(Exit::Usage, "--seconds takes a number from 0 to 3600."));
         }
+        let overrides = &overrides.without_log()?;
         if self.notify {
             return self.notifications(overrides);
         }
