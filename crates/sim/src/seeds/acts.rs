@@ -207,7 +207,11 @@ impl Play {
         let (why, remote, spans, direction) = match self.chance.below(3) {
             0 if !old.is_empty() => {
                 let remote = old[self.chance.below(old.len() as u64) as usize].1.clone();
-                let direction = if remote.access.read { Direction::Read } else { Direction::Write };
+                let direction = if remote.access.read {
+                    Direction::Read
+                } else {
+                    Direction::Write
+                };
                 ("an old key", remote, spans, direction)
             }
             1 => {
@@ -315,7 +319,10 @@ impl Play {
             ended: None,
         };
         self.world.note(&[10, index as u64, id.0], || {
-            format!("node {index} submits {id:?} of {bytes} bytes, {:?}, by {world_deadline:?}", draft.direction)
+            format!(
+                "node {index} submits {id:?} of {bytes} bytes, {:?}, by {world_deadline:?}",
+                draft.direction
+            )
         });
         self.works.insert(number, work);
         self.open.insert((index, id), number);
@@ -356,7 +363,12 @@ impl Play {
     }
 
     fn cancel(&mut self, index: usize) -> Result<(), Violation> {
-        let open: Vec<_> = self.open.keys().filter(|(node, _)| *node == index).map(|(_, id)| *id).collect();
+        let open: Vec<_> = self
+            .open
+            .keys()
+            .filter(|(node, _)| *node == index)
+            .map(|(_, id)| *id)
+            .collect();
         let pick = self.chance.below(open.len().max(1) as u64) as usize;
         if let (Some(id), Some(agent)) = (open.get(pick), &mut self.nodes[index].agent) {
             let now = agent.now();
@@ -367,7 +379,11 @@ impl Play {
 
     fn change_mind(&mut self, index: usize) -> Result<(), Violation> {
         let node = &self.nodes[index];
-        let region = if self.chance.chance(0.5) { node.source } else { node.sink };
+        let region = if self.chance.chance(0.5) {
+            node.source
+        } else {
+            node.sink
+        };
         if self.regions[region].key.is_some() {
             self.withdraw(region)?;
         } else {

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use weft_plan::Spans;
+use weft_protocol::Memory;
 use weft_protocol::agent::Event;
 use weft_protocol::transfer::{PeerId, Summary, TransferError, TransferId};
-use weft_protocol::Memory;
 
 use super::ledger::{Damage, gather};
 use super::play::{Kind, Link, Play, Work};
@@ -13,7 +13,8 @@ use super::verdicts::Violation;
 
 impl Play {
     pub(super) fn on_event(&mut self, index: usize, event: Event) -> Result<(), Violation> {
-        self.world.note(&[20, index as u64], || format!("node {index}: {event:?}"));
+        self.world
+            .note(&[20, index as u64], || format!("node {index}: {event:?}"));
         match event {
             Event::Connected { peer, identity, .. } => {
                 let to = identity.name.trim_start_matches("node").parse().unwrap_or(usize::MAX);
@@ -33,7 +34,10 @@ impl Play {
             Event::Notified { payload, .. } => self.on_notified(index, &payload)?,
             Event::Ended { id, outcome } => self.on_ended(index, id, outcome)?,
             Event::Leased { peer, lease, until } => {
-                let until = self.nodes[index].agent.as_ref().map(|agent| agent.on_world_clock(until));
+                let until = self.nodes[index]
+                    .agent
+                    .as_ref()
+                    .map(|agent| agent.on_world_clock(until));
                 if let Some(state) = self.leases.get_mut(&(index, peer, lease)) {
                     state.until = until;
                 }
@@ -108,7 +112,9 @@ impl Play {
         let Some(number) = self.open.remove(&(index, id)) else {
             return Err(Violation::EndedTwice { node: index, id });
         };
-        let words = outcome.as_ref().map_or_else(|e| e.cause.to_string(), |_| "done".to_owned());
+        let words = outcome
+            .as_ref()
+            .map_or_else(|e| e.cause.to_string(), |_| "done".to_owned());
         *self.ends.entry(words).or_default() += 1;
         let Some(mut work) = self.works.remove(&number) else {
             return Err(Violation::EndedTwice { node: index, id });
@@ -183,7 +189,10 @@ impl Play {
                 None => Ok(()),
             },
             Err(error) => {
-                let moved = error.done.iter().map(|(_, range)| range.start as usize..range.end as usize);
+                let moved = error
+                    .done
+                    .iter()
+                    .map(|(_, range)| range.start as usize..range.end as usize);
                 match moved.filter_map(wrong).next() {
                     Some(at) => Err(Violation::FalseReport { node, id, at }),
                     None => Ok(()),

@@ -87,7 +87,10 @@ impl Watched {
         for (cell, _) in self.loans.iter().enumerate().filter(|(_, loan)| !**loan) {
             let range = cell * size..(cell + 1) * size;
             if found[range.clone()] != self.image[range.clone()] {
-                let offset = range.clone().find(|&i| found[i] != self.image[i]).unwrap_or(range.start);
+                let offset = range
+                    .clone()
+                    .find(|&i| found[i] != self.image[i])
+                    .unwrap_or(range.start);
                 return Err(Damage {
                     offset,
                     found: found[offset],

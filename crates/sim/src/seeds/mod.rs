@@ -65,7 +65,10 @@ pub fn run(seed: u64, detail: Detail) -> Outcome {
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
-            Some(format!("panicked: {}", text.unwrap_or_else(|| "without words".to_owned())))
+            Some(format!(
+                "panicked: {}",
+                text.unwrap_or_else(|| "without words".to_owned())
+            ))
         }
     };
     let (ends, notifications, steps) = play.totals();

@@ -382,7 +382,10 @@ impl Play {
             let deadline = self.works[&work].deadline;
             self.arrange(deadline, Tick::Reclaim, work);
         }
-        self.notes.values_mut().filter(|n| n.from == index).for_each(|n| n.due = false);
+        self.notes
+            .values_mut()
+            .filter(|n| n.from == index)
+            .for_each(|n| n.due = false);
         let regions = &self.regions;
         self.leases
             .retain(|(borrower, ..), lease| *borrower != index && !regions[lease.region].dead);
@@ -405,7 +408,9 @@ impl Play {
         };
         if shared.key.is_none() && shared.leaving.is_none() {
             let now = agent.now();
-            let key = agent.core.publish(shared.name, &shared.registered.key, shared.access, now);
+            let key = agent
+                .core
+                .publish(shared.name, &shared.registered.key, shared.access, now);
             shared.key = Some(key.expect("the name is free and the memory registered"));
         }
     }
@@ -587,7 +592,10 @@ impl Play {
         };
         let now = agent.now();
         let target = Target::at(address, now.saturating_add(patience));
-        let peer = agent.core.connect(target, now).expect("few peers and a known transport");
+        let peer = agent
+            .core
+            .connect(target, now)
+            .expect("few peers and a known transport");
         self.nodes[from].links.insert(peer, Link { to, up: false });
         self.turn(from)
     }
@@ -616,7 +624,10 @@ impl Play {
             return Err(Violation::Overdue { node: *node, id: *id });
         }
         for (note, state) in &self.notes {
-            let lives = self.nodes[state.from].links.get(&state.peer).is_some_and(|link| link.up);
+            let lives = self.nodes[state.from]
+                .links
+                .get(&state.peer)
+                .is_some_and(|link| link.up);
             if state.due && !state.received && lives {
                 return Err(Violation::Undelivered {
                     node: state.from,

@@ -11,11 +11,7 @@ use super::ledger::Damage;
 #[derive(Debug, Error)]
 pub(super) enum Violation {
     #[error("node {node}: {what} was damaged at byte {}: found {:#04x}, wanted {:#04x}", .damage.offset, .damage.found, .damage.wanted)]
-    Damaged {
-        node: usize,
-        what: String,
-        damage: Damage,
-    },
+    Damaged { node: usize, what: String, damage: Damage },
     #[error("node {node}: {id:?} succeeded with wrong bytes in place, first at {at} of {total}")]
     WrongBytes {
         node: usize,
