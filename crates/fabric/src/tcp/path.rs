@@ -160,20 +160,23 @@ impl Path {
             return Ok(Progress::Idle);
         }
         let mut calls = 0;
-        let progress = loop {
+        // Where bytes came, more are likely to come soon: whoever turns this should look again before going to sleep.
+        let mut progress = Progress::Idle;
+        loop {
             let received = self.receive(index, world)?;
             if received != Received::Nothing {
                 self.decode(index, world)?;
+                progress = Progress::Busy;
             }
             if received != Received::Some {
-                break Progress::Idle;
+                break;
             }
             calls += 1;
             // Bytes that have been decrypted make no socket readable, so they are not left behind.
             if calls >= RECEIVES_PER_TURN && !self.holds_plaintext(index) {
-                break Progress::Busy;
+                break;
             }
-        };
+        }
         self.flush(index, world)?;
         Ok(progress)
     }
