@@ -316,17 +316,19 @@ impl Path {
             Frame::ReadEnd { op, outcome } => self.on_read_end(index, op, outcome, world)?,
             Frame::WriteAck { op, outcome } => self.on_write_ack(index, op, outcome, world)?,
             Frame::ReadRequest(request) => {
-                self.on_read_request(index, request, world)?;
-                self.compare_clocks(index, world);
+                let now = world.clock.now();
+                self.on_read_request(index, request, now, world)?;
+                self.compare_clocks(index, now);
             }
             Frame::WriteRequest(request) => {
                 if connection.inbound.write.is_some() {
                     return Err(Gone::GARBAGE);
                 }
-                let late = self.far_clock.may_have_reached(request.deadline, world.clock.now());
+                let now = world.clock.now();
+                let late = self.far_clock.may_have_reached(request.deadline, now);
                 let write = IncomingWrite::begin(request, world.regions, late, &mut connection.outbound);
                 connection.inbound.write = Some(write);
-                self.compare_clocks(index, world);
+                self.compare_clocks(index, now);
             }
             Frame::WriteData { op, len } => {
                 let current = connection.inbound.write.as_ref().filter(|w| w.op == op);
@@ -366,14 +368,20 @@ impl Path {
         Ok(())
     }
 
-    fn on_read_request(&mut self, index: usize, request: ReadRequest, world: &mut World<'_>) -> Result<(), Gone> {
+    fn on_read_request(
+        &mut self,
+        index: usize,
+        request: ReadRequest,
+        now: Time,
+        world: &mut World<'_>,
+    ) -> Result<(), Gone> {
         let Some(connection) = &mut self.connections[index] else {
             return Ok(());
         };
         if !connection.outbound.admits(request.spans.runs().len()) {
             return Err(Gone::GARBAGE);
         }
-        let verdict = if self.far_clock.may_have_reached(request.deadline, world.clock.now()) {
+        let verdict = if self.far_clock.may_have_reached(request.deadline, now) {
             Err(Refusal::Late)
         } else {
             world.regions.check(&request.key, Access::READ, &request.spans)
@@ -447,8 +455,7 @@ impl Path {
     }
 
     /// Asks the peer for its time where what is known of it has grown old.
-    fn compare_clocks(&mut self, index: usize, world: &mut World<'_>) {
-        let now = world.clock.now();
+    fn compare_clocks(&mut self, index: usize, now: Time) {
         if self.far_clock.is_stale(now)
             && now.saturating_sub(self.pinged) > Time::from_ms(100)
             && let Some(connection) = &mut self.connections[index]
