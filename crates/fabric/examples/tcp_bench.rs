@@ -1,6 +1,6 @@
 //! How fast the TCP transport is on this machine, beside a bare socket: two processes, both spinning.
 //!
-//! `cargo run --release -p weft-fabric --example tcp_bench [connections]`
+//! `cargo run --release -p weft-fabric --example tcp_bench [connections [shape]]`, the shape being a part of a row's name.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -30,8 +30,8 @@ fn main() -> Result<(), Failed> {
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
         Some("serve") => serve(arguments.next().and_then(|n| n.parse().ok()).unwrap_or(2)),
-        Some(n) => measure(n.parse()?),
-        None => measure(TcpOptions::default().connections),
+        Some(n) => measure(n.parse()?, &arguments.next().unwrap_or_default()),
+        None => measure(TcpOptions::default().connections, ""),
     }
 }
 
@@ -72,7 +72,7 @@ fn serve(connections: u32) -> Result<(), Failed> {
     }
 }
 
-fn measure(connections: u32) -> Result<(), Failed> {
+fn measure(connections: u32, shape: &str) -> Result<(), Failed> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(["serve", &connections.to_string()])
         .stdin(Stdio::piped())
@@ -86,10 +86,8 @@ fn measure(connections: u32) -> Result<(), Failed> {
     bare.set_nodelay(true)?;
     bare.set_nonblocking(true)?;
     println!("{:28} {:>10} {:>10} {:>8}", "", "p50 µs", "best µs", "GB/s");
-    for (name, size, repeats) in SHAPES
-        .iter()
-        .map(|&(name, size, count, repeats)| (name, size * count, repeats))
-    {
+    let shapes = || SHAPES.iter().filter(|(name, ..)| name.contains(shape));
+    for (name, size, repeats) in shapes().map(|&(name, size, count, repeats)| (name, size * count, repeats)) {
         let times = (0..repeats)
             .map(|_| bare_round(&mut bare, size))
             .collect::<Result<_, _>>()?;
@@ -122,7 +120,7 @@ fn measure(connections: u32) -> Result<(), Failed> {
         next: 0,
     };
     for direction in [Direction::Read, Direction::Write] {
-        for &(name, size, count, repeats) in SHAPES {
+        for &(name, size, count, repeats) in shapes() {
             let leg = bench.leg(size as u64, count as u64)?;
             let mut times: Vec<f64> = (0..repeats + 2)
                 .map(|_| bench.round(direction, &leg))

@@ -329,7 +329,10 @@ impl Tcp {
         if happened.len() == Epoll::BATCH {
             progress = Progress::Busy;
         }
-        self.hot = None;
+        // As long as nobody else has anything to say, the connection that was busy last is the one to look at first.
+        if !happened.is_empty() {
+            self.hot = None;
+        }
         for &token in &happened {
             match token {
                 LISTENER => self.accept(now),

@@ -163,7 +163,7 @@ pub(super) fn connect(peer: SocketAddr, options: &TcpOptions) -> io::Result<Sock
         Type::STREAM.nonblocking(),
         Some(Protocol::TCP),
     )?;
-    prepare(&socket, options)?;
+    prepare(&socket, peer, options)?;
     if let Some(local) = options.source {
         socket.bind(&SockAddr::from(SocketAddr::new(local, 0)))?;
     }
@@ -183,12 +183,19 @@ pub(super) fn accept(listener: &Socket, options: &TcpOptions) -> io::Result<Sock
     }
     // SAFETY: a fresh descriptor that nobody else owns.
     let socket = Socket::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    prepare(&socket, options)?;
+    let peer = socket.peer_addr()?.as_socket();
+    let peer = peer.ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
+    prepare(&socket, peer, options)?;
     Ok(socket)
 }
 
-fn prepare(socket: &Socket, options: &TcpOptions) -> io::Result<()> {
+fn prepare(socket: &Socket, peer: SocketAddr, options: &TcpOptions) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
+    if peer.ip().to_canonical().is_loopback() {
+        // Within a host nothing is lost and nobody is to be fair to, so pacing (BBR, where it is the default) only costs.
+        // Reno is always there and always allowed; were it not, the default would do.
+        let _ = socket.set_tcp_congestion(b"reno");
+    }
     let silence = Duration::from(options.silence_max);
     // Three probes in the second half of the time that a peer may be silent.
     let keepalive = TcpKeepalive::new()
