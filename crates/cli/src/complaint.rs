@@ -73,6 +73,16 @@ impl Complaint {
         self
     }
 
+    /// Everything on one line, for reports in which this is one entry of many.
+    pub fn text(&self) -> String {
+        let mut text = self.sentence.clone();
+        for more in [&self.cause, &self.remedy].into_iter().flatten() {
+            text.push_str(" | ");
+            text.push_str(more);
+        }
+        text
+    }
+
     pub fn exit(&self) -> Exit {
         self.exit
     }
@@ -81,7 +91,12 @@ impl Complaint {
 impl fmt::Display for Complaint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let label = Style::new().for_stderr().bold();
-        write!(f, "{} {}", Style::new().for_stderr().red().bold().apply_to("weft:"), self.sentence)?;
+        write!(
+            f,
+            "{} {}",
+            Style::new().for_stderr().red().bold().apply_to("weft:"),
+            self.sentence
+        )?;
         if let Some(cause) = &self.cause {
             write!(f, "\n  {} {cause}", label.apply_to("cause:"))?;
         }

@@ -1,3 +1,68 @@
 //! The `weft` command: one file per verb.
+#![forbid(unsafe_code)]
 
-fn main() {}
+mod complaint;
+mod courier;
+mod ends;
+mod pair;
+mod partner;
+mod pattern;
+mod predict;
+mod table;
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use complaint::{Complaint, EXIT_CODES};
+
+/// Moves memory between processes and machines, and shows how fast.
+#[derive(Debug, Parser)]
+#[command(name = "weft", version, after_help = EXIT_CODES, arg_required_else_help = true, max_term_width = 120)]
+struct Command {
+    /// Set a setting for this run, as in `--set tcp.connections=2`. `weft doctor` lists them all
+    #[arg(long = "set", value_name = "KEY=VALUE", global = true)]
+    settings: Vec<String>,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Demo(verbs::demo::Demo),
+    Doctor(verbs::doctor::Doctor),
+    #[command(subcommand)]
+    Bench(verbs::bench::Bench),
+    Serve(verbs::serve::Serve),
+    Copy(verbs::copy::Copy),
+    Completions(verbs::completions::Completions),
+    Man(verbs::man::Man),
+    #[command(hide = true)]
+    Partner(verbs::partner::Partner),
+}
+
+fn main() -> ExitCode {
+    let command = Command::parse();
+    match run(command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(complaint) => {
+            eprintln!("{complaint}");
+            ExitCode::from(complaint.exit() as u8)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Complaint> {
+    let settings = ends::Overrides::parse(&command.settings)?;
+    match command.verb {
+        Verb::Demo(verb) => verb.run(&settings),
+        Verb::Doctor(verb) => verb.run(&settings),
+        Verb::Bench(verb) => verb.run(&settings),
+        Verb::Serve(verb) => verb.run(&settings),
+        Verb::Copy(verb) => verb.run(&settings),
+        Verb::Completions(verb) => verb.run(),
+        Verb::Man(verb) => verb.run(),
+        Verb::Partner(verb) => verb.run(&settings),
+    }
+}

@@ -19,7 +19,10 @@ pub struct Table {
 impl Table {
     pub fn new(columns: &[(&str, Align)]) -> Table {
         Table {
-            columns: columns.iter().map(|(title, align)| (title.to_string(), *align)).collect(),
+            columns: columns
+                .iter()
+                .map(|(title, align)| (title.to_string(), *align))
+                .collect(),
             rows: Vec::new(),
         }
     }
@@ -35,7 +38,12 @@ impl Table {
     pub fn render(&self) -> String {
         let widths: Vec<usize> = (0..self.columns.len())
             .map(|c| {
-                let cells = self.rows.iter().map(|row| measure_text_width(&row[c])).max().unwrap_or(0);
+                let cells = self
+                    .rows
+                    .iter()
+                    .map(|row| measure_text_width(&row[c]))
+                    .max()
+                    .unwrap_or(0);
                 cells.max(measure_text_width(&self.columns[c].0))
             })
             .collect();

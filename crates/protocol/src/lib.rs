@@ -7,23 +7,30 @@
 pub mod agent;
 pub mod conformance;
 pub mod error;
+pub mod faulty;
 pub mod frame;
+pub mod harness;
 pub mod leg;
 pub mod loopback;
 pub mod memory;
+pub mod recorded;
 pub mod region;
 pub mod seeded;
 pub mod session;
+pub mod throttled;
 pub mod transfer;
 pub mod transport;
 pub mod wire;
 
 pub use error::{Failure, Loss, Refusal};
+pub use faulty::{Faults, Faulty};
 pub use leg::{Direction, Leg, LegError};
 pub use loopback::{Loopback, LoopbackEndpoint};
 pub use memory::{Memory, VecMemory};
+pub use recorded::{Recorded, Recording, Replayed};
 pub use region::{Access, Epoch, Region, RegionKey, RegionTable, RemoteRegion};
 pub use seeded::Seeded;
+pub use throttled::{Rate, Throttled};
 pub use transport::{
     Arrival, Body, Capabilities, Done, Grant, Move, Op, OpId, PathId, PeerAddress, Progress, Signal, Transport,
 };

@@ -148,7 +148,7 @@ pub struct Done {
 }
 
 /// What a transport has to say.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// A path that this side opened is ready.
     Opened {
@@ -177,4 +177,17 @@ pub enum Signal {
         path: PathId,
         arrival: Arrival,
     },
+}
+
+impl Signal {
+    pub fn path(&self) -> PathId {
+        match self {
+            Signal::Opened { path }
+            | Signal::Accepted { path }
+            | Signal::Lost { path, .. }
+            | Signal::Completed { path, .. }
+            | Signal::Message { path, .. }
+            | Signal::Arrived { path, .. } => *path,
+        }
+    }
 }

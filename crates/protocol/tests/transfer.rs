@@ -8,8 +8,8 @@ use weft_plan::{Bandwidth, LinkCost, Place, Span, Spans, Time};
 use weft_protocol::memory::Digest;
 use weft_protocol::transfer::{Engine, Lane, LaneId, Limits, PeerId, Post, Request, TransferEvent, TransferId};
 use weft_protocol::{
-    Access, Body, Direction, Done, Epoch, Failure, Leg, Loss, Memory, Move, OpId, Refusal, Region, RegionKey,
-    RemoteRegion, VecMemory,
+    Access, Body, Direction, Done, Epoch, Failure, Leg, Loss, Move, OpId, Refusal, Region, RegionKey, RemoteRegion,
+    VecMemory,
 };
 
 const PEERS: u32 = 3;
@@ -365,6 +365,7 @@ impl World {
                     assert_eq!(expected.announced.replace(parts), None, "announced twice");
                 }
                 TransferEvent::FenceWanted { lane } => {
+                    assert!(self.lanes[lane.0 as usize].lost, "a fence for a lane that lives");
                     assert!(self.fences.insert(lane), "a fence is wanted twice");
                 }
                 TransferEvent::Ended { id, outcome } => {

@@ -21,6 +21,7 @@ pub use peer::{Peer, Prepared, Remote, TransferBuilder};
 pub use transfer::Transfer;
 pub use weft_fabric::memory::HostMemory;
 pub use weft_plan::{Run, Span, Spans};
+pub use weft_protocol::agent::ConnectError;
 pub use weft_protocol::region::Access;
 pub use weft_protocol::transfer::{Summary, TransferError};
 pub use weft_protocol::{Direction, Failure, Loss, Refusal};

@@ -6,13 +6,16 @@
 //! happens. The same number gives the same world, event by event.
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod faults;
+pub mod seeds;
 pub mod trace;
 pub mod transport;
 pub mod world;
 
 mod wire;
 
+pub use agent::{Birth, SimAgent};
 pub use faults::{Faults, Tally};
 pub use trace::Trace;
 pub use transport::{Fabric, SimTransport};

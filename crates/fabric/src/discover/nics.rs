@@ -53,8 +53,8 @@ fn interface(sys: &Tree, name: String, addresses: &[(String, IpAddr)]) -> Nic {
     let file = |file: &str| format!("{folder}/{file}");
     let has_device = sys.exists(&file("device"));
     let kind = match sys.value::<u32>(&file("type")) {
-        Ok(libc_type) if libc_type == u32::from(libc::ARPHRD_LOOPBACK) => NicKind::Loopback,
-        Ok(libc_type) if libc_type == u32::from(libc::ARPHRD_INFINIBAND) => NicKind::Infiniband,
+        Ok(code) if code == u32::from(libc::ARPHRD_LOOPBACK) => NicKind::Loopback,
+        Ok(code) if code == u32::from(libc::ARPHRD_INFINIBAND) => NicKind::Infiniband,
         _ if has_device => NicKind::Ethernet,
         _ => NicKind::Virtual,
     };

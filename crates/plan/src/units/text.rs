@@ -277,7 +277,6 @@ fn print(f: &mut fmt::Formatter<'_>, value: u64, ladder: Ladder) -> fmt::Result 
     let precision = precision.min(12);
     let scale = 10u128.pow(precision as u32);
     let rounded = |rung: usize| {
-        // The base unit has no parts.
         let worth = u128::from(ladder[rung].1);
         (u128::from(value) * scale + worth / 2) / worth
     };
@@ -289,6 +288,7 @@ fn print(f: &mut fmt::Formatter<'_>, value: u64, ladder: Ladder) -> fmt::Result 
     let (name, _) = ladder[rung];
     let shown = rounded(rung);
     let mut text = String::with_capacity(24);
+    // The base unit has no parts.
     if rung == 0 || precision == 0 {
         write!(text, "{} {name}", shown / scale)?;
     } else {
@@ -349,7 +349,7 @@ impl<Q: Quantity> de::Visitor<'_> for QuantityVisitor<Q> {
     }
 }
 
-// A trait of ours cannot be implemented for traits of others all at once, so each of the three is named here.
+// Traits of others cannot be implemented for every `Quantity` at once, so each of the three is named here.
 macro_rules! written_by_people {
     ($quantity:ident) => {
         impl FromStr for $quantity {

@@ -29,6 +29,8 @@ pub(super) struct Peer {
     unsaid: BTreeSet<String>,
     /// The session has ended, and is kept until then to answer a peer that has not heard of it.
     pub(super) over: Option<Time>,
+    /// The peer has closed its last path: it has until then to come back.
+    pub(super) rejoin_by: Option<Time>,
     /// As entered among the timers.
     pub(super) timer: Option<Time>,
 }
@@ -72,7 +74,11 @@ impl Peer {
             RailState::Waiting(at) => Some(at),
             RailState::Using(_) => None,
         });
-        rails.chain(session).chain(attempt.map(|a| a.target.deadline)).min()
+        rails
+            .chain(session)
+            .chain(attempt.map(|a| a.target.deadline))
+            .chain(self.rejoin_by)
+            .min()
     }
 
     fn address(&self) -> PeerAddress {
@@ -308,6 +314,10 @@ impl<T: ?Sized + Transport> Core<T> {
                 }
             }
             _ => {
+                if state.rejoin_by.is_some_and(|by| by <= now) {
+                    self.part(peer, SessionLoss::NoPath, now);
+                    return;
+                }
                 for index in 0..state.rails.len() {
                     self.open_rail(peer, index, now);
                 }
@@ -362,9 +372,31 @@ impl<T: ?Sized + Transport> Core<T> {
                 if let Some(attempt) = &mut state.attempt {
                     attempt.last_loss = loss;
                 }
+                self.consider_gone(peer, loss, now);
             }
         }
         self.touch(peer);
+    }
+
+    /// After a loss that left a peer without a path: how long to hope.
+    ///
+    /// A peer that has closed its last path, or died, gets a moment to come back; one whose host answers that nobody listens
+    /// any more is gone. Anything else may be the network's fault and gets the whole patience of the session.
+    pub(super) fn consider_gone(&mut self, peer: PeerId, loss: Loss, now: Time) {
+        let pathless = !self.paths.iter().any(|(_, path)| path.peer == Some(peer));
+        let rejoin_by = now.saturating_add(self.settings.rejoin_max);
+        let Some(state) = self
+            .peers
+            .at_mut(peer.0)
+            .filter(|p| p.identity.is_some() && p.over.is_none())
+        else {
+            return;
+        };
+        match loss {
+            Loss::Unreachable if pathless => self.part(peer, SessionLoss::NoPath, now),
+            Loss::ClosedByPeer if pathless => state.rejoin_by = Some(rejoin_by),
+            _ => {}
+        }
     }
 
     pub(super) fn new_peer(&mut self, attempt: Option<Attempt>) -> PeerId {
@@ -379,6 +411,7 @@ impl<T: ?Sized + Transport> Core<T> {
             attempt,
             unsaid: BTreeSet::new(),
             over: None,
+            rejoin_by: None,
             timer: None,
         };
         self.peers.insert(id.0, peer);

@@ -87,6 +87,8 @@ pub struct Settings {
     /// The wait before a lost path is opened again; it doubles up to the maximum.
     pub backoff_min: Time,
     pub backoff_max: Time,
+    /// How long a peer that has closed its last path may take to come back.
+    pub rejoin_max: Time,
     /// The longest lease that is granted.
     pub lease_max: Time,
     pub peers_max: usize,
@@ -104,6 +106,7 @@ impl Settings {
             handshake_max: Time::from_secs(5),
             backoff_min: Time::from_ms(10),
             backoff_max: Time::from_secs(2),
+            rejoin_max: Time::from_secs(1),
             lease_max: Time::from_secs(60),
             peers_max: 1024,
             unclaimed_paths_max: 256,

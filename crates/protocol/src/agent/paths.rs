@@ -181,6 +181,7 @@ impl<T: ?Sized + Transport> Core<T> {
         let transport = capabilities.name;
         self.engine.add_lane(Lane::of(capabilities, LaneId(via), peer));
         if let Some(state) = self.peers.at_mut(peer.0) {
+            state.rejoin_by = None;
             let using = |rail: &&mut super::connect::Rail| rail.state == RailState::Using(via);
             if let Some(rail) = state.rails.iter_mut().find(using) {
                 rail.calm(self.settings.backoff_min);
@@ -226,6 +227,7 @@ impl<T: ?Sized + Transport> Core<T> {
         if path.carries {
             self.events.push_back(Event::PathDown { peer, transport, loss });
         }
+        self.consider_gone(peer, loss, now);
         self.touch(peer);
     }
 }

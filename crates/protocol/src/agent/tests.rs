@@ -8,7 +8,7 @@ use super::{ConnectError, Core, Event, Reach, Settings, Slot, Target};
 use crate::error::{Failure, Refusal};
 use crate::leg::{Direction, Leg};
 use crate::loopback::{Loopback, LoopbackEndpoint};
-use crate::memory::{Memory, VecMemory};
+use crate::memory::VecMemory;
 use crate::region::{Access, Epoch, Region};
 use crate::seeded::Seeded;
 use crate::session::{Config, Secret, SessionLoss};

@@ -307,14 +307,7 @@ impl End {
     }
 
     fn absorb(&mut self, signal: Signal) {
-        let path = match &signal {
-            Signal::Opened { path }
-            | Signal::Accepted { path }
-            | Signal::Lost { path, .. }
-            | Signal::Completed { path, .. }
-            | Signal::Message { path, .. }
-            | Signal::Arrived { path, .. } => *path,
-        };
+        let path = signal.path();
         assert!(!self.lost.contains_key(&path), "{signal:?} after its path was lost");
         match signal {
             Signal::Opened { path } => self.opened.push(path),

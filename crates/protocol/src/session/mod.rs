@@ -40,6 +40,7 @@ mod arrivals;
 mod config;
 mod event;
 mod handshake;
+pub(crate) mod harness;
 mod keys;
 mod leases;
 mod paths;

@@ -41,7 +41,7 @@ impl Session {
             }
         }
         if self.next_heartbeat().is_some_and(|due| due <= now) {
-            self.send_heartbeat(now);
+            self.send_heartbeat();
         }
     }
 
@@ -170,6 +170,10 @@ impl Session {
         {
             self.end(SessionLoss::Closed);
             return Some(());
+        }
+        if traffic.worried {
+            self.acks.at_once = true;
+            self.acks.via = Some(via);
         }
         self.on_controls(via, &mut traffic, now);
         Some(())
@@ -358,9 +362,10 @@ impl Session {
     }
 
     fn seal_traffic(&mut self, via: Via, label: u64) -> Option<(Via, Vec<u8>)> {
+        let worried = self.is_worried();
         let open = self.open.as_mut()?;
-        let selective = self.inbox.selective();
-        let mut w = wire::begin_traffic(open.number, self.inbox.next(), &selective, self.outbox.ready_bytes());
+        let (next, selective) = (self.inbox.next(), self.inbox.selective());
+        let mut w = wire::begin_traffic(worried, open.number, next, &selective, self.outbox.ready_bytes());
         open.number += 1;
         self.outbox.fill(&mut w, via, self.now);
         open.keys.seal(label, &mut w.buf);
@@ -369,12 +374,8 @@ impl Session {
         Some((via, w.buf))
     }
 
-    fn send_heartbeat(&mut self, now: Time) {
-        let Some(open) = &self.open else {
-            return;
-        };
-        let worried = now.saturating_sub(self.heard) > Time::from_ps(open.heartbeat.as_ps().saturating_mul(2));
-        let on: Vec<(Via, u64)> = if worried {
+    fn send_heartbeat(&mut self) {
+        let on: Vec<(Via, u64)> = if self.is_worried() {
             self.paths.joined().map(|path| (path.via, path.label)).collect()
         } else {
             // In turn, so that a path which swallows everything does not make this end look dead.
@@ -390,11 +391,25 @@ impl Session {
         }
     }
 
+    /// Signs of life come when there was nothing else to send; more often, and on every path, when nothing is heard.
     fn next_heartbeat(&self) -> Option<Time> {
-        let open = self.open.as_ref()?;
-        self.paths
-            .any_joined()
-            .then(|| self.sent.saturating_add(open.heartbeat))
+        let heartbeat = self.open.as_ref()?.heartbeat;
+        let hurried = self.sent.saturating_add(Time::from_ps(heartbeat.as_ps() / 4));
+        let due = self
+            .sent
+            .saturating_add(heartbeat)
+            .min(self.worried_from().max(hurried));
+        self.paths.any_joined().then_some(due)
+    }
+
+    fn is_worried(&self) -> bool {
+        self.worried_from() <= self.now
+    }
+
+    fn worried_from(&self) -> Time {
+        // The peer knows this end's patience and shows itself four times as often, so two signs of life are overdue.
+        let half = Time::from_ps(self.config.silence_max.as_ps() / 2);
+        self.heard.saturating_add(half)
     }
 
     fn patience_end(&self) -> Time {

@@ -7,6 +7,7 @@
 //! ```text
 //! traffic   01  number  next expected  selective bitmap  { sequence  control }*  code
 //! join      02  session  number  label  code
+//! traffic   03  as above, from an end that is worried and wants an answer at once
 //! ```
 
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::wire::{DecodeError, Reader, Writer};
 const MAGIC: &[u8; 4] = b"WEFT";
 const KIND_TRAFFIC: u8 = 1;
 const KIND_JOIN: u8 = 2;
+const KIND_TRAFFIC_WORRIED: u8 = 3;
 const GREETING_HELLO: u8 = 1;
 const GREETING_WELCOME: u8 = 2;
 const GREETING_PROOF: u8 = 3;
@@ -107,7 +109,7 @@ impl<'a> Message<'a> {
         }
         let mut r = Reader::new(bytes);
         match r.u8()? {
-            KIND_TRAFFIC => return Ok(Message::Traffic),
+            KIND_TRAFFIC | KIND_TRAFFIC_WORRIED => return Ok(Message::Traffic),
             KIND_JOIN => {
                 let session = SessionId(r.u128_fixed()?);
                 return Ok(Message::Join { session });
@@ -281,17 +283,20 @@ pub(super) fn decode_join(bytes: &[u8]) -> Result<(u64, u64), DecodeError> {
 }
 
 /// The head of a traffic message; controls follow.
-pub(super) fn begin_traffic(number: u64, next: u64, selective: &[u8], room: usize) -> Writer {
+pub(super) fn begin_traffic(worried: bool, number: u64, next: u64, selective: &[u8], room: usize) -> Writer {
+    let kind = if worried { KIND_TRAFFIC_WORRIED } else { KIND_TRAFFIC };
     let mut w = Writer {
         buf: Vec::with_capacity(room + TRAFFIC_OVERHEAD),
     };
-    w.u8(KIND_TRAFFIC).varint(number).varint(next).bytes(selective);
+    w.u8(kind).varint(number).varint(next).bytes(selective);
     w
 }
 
 /// A traffic message whose code has been checked and removed.
 #[derive(Debug)]
 pub(super) struct Traffic<'a> {
+    /// The sender has not heard of this end for a while and wants an answer at once.
+    pub(super) worried: bool,
     pub(super) number: u64,
     /// The sequence of the first control that the sender has not received.
     pub(super) next: u64,
@@ -303,8 +308,8 @@ pub(super) struct Traffic<'a> {
 impl<'a> Traffic<'a> {
     pub(super) fn decode(opened: &'a [u8]) -> Result<Traffic<'a>, DecodeError> {
         let mut r = Reader::new(opened);
-        r.take(1)?;
         Ok(Traffic {
+            worried: r.u8()? == KIND_TRAFFIC_WORRIED,
             number: r.varint()?,
             next: r.varint()?,
             selective: r.bytes(SELECTIVE_BYTES)?,
@@ -600,7 +605,7 @@ fn read_region(r: &mut Reader<'_>) -> Result<RemoteRegion, DecodeError> {
     })
 }
 
-const REFUSALS: [Refusal; 9] = [
+pub(super) const REFUSALS: [Refusal; 9] = [
     Refusal::UnknownKey,
     Refusal::StaleEpoch,
     Refusal::Released,

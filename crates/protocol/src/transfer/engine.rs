@@ -49,6 +49,8 @@ struct Peer {
     in_turn: bool,
     transfers: usize,
     gone: Option<Loss>,
+    /// Why the last lane went, and which transport's it was, while there is no other: the reason behind the peer's absence.
+    last_loss: Option<(Loss, &'static str)>,
 }
 
 #[derive(Debug)]
@@ -85,6 +87,7 @@ impl Engine {
         }
         let entry = self.peer(peer);
         entry.gone = None;
+        entry.last_loss = None;
         entry.classes.remove(id);
         entry.classes.add(&lane);
         self.lanes[index] = LaneSlot::Live(Box::new(LaneState::new(lane)));
@@ -98,9 +101,17 @@ impl Engine {
             return;
         };
         let LaneSlot::Live(state) = slot else { return };
-        let (peer, fence_wanted) = (state.lane.peer, state.fence_wanted);
-        *slot = LaneSlot::Lost { fenced, fence_wanted };
-        self.peer(peer).classes.remove(lane);
+        let (peer, fence_wanted, transport) = (state.lane.peer, state.fence_wanted, state.lane.transport);
+        *slot = LaneSlot::Lost {
+            fenced,
+            fence_wanted: false,
+        };
+        if fence_wanted && !fenced {
+            self.want_fence(lane);
+        }
+        let entry = self.peer(peer);
+        entry.classes.remove(lane);
+        entry.last_loss = Some((loss, transport));
         let open: Vec<u64> = self
             .ops
             .iter()
@@ -130,7 +141,10 @@ impl Engine {
     /// The peer is gone for good: its transfers fail, each as soon as nothing of it is open.
     pub fn on_peer_gone(&mut self, peer: PeerId, loss: Loss, now: Time) {
         self.advance(now);
-        self.peer(peer).gone = Some(loss);
+        let entry = self.peer(peer);
+        // What happened to the last path says more than that there is none.
+        let loss = entry.last_loss.map_or(loss, |(loss, _)| loss);
+        entry.gone = Some(loss);
         let of_peer = |(_, t): &(u64, &Transfer)| t.request.peer == peer;
         let ids: Vec<u64> = self.transfers.iter().filter(of_peer).map(|(id, _)| id).collect();
         for id in ids {
@@ -505,14 +519,16 @@ impl Engine {
         }
     }
 
+    /// Asks for a fence, once, and not before the loss of the lane has been told: only then is there something to confirm.
     fn want_fence(&mut self, lane: LaneId) {
-        let wanted = match &mut self.lanes[lane.0 as usize] {
-            LaneSlot::Live(state) => &mut state.fence_wanted,
-            LaneSlot::Lost { fence_wanted, .. } => fence_wanted,
-            LaneSlot::Unknown => return,
-        };
-        if !std::mem::replace(wanted, true) {
-            self.events.push_back(TransferEvent::FenceWanted { lane });
+        match &mut self.lanes[lane.0 as usize] {
+            LaneSlot::Live(state) => state.fence_wanted = true,
+            LaneSlot::Lost { fence_wanted, .. } => {
+                if !std::mem::replace(fence_wanted, true) {
+                    self.events.push_back(TransferEvent::FenceWanted { lane });
+                }
+            }
+            LaneSlot::Unknown => {}
         }
     }
 
@@ -549,8 +565,12 @@ impl Engine {
             return;
         };
         if transfer.failure.is_none() {
-            let classes = &self.peers[transfer.request.peer.0 as usize].classes;
-            let transport = transport.or_else(|| classes.transports().next()).unwrap_or("none");
+            let peer = &self.peers[transfer.request.peer.0 as usize];
+            let lost = || peer.last_loss.map(|(_, transport)| transport);
+            let transport = transport
+                .or_else(|| peer.classes.transports().next())
+                .or_else(lost)
+                .unwrap_or("none");
             transfer.failure = Some((failure, transport));
             if transfer.open > 0 {
                 let recalled = self.ops.iter().filter(|(_, op)| op.transfer == id);

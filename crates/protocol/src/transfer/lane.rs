@@ -75,7 +75,7 @@ pub(super) enum LaneSlot {
 }
 
 /// A part is worth the latencies of this many operations at least.
-const LATENCIES_PER_PART: f64 = 4.0;
+const LATENCIES_PER_PART: f64 = 8.0;
 const PART_BYTES_MIN: u64 = 16 << 10;
 
 impl LaneState {

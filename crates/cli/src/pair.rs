@@ -1,0 +1,181 @@
+//! Two connected ends in two processes, over one transport: what `demo` and `bench` measure.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use weft::{Agent, Direction, Memory, Peer, Prepared, Remote};
+use weft_plan::Spans;
+
+use crate::complaint::{Complaint, Exit};
+use crate::ends::{self, Allocation, Overrides, PATIENCE};
+use crate::partner::{Partner, REGION, Role};
+
+/// A transport, and for shared memory the kind of memory it moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Way {
+    /// Between processes of one machine, memory that Weft allocated
+    #[value(name = "shared_memory")]
+    SharedMemory,
+    /// Between processes of one machine, memory that somebody else allocated
+    #[value(name = "shared_memory.foreign")]
+    SharedMemoryForeign,
+    /// Through a socket
+    #[value(name = "tcp")]
+    Tcp,
+}
+
+impl Way {
+    /// The transport's name in the settings.
+    pub fn transport(self) -> &'static str {
+        match self {
+            Way::SharedMemory | Way::SharedMemoryForeign => "shared_memory",
+            Way::Tcp => "tcp",
+        }
+    }
+
+    fn allocation(self) -> Allocation {
+        match self {
+            Way::SharedMemory | Way::Tcp => Allocation::Mapped,
+            Way::SharedMemoryForeign => Allocation::Foreign,
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Way::SharedMemory => "shared_memory",
+            Way::SharedMemoryForeign => "shared_memory.foreign",
+            Way::Tcp => "tcp",
+        })
+    }
+}
+
+/// Who the two ends are and how much memory each has.
+#[derive(Clone, Copy, Debug)]
+pub struct Cast<'a> {
+    pub here: &'a str,
+    pub there: &'a str,
+    pub region_bytes: u64,
+    pub echo: bool,
+}
+
+/// This process's end, the connection, and the partner at the other end of it.
+#[derive(Debug)]
+pub struct Pair {
+    pub local: Memory,
+    pub remote: Remote,
+    pub peer: Peer,
+    pub agent: Agent,
+    // Last, so that the other end is there until this one has closed.
+    pub partner: Partner,
+}
+
+impl Pair {
+    pub fn start(way: Way, cast: Cast<'_>, overrides: &Overrides) -> Result<Pair, Complaint> {
+        let overrides = overrides.with("transports", way.transport());
+        let role = Role {
+            name: cast.there,
+            region_bytes: cast.region_bytes,
+            allocation: way.allocation(),
+            echo: cast.echo,
+        };
+        let partner = Partner::spawn(role, &overrides)?;
+        let agent = overrides.start(cast.here)?;
+        let local = ends::acquire(&agent, cast.region_bytes, way.allocation())?;
+        let peer = agent
+            .connect(partner.address())
+            .map_err(|error| ends::explain(&error, &format!("The two processes did not connect over {way}.")))?;
+        let remote = peer
+            .region(REGION, PATIENCE)
+            .map_err(|error| ends::explain(&error, "The second process published no region."))?;
+        Ok(Pair {
+            local,
+            remote,
+            peer,
+            agent,
+            partner,
+        })
+    }
+
+    pub fn prepare(
+        &self,
+        direction: Direction,
+        near: Spans,
+        far: Spans,
+        checksum: bool,
+    ) -> Result<Prepared, Complaint> {
+        let builder = match direction {
+            Direction::Read => self.peer.read(&self.local, &self.remote),
+            Direction::Write => self.peer.write(&self.local, &self.remote),
+        };
+        builder
+            .spans(near, far)
+            .checksum(checksum)
+            .prepare()
+            .map_err(|error| ends::explain(&error, "The transfer could not be prepared."))
+    }
+}
+
+/// Posts a prepared transfer once and says how long it took, from post to done.
+pub fn once(prepared: &Prepared) -> Result<Duration, Complaint> {
+    let start = Instant::now();
+    let outcome = prepared.post().and_then(|transfer| transfer.wait());
+    let elapsed = start.elapsed();
+    match outcome {
+        Ok(_) => Ok(elapsed),
+        Err(error) => Err(ends::explain(
+            &error,
+            "A transfer between two healthy processes failed.",
+        )),
+    }
+}
+
+/// The measured times of one transfer posted again and again.
+#[derive(Clone, Debug)]
+pub struct Samples(Vec<Duration>);
+
+/// The most samples that are kept of one measurement.
+const SAMPLES_MAX: usize = 20_000;
+const SAMPLES_MIN: usize = 5;
+const WARM_UPS: usize = 2;
+
+impl Samples {
+    /// Posts again and again for about `budget`, a few times at least.
+    pub fn take(prepared: &Prepared, budget: Duration) -> Result<Samples, Complaint> {
+        for _ in 0..WARM_UPS {
+            once(prepared)?;
+        }
+        let start = Instant::now();
+        let mut times = Vec::new();
+        while times.len() < SAMPLES_MIN || (start.elapsed() < budget && times.len() < SAMPLES_MAX) {
+            times.push(once(prepared)?);
+        }
+        Ok(Samples::of(times))
+    }
+
+    pub fn of(mut times: Vec<Duration>) -> Samples {
+        times.sort_unstable();
+        Samples(times)
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The time that `share` of the samples do not exceed. There is at least one sample.
+    pub fn quantile(&self, share: f64) -> Duration {
+        let index = (share * self.0.len() as f64).ceil() as usize;
+        self.0[index.clamp(1, self.0.len()) - 1]
+    }
+
+    pub fn median(&self) -> Duration {
+        self.quantile(0.5)
+    }
+}
+
+/// The complaint that verification failed.
+pub fn differs(what: &str, offset: u64) -> Complaint {
+    Complaint::new(Exit::Differs, format!("Byte {offset} of {what} is not what was sent."))
+        .try_this("this is a fault in Weft or in the machine; please report it with the output of `weft doctor --json`")
+}

@@ -1,0 +1,34 @@
+//! One file per verb. A verb is the struct that clap parses and a `run` that does it.
+
+pub mod bench;
+pub mod completions;
+pub mod copy;
+pub mod demo;
+pub mod doctor;
+pub mod man;
+pub mod partner;
+pub mod serve;
+
+use std::io::{self, Write};
+
+use crate::complaint::{Complain, Complaint, Exit};
+
+/// Prints bytes to standard output. A reader that has seen enough (`weft man | head`) is not an error.
+fn print_whole(bytes: &[u8]) -> Result<(), Complaint> {
+    match io::stdout().lock().write_all(bytes) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.or_complain(Exit::Failed, || "The output could not be written.".to_string()),
+    }
+}
+
+/// The CPU time that this process has used, all threads together.
+fn cpu_time_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Eight bytes that nobody can guess.
+fn random_word() -> Result<u64, Complaint> {
+    getrandom::u64()
+        .map_err(|error| Complaint::new(Exit::Failed, format!("The system gives no random numbers: {error}.")))
+}

@@ -1,0 +1,323 @@
+//! `weft demo`: a KV cache handed over between two processes, and what is said when one of them dies.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use console::{Style, style};
+use rustix::process::Signal;
+use weft::{Direction, Error, Prepared};
+use weft_plan::{Bandwidth, Bytes, KvLayout, KvShape, LinkCost, Spans, Time};
+
+use crate::complaint::{Complain, Complaint, Exit};
+use crate::ends::{self, Overrides};
+use crate::pair::{Cast, Pair, Samples, Way, differs};
+use crate::pattern::{Pattern, shuffled};
+use crate::predict::{memcpy_limit, probe};
+use crate::table::{Align, Table};
+
+/// A cache of a small model: 256 MiB at each end.
+const SHAPE: KvShape = KvShape {
+    layers: 32,
+    parts: 2,
+    blocks: 256,
+    block_bytes: 16 << 10,
+};
+/// How many blocks the hand-over takes.
+const BLOCKS: usize = 96;
+const WAYS: [Way; 2] = [Way::SharedMemory, Way::Tcp];
+const MEMCPY_BUDGET: Duration = Duration::from_millis(400);
+const PROBE_BUDGET: Duration = Duration::from_millis(100);
+const MEASURE_BUDGET: Duration = Duration::from_millis(600);
+/// The deadline of the transfer whose peer is frozen.
+const FROZEN_DEADLINE: Duration = Duration::from_millis(500);
+/// How long a buffer is watched after its transfer has ended.
+const WATCH: Duration = Duration::from_millis(200);
+/// A transfer is tried this often before we say that it was never caught on its way.
+const ATTEMPTS: usize = 200;
+const FAR_SEED: u64 = 0x5eed;
+const REUSE_SEED: u64 = 0x0def;
+
+/// Hand a KV cache from one process to another, kill one of them, and show what happens
+///
+/// Starts a second process on this machine and needs nothing else. Takes well under a minute.
+#[derive(Debug, Args)]
+pub struct Demo {}
+
+/// What the hand-over over one transport showed.
+struct Measured {
+    way: Way,
+    cost: LinkCost,
+    median: Duration,
+    whole: Duration,
+}
+
+impl Demo {
+    pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
+        let overrides = &overrides.without_log()?;
+        let layout =
+            KvLayout::layers_outermost(SHAPE).or_complain(Exit::Failed, || "The cache has no layout.".into())?;
+        let memcpy = memcpy_limit(MEMCPY_BUDGET);
+        heading("A paged KV cache, from the process \"prefill\" to the process \"decode\"");
+        println!(
+            "  cache      {} layers × K and V × {} blocks × {} = {}, in each process",
+            SHAPE.layers,
+            SHAPE.blocks,
+            Bytes(SHAPE.block_bytes),
+            Bytes(layout.end())
+        );
+        let spans = Hand::over(&layout)?;
+        println!(
+            "  hand-over  {BLOCKS} blocks at random places = {} spans, {}; checksum on",
+            spans.near.count(),
+            Bytes(spans.near.bytes())
+        );
+        println!("  machine    {memcpy:.1}, one thread's memcpy, measured now");
+        println!();
+
+        let mut results = Vec::new();
+        for way in WAYS {
+            results.push(hand_over(way, &layout, &spans, overrides)?);
+        }
+        print!("{}", comparison(&results, &spans, memcpy).render());
+        println!(
+            "  Both hand-overs were verified: checksums at both ends, and every byte compared with what prefill holds."
+        );
+        println!(
+            "  Predicted: latency + spans × cost per span + bytes ÷ bandwidth, from three probes of other sizes, made before."
+        );
+
+        heading("prefill is killed (SIGKILL) while decode pulls the whole cache");
+        for result in &results {
+            killed(result, &layout, overrides)?;
+        }
+        heading(&format!(
+            "prefill is frozen (SIGSTOP) during a transfer with a deadline of {} ms",
+            FROZEN_DEADLINE.as_millis()
+        ));
+        for result in &results {
+            frozen(result, &layout, overrides)?;
+        }
+        println!();
+        println!("  `weft bench transfer` measures more sizes, `weft doctor` says what this machine has.");
+        Ok(())
+    }
+}
+
+/// The spans at both ends.
+struct Hand {
+    near: Spans,
+    far: Spans,
+}
+
+impl Hand {
+    /// Some blocks, from random places to other random places.
+    fn over(layout: &KvLayout) -> Result<Hand, Complaint> {
+        Hand::of(layout, BLOCKS)
+    }
+
+    fn of(layout: &KvLayout, count: usize) -> Result<Hand, Complaint> {
+        let spans = |seed| {
+            let blocks = shuffled(SHAPE.blocks, seed).into_iter().take(count);
+            layout
+                .spans(blocks)
+                .or_complain(Exit::Failed, || "The blocks are not in the cache.".into())
+        };
+        Ok(Hand {
+            near: spans(1)?,
+            far: spans(2)?,
+        })
+    }
+}
+
+fn cast(layout: &KvLayout) -> Cast<'static> {
+    Cast {
+        here: "decode",
+        there: "prefill",
+        region_bytes: layout.end(),
+        echo: false,
+    }
+}
+
+/// Predicts, moves, verifies, measures.
+fn hand_over(way: Way, layout: &KvLayout, hand: &Hand, overrides: &Overrides) -> Result<Measured, Complaint> {
+    let mut pair = Pair::start(way, cast(layout), overrides)?;
+    pair.partner.fill(FAR_SEED)?;
+    let cost = probe(&pair, Direction::Read, PROBE_BUDGET)?;
+    // What the probes brought must not pass for what the hand-over brings.
+    ends::fill(&pair.local, Pattern(REUSE_SEED));
+    let prepared = pair.prepare(Direction::Read, hand.near.clone(), hand.far.clone(), true)?;
+    crate::pair::once(&prepared)?;
+    if let Some(offset) = ends::first_difference(&pair.local, &hand.near, Pattern(FAR_SEED), &hand.far) {
+        return Err(differs(&format!("the cache that came over {way}"), offset));
+    }
+    let plain = pair.prepare(Direction::Read, hand.near.clone(), hand.far.clone(), false)?;
+    let median = Samples::take(&plain, MEASURE_BUDGET)?.median();
+    let all = Hand::of(layout, SHAPE.blocks as usize)?;
+    let whole = crate::pair::once(&pair.prepare(Direction::Read, all.near, all.far, false)?)?;
+    Ok(Measured {
+        way,
+        cost,
+        median,
+        whole,
+    })
+}
+
+fn comparison(results: &[Measured], hand: &Hand, memcpy: Bandwidth) -> Table {
+    let mut table = Table::new(&[
+        ("transport", Align::Left),
+        ("measured", Align::Right),
+        ("predicted", Align::Right),
+        ("measured ÷ predicted", Align::Right),
+        ("GB/s", Align::Right),
+        ("of memcpy", Align::Right),
+    ]);
+    for result in results {
+        let measured = result.median.as_secs_f64();
+        let predicted = result.cost.time(Bytes(hand.near.bytes()), hand.near.count());
+        let rate = hand.near.bytes() as f64 / measured;
+        table.row(vec![
+            result.way.to_string(),
+            format!("{:.2}", Time::from(result.median)),
+            format!("{predicted:.2}"),
+            format!("{:.2}", measured / predicted.as_secs_f64()),
+            format!("{:.2}", rate / 1e9),
+            format!("{:.0} %", rate / memcpy.bytes_per_sec() as f64 * 100.0),
+        ]);
+    }
+    table
+}
+
+/// A pair, and the whole cache prepared to be pulled.
+fn whole_cache(
+    way: Way,
+    deadline: Duration,
+    layout: &KvLayout,
+    overrides: &Overrides,
+) -> Result<(Pair, Prepared), Complaint> {
+    let overrides = overrides.with("deadline", format!("{}ms", deadline.as_millis()));
+    let mut pair = Pair::start(way, cast(layout), &overrides)?;
+    pair.partner.fill(FAR_SEED)?;
+    let all = Hand::of(layout, SHAPE.blocks as usize)?;
+    let prepared = pair.prepare(Direction::Read, all.near, all.far, false)?;
+    crate::pair::once(&prepared)?;
+    Ok((pair, prepared))
+}
+
+fn killed(result: &Measured, layout: &KvLayout, overrides: &Overrides) -> Result<(), Complaint> {
+    let way = result.way;
+    let (pair, prepared) = whole_cache(way, Duration::from_secs(10), layout, overrides)?;
+    let (signalled, ended, error) = catch(&pair, &prepared, Signal::KILL, result.whole)?;
+    let Some(error) = error else {
+        return Err(Complaint::new(
+            Exit::Failed,
+            format!("Nobody noticed over {way} that prefill was killed."),
+        ));
+    };
+    println!(
+        "  {} decode was told {:.1} after the kill:",
+        tag(way),
+        Time::from(ended.saturating_duration_since(signalled))
+    );
+    say(&error, layout);
+    watch_reused_buffer(&pair)
+}
+
+fn frozen(result: &Measured, layout: &KvLayout, overrides: &Overrides) -> Result<(), Complaint> {
+    let way = result.way;
+    let (pair, prepared) = whole_cache(way, FROZEN_DEADLINE, layout, overrides)?;
+    let start = Instant::now();
+    let (_, ended, error) = catch(&pair, &prepared, Signal::STOP, result.whole)?;
+    match error {
+        None => println!(
+            "  {} nothing happened: decode does the copying, so a frozen peer is no obstacle",
+            tag(way)
+        ),
+        Some(error) => {
+            println!(
+                "  {} it ended {:.0} after the start:",
+                tag(way),
+                Time::from(ended - start)
+            );
+            say(&error, layout);
+        }
+    }
+    pair.partner.signal(Signal::CONT)?;
+    watch_reused_buffer(&pair)
+}
+
+/// Posts the transfer, sends a signal to the partner when a third of it has probably been done, and waits for the end. Where the
+/// transfer was faster than that, it is posted again. When the signal was sent, when the end came, and the error, if it was one.
+fn catch(
+    pair: &Pair,
+    prepared: &Prepared,
+    signal: Signal,
+    expected: Duration,
+) -> Result<(Instant, Instant, Option<Error>), Complaint> {
+    std::thread::scope(|scope| {
+        let signaller = scope.spawn(|| {
+            std::thread::sleep(expected / 3);
+            let at = Instant::now();
+            pair.partner.signal(signal).map(|()| at)
+        });
+        let mut ended = Instant::now();
+        let mut error = None;
+        for _ in 0..ATTEMPTS {
+            let outcome = prepared.post().and_then(|transfer| transfer.wait());
+            ended = Instant::now();
+            error = outcome.err();
+            if error.is_some() || (signal == Signal::STOP && signaller.is_finished()) {
+                break;
+            }
+        }
+        match signaller.join() {
+            Ok(signalled) => Ok((signalled?, ended, error)),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// The error as the caller gets it, and what its fields say.
+fn say(error: &Error, layout: &KvLayout) {
+    println!("      {}", Style::new().yellow().apply_to(error));
+    let Error::Transfer(failed) = error else { return };
+    let failure = &failed.error;
+    let per_layer = layout.end() / u64::from(SHAPE.layers);
+    println!(
+        "      done {:.1} in {} ranges; not done {:.1} in {} ranges{}",
+        Bytes(failure.bytes_done),
+        failure.done.len(),
+        Bytes(failure.bytes_total - failure.bytes_done),
+        failure.undone.len(),
+        match failure.undone.first() {
+            Some((_, range)) => format!(", the first in layer {}", range.start / per_layer),
+            None => String::new(),
+        }
+    );
+}
+
+/// The transfer has ended, so the buffer is ours: fill it with something else and see whether that stays.
+fn watch_reused_buffer(pair: &Pair) -> Result<(), Complaint> {
+    ends::fill(&pair.local, Pattern(REUSE_SEED));
+    std::thread::sleep(WATCH);
+    let all = Spans::contiguous(0, pair.local.len());
+    match ends::first_difference(&pair.local, &all, Pattern(REUSE_SEED), &all) {
+        None => {
+            println!(
+                "      decode reused the buffer at once; {} ms later not a byte of it had changed",
+                WATCH.as_millis()
+            );
+            Ok(())
+        }
+        Some(offset) => Err(differs("a buffer that was reused after its transfer had ended", offset)),
+    }
+}
+
+fn heading(text: &str) {
+    println!();
+    println!("{}", style(text).bold());
+    println!();
+}
+
+fn tag(way: Way) -> String {
+    style(format!("{way}:")).cyan().to_string()
+}

@@ -1,0 +1,330 @@
+//! `weft doctor`: what this machine has, which transports work, what bounds them, and what to do about it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use console::style;
+use serde::Serialize;
+use weft::Direction;
+use weft_fabric::calibrate::{CalibrateOptions, Calibration, calibrate};
+use weft_fabric::discover::{self, Absent, Bound, Discovery, Limits, PtraceScope, TransparentHugePages};
+use weft_plan::{Bytes, LinkCost, Machine, Platform, Spans};
+
+use crate::complaint::{Complain, Complaint, Exit};
+use crate::ends::{self, Overrides};
+use crate::pair::{Cast, Pair, Way, differs, once};
+use crate::pattern::Pattern;
+use crate::predict::{PROBE_BYTES, probe};
+use crate::table::{Align, Table};
+
+const PROBE_BUDGET: Duration = Duration::from_millis(60);
+const WAYS: [Way; 3] = [Way::SharedMemory, Way::SharedMemoryForeign, Way::Tcp];
+const SEED: u64 = 0xd0c;
+
+/// Say what this machine has, which transports work, and what to fix and how
+///
+/// Every transport is really tried: a second process is started, bytes go both ways and are compared. The exit code is 1 where a
+/// transport does not work.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Write what was found and measured to this platform file
+    #[arg(long, value_name = "FILE")]
+    platform: Option<PathBuf>,
+    /// Print JSON instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came of trying a transport.
+struct Trial {
+    way: Way,
+    outcome: Result<LinkCost, Complaint>,
+}
+
+impl Doctor {
+    pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
+        let settings = overrides.settings()?;
+        let mut found = discover::machine();
+        let speed = calibrate(&CalibrateOptions::default());
+        found.machine.memcpy = Some(speed.memcpy);
+        let trials = WAYS.map(|way| Trial {
+            way,
+            outcome: attempt(way, overrides),
+        });
+        if self.json {
+            print_json(&found, speed, &trials, &settings)?;
+        } else {
+            print_machine(&found.machine, speed);
+            print_limits(&found.limits);
+            print_trials(&trials);
+            print_absent(&found.absent);
+            heading("Settings");
+            print!("{}", indented(&weft::settings::table(&settings)));
+        }
+        if let Some(path) = &self.platform {
+            let text = platform(&found.machine, &trials).to_toml();
+            std::fs::write(path, text).or_complain(Exit::Failed, || {
+                format!("The platform file {} was not written.", path.display())
+            })?;
+            if !self.json {
+                println!();
+                println!("  The machine and the measured costs are in {}.", path.display());
+            }
+        }
+        match trials.iter().filter(|trial| trial.outcome.is_err()).count() {
+            0 => Ok(()),
+            broken => Err(Complaint::new(
+                Exit::Failed,
+                format!("{broken} of {} ways do not work here.", trials.len()),
+            )),
+        }
+    }
+}
+
+/// Starts a second process, moves bytes both ways, compares them, and measures what it cost.
+fn attempt(way: Way, overrides: &Overrides) -> Result<LinkCost, Complaint> {
+    let cast = Cast {
+        here: "doctor",
+        there: "partner",
+        region_bytes: PROBE_BYTES,
+        echo: false,
+    };
+    let mut pair = Pair::start(way, cast, overrides)?;
+    pair.partner.fill(SEED)?;
+    let all = Spans::contiguous(0, PROBE_BYTES);
+    for direction in [Direction::Read, Direction::Write, Direction::Read] {
+        once(&pair.prepare(direction, all.clone(), all.clone(), true)?)?;
+    }
+    if let Some(offset) = ends::first_difference(&pair.local, &all, Pattern(SEED), &all) {
+        return Err(differs(&format!("what came back over {way}"), offset));
+    }
+    probe(&pair, Direction::Read, PROBE_BUDGET)
+}
+
+fn platform(machine: &Machine, trials: &[Trial]) -> Platform {
+    let measured = trials
+        .iter()
+        .filter_map(|trial| Some((trial.way.to_string(), *trial.outcome.as_ref().ok()?)));
+    Platform {
+        name: machine.name.clone(),
+        transports: measured.collect(),
+        machines: vec![machine.clone()],
+        links: Vec::new(),
+    }
+}
+
+fn print_machine(machine: &Machine, speed: Calibration) {
+    heading(&format!("Machine {}", machine.name));
+    let memory = machine
+        .memory
+        .map_or("unknown".to_string(), |bytes| format!("{bytes:.1}"));
+    println!(
+        "  {} cores, {} NUMA nodes, {memory} of memory",
+        machine.core_count(),
+        machine.numa.len()
+    );
+    println!(
+        "  memcpy of one core: {:.1} from memory to memory, {:.1} in its cache; a system call takes {:.0}",
+        speed.memcpy.streaming, speed.memcpy.cached, speed.system_call
+    );
+    for gpu in &machine.gpus {
+        let memory = gpu.memory.map_or(String::new(), |bytes| format!(", {bytes:.1}"));
+        println!("  GPU {}: {}{memory}", gpu.ordinal, gpu.name);
+    }
+    for nic in &machine.nics {
+        let addresses: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
+        let mut facts = vec![if nic.up { "up".to_string() } else { "down".to_string() }];
+        facts.extend(nic.bandwidth.map(|bandwidth| bandwidth.to_string()));
+        facts.extend(nic.rdma.clone());
+        facts.extend(addresses);
+        println!("  NIC {}: {}", nic.name, facts.join(", "));
+    }
+}
+
+fn print_limits(limits: &Limits) {
+    heading("Limits");
+    let mut table = Table::new(&[("limit", Align::Left), ("value", Align::Left)]);
+    for (name, value) in limit_rows(limits) {
+        table.row(vec![name.to_string(), value]);
+    }
+    print!("{}", table.render());
+}
+
+fn limit_rows(limits: &Limits) -> Vec<(&'static str, String)> {
+    let unknown = || "unknown".to_string();
+    let mut rows = vec![
+        (
+            "locked memory",
+            bound(limits.locked_memory, |bytes| Bytes(bytes).to_string()),
+        ),
+        ("open files", bound(limits.open_files, |count| count.to_string())),
+        (
+            "ptrace_scope",
+            match limits.ptrace_scope {
+                None => "no Yama: processes of one user may read each other's memory",
+                Some(PtraceScope::Classic) => "0: processes of one user may read each other's memory",
+                Some(PtraceScope::Restricted) => "1: only ancestors, and processes that were named",
+                Some(PtraceScope::AdminOnly) => "2: only with CAP_SYS_PTRACE",
+                Some(PtraceScope::Nobody) => "3: nobody",
+            }
+            .to_string(),
+        ),
+        (
+            "transparent huge pages",
+            match limits.transparent_huge_pages {
+                None => unknown(),
+                Some(TransparentHugePages::Always) => "always".to_string(),
+                Some(TransparentHugePages::Madvise) => "where asked for".to_string(),
+                Some(TransparentHugePages::Never) => "never".to_string(),
+            },
+        ),
+    ];
+    for pool in &limits.huge_pages {
+        rows.push((
+            "huge pages",
+            format!("{} of {} free, {} each", pool.free, pool.total, pool.size),
+        ));
+    }
+    rows
+}
+
+fn bound(bound: Option<Bound>, show: impl Fn(u64) -> String) -> String {
+    match bound {
+        None => "unknown".to_string(),
+        Some(Bound::Unlimited) => "unlimited".to_string(),
+        Some(Bound::At(value)) => show(value),
+    }
+}
+
+fn print_trials(trials: &[Trial]) {
+    heading("Transports, tried with a second process");
+    let mut table = Table::new(&[
+        ("way", Align::Left),
+        ("works", Align::Left),
+        ("latency", Align::Right),
+        ("per span", Align::Right),
+        ("bandwidth", Align::Right),
+    ]);
+    for trial in trials {
+        let cells = match &trial.outcome {
+            Ok(cost) => [
+                style("yes").green().to_string(),
+                format!("{:.2}", cost.latency),
+                format!("{:.0}", cost.per_span),
+                format!("{:.1}", cost.bandwidth),
+            ],
+            Err(_) => [
+                style("no").red().to_string(),
+                String::new(),
+                String::new(),
+                String::new(),
+            ],
+        };
+        table.row([trial.way.to_string()].into_iter().chain(cells).collect());
+    }
+    print!("{}", table.render());
+    for trial in trials {
+        if let Err(complaint) = &trial.outcome {
+            println!();
+            print!("{}", indented(&format!("{}: {}\n", trial.way, complaint.text())));
+        }
+    }
+}
+
+fn print_absent(absent: &[Absent]) {
+    heading("What is not there, and what to do if you want it");
+    if absent.is_empty() {
+        println!("  Nothing is missing.");
+    }
+    for Absent { what, why, fix, .. } in absent {
+        println!("  {}: {why}", style(what).bold());
+        println!("      {fix}");
+    }
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    machine: &'a Machine,
+    system_call_ns: u64,
+    limits: Vec<(&'static str, String)>,
+    transports: Vec<TransportReport>,
+    absent: Vec<AbsentReport>,
+    settings: Vec<SettingReport>,
+}
+
+#[derive(Serialize)]
+struct TransportReport {
+    way: String,
+    works: bool,
+    cost: Option<LinkCost>,
+    reason: Option<String>,
+}
+
+#[derive(Serialize)]
+struct AbsentReport {
+    what: String,
+    why: String,
+    fix: &'static str,
+}
+
+#[derive(Serialize)]
+struct SettingReport {
+    key: &'static str,
+    value: String,
+    origin: String,
+}
+
+fn print_json(
+    found: &Discovery,
+    speed: Calibration,
+    trials: &[Trial],
+    settings: &weft::settings::Settings,
+) -> Result<(), Complaint> {
+    let report = Report {
+        machine: &found.machine,
+        system_call_ns: speed.system_call.as_ns(),
+        limits: limit_rows(&found.limits),
+        transports: trials
+            .iter()
+            .map(|trial| TransportReport {
+                way: trial.way.to_string(),
+                works: trial.outcome.is_ok(),
+                cost: trial.outcome.as_ref().ok().copied(),
+                reason: trial.outcome.as_ref().err().map(Complaint::text),
+            })
+            .collect(),
+        absent: found
+            .absent
+            .iter()
+            .map(|absent| AbsentReport {
+                what: absent.what.to_string(),
+                why: absent.why.to_string(),
+                fix: absent.fix,
+            })
+            .collect(),
+        settings: settings
+            .rows()
+            .into_iter()
+            .map(|(row, value, origin)| SettingReport {
+                key: row.key,
+                value,
+                origin: origin.to_string(),
+            })
+            .collect(),
+    };
+    let text =
+        serde_json::to_string_pretty(&report).or_complain(Exit::Failed, || "The findings have no JSON.".to_string())?;
+    println!("{text}");
+    Ok(())
+}
+
+fn heading(text: &str) {
+    println!();
+    println!("{}", style(text).bold());
+    println!();
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}

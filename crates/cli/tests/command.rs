@@ -1,0 +1,325 @@
+//! The command as a person and a script see it: words, exit codes, and whole verbs between real processes.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+const SECRET: &str = "a secret for tests";
+
+fn weft() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("WEFT_") {
+            command.env_remove(name);
+        }
+    }
+    command
+        .env("WEFT_SECRET", SECRET)
+        .env("NO_COLOR", "1")
+        .stdin(Stdio::null());
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    weft().args(arguments).output().expect("the command runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the command speaks UTF-8")
+}
+
+/// A directory of its own for a test, gone afterwards.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("weft-command-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a scratch directory");
+        Scratch(path)
+    }
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+// ---- words
+
+#[test]
+fn help_says_what_the_snapshot_says() {
+    let mut pages = String::new();
+    for verb in [
+        &["--help"][..],
+        &["demo", "--help"],
+        &["doctor", "--help"],
+        &["bench", "transfer", "--help"],
+    ]
+    .into_iter()
+    .chain([
+        &["serve", "--help"][..],
+        &["copy", "--help"],
+        &["completions", "--help"],
+        &["man", "--help"],
+    ]) {
+        let said = output(verb);
+        assert!(said.status.success());
+        pages.push_str(&format!("$ weft {}\n{}\n", verb.join(" "), text(&said.stdout)));
+    }
+    let snapshot = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help.txt");
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&snapshot, &pages).expect("the snapshot is written");
+    }
+    let expected = std::fs::read_to_string(&snapshot).expect("the snapshot is there");
+    assert!(
+        pages == expected,
+        "the help has changed; UPDATE_SNAPSHOTS=1 accepts this:\n{pages}"
+    );
+}
+
+#[test]
+fn completions_and_manual_are_made() {
+    for shell in ["bash", "zsh", "fish"] {
+        let said = output(&["completions", shell]);
+        assert!(
+            said.status.success() && text(&said.stdout).contains("doctor"),
+            "{shell}"
+        );
+    }
+    let page = text(&output(&["man"]).stdout);
+    assert!(page.starts_with(".ie") && page.contains("Exit codes"), "{page}");
+}
+
+#[test]
+fn an_unknown_setting_names_the_nearest_and_exits_2() {
+    let said = output(&["--set", "tcp.conections=2", "doctor"]);
+    assert_eq!(said.status.code(), Some(2));
+    let complaint = text(&said.stderr);
+    assert!(complaint.contains("did you mean tcp.connections?"), "{complaint}");
+    assert!(
+        complaint.contains("cause:") && complaint.contains("try:"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn nobody_there_exits_3() {
+    let port = free_port();
+    let url = format!("weft://127.0.0.1:{port}/x");
+    let said = output(&["--set", "deadline=2s", "copy", &url, "-"]);
+    assert_eq!(said.status.code(), Some(3), "{}", text(&said.stderr));
+    assert!(text(&said.stderr).contains("could not be reached"));
+}
+
+#[test]
+fn two_paths_are_none_of_our_business_and_exit_2() {
+    assert_eq!(output(&["copy", "a", "b"]).status.code(), Some(2));
+    assert_eq!(output(&["copy", "weft://host:1", "b"]).status.code(), Some(2));
+}
+
+// ---- serve and copy
+
+/// A server on a port of its own, ended with the test.
+struct Server {
+    process: Child,
+    port: u16,
+}
+
+impl Server {
+    fn start(path: &Path, flags: &[&str], stdin: Stdio) -> Server {
+        let port = free_port();
+        let mut process = weft()
+            .args(["serve", "--listen", &format!("127.0.0.1:{port}")])
+            .args(flags)
+            .arg(path)
+            .stdin(stdin)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the server starts");
+        let mut said = BufReader::new(process.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        while !line.contains("weft copy") {
+            line.clear();
+            assert_ne!(
+                said.read_line(&mut line).expect("the server speaks"),
+                0,
+                "the server has left"
+            );
+        }
+        // What it says later must go somewhere, or it would wait for room.
+        std::thread::spawn(move || said.lines().for_each(drop));
+        Server { process, port }
+    }
+
+    fn url(&self, name: &str) -> String {
+        format!("weft://127.0.0.1:{}/{name}", self.port)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its number").port()
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len)
+        .map(|i| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
+        .collect()
+}
+
+#[test]
+fn files_are_copied_from_a_directory_and_nothing_else_is() {
+    let scratch = Scratch::new("directory");
+    let served = scratch.path("served");
+    std::fs::create_dir_all(served.join("deep")).unwrap();
+    // More than a window, and not a multiple of a slot; and nothing at all.
+    let large = bytes(41_000_001);
+    std::fs::write(served.join("deep/large.bin"), &large).unwrap();
+    std::fs::write(served.join("empty"), b"").unwrap();
+    std::fs::write(scratch.path("private"), b"private").unwrap();
+    let server = Server::start(&served, &[], Stdio::null());
+
+    let copy = scratch.path("copy.bin");
+    let said = output(&["copy", &server.url("deep/large.bin"), copy.to_str().unwrap()]);
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    assert!(std::fs::read(&copy).unwrap() == large, "the copy differs");
+
+    let said = output(&["copy", &server.url("empty"), "-"]);
+    assert!(
+        said.status.success() && said.stdout.is_empty(),
+        "{}",
+        text(&said.stderr)
+    );
+
+    for name in ["../private", "deep/../../private", "absent", "deep"] {
+        let said = output(&["copy", &server.url(name), "-"]);
+        assert_eq!(said.status.code(), Some(4), "{name}: {}", text(&said.stderr));
+        assert!(said.stdout.is_empty());
+    }
+    let said = weft().args(["copy", "-", &server.url("new")]).output().unwrap();
+    assert_eq!(said.status.code(), Some(4), "{}", text(&said.stderr));
+    assert!(text(&said.stderr).contains("--writable"));
+
+    let said = weft()
+        .env("WEFT_SECRET", "another")
+        .args(["copy", &server.url("empty"), "-"])
+        .output()
+        .unwrap();
+    assert_eq!(said.status.code(), Some(4), "{}", text(&said.stderr));
+}
+
+#[test]
+fn a_stream_is_pushed_into_a_writable_directory_once() {
+    let scratch = Scratch::new("writable");
+    let server = Server::start(&scratch.0, &["--writable"], Stdio::null());
+    let stream = bytes(10_000_003);
+    let push = |name: &str| {
+        let mut copy = weft()
+            .args(["copy", "--quiet", "-", &server.url(name)])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // A copy that is refused stops reading; that is what the test wants to see.
+        let _ = copy.stdin.take().unwrap().write_all(&stream);
+        copy.wait_with_output().unwrap()
+    };
+    let said = push("stream.bin");
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    assert!(
+        std::fs::read(scratch.path("stream.bin")).unwrap() == stream,
+        "the file differs"
+    );
+    for taken in ["stream.bin", "../out.bin", "absent/x"] {
+        assert_eq!(push(taken).status.code(), Some(4), "{taken}");
+    }
+    let names: Vec<_> = std::fs::read_dir(&scratch.0)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["stream.bin"], "nothing half done is left behind");
+}
+
+#[test]
+fn standard_input_is_served_to_the_first_who_asks() {
+    let mut server = Server::start(Path::new("-"), &[], Stdio::piped());
+    let stream = bytes(9_000_000);
+    let mut stdin = server.process.stdin.take().unwrap();
+    let sent = stream.clone();
+    let feeder = std::thread::spawn(move || stdin.write_all(&sent));
+    let said = output(&["copy", &server.url("stdin"), "-"]);
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    assert!(said.stdout == stream, "the stream differs");
+    feeder.join().unwrap().unwrap();
+    assert!(server.process.wait().unwrap().success(), "the server ends by itself");
+}
+
+// ---- bench and demo
+
+#[test]
+fn the_bench_prints_one_json_object_a_cell() {
+    let said = output(&[
+        "bench",
+        "transfer",
+        "--block",
+        "4KiB",
+        "--batch",
+        "1,16",
+        "--seconds",
+        "0",
+        "--json",
+    ]);
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    let cells: Vec<serde_json::Value> = text(&said.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(cells.len(), 3 * 2 * 2);
+    assert!(
+        cells
+            .iter()
+            .all(|cell| cell["verified"] == true && cell["p50_us"].as_f64().unwrap() > 0.0)
+    );
+}
+
+#[test]
+fn the_demo_verifies_kills_and_says_what_happened() {
+    let said = output(&["demo"]);
+    let shown = text(&said.stdout);
+    assert!(said.status.success(), "{shown}\n{}", text(&said.stderr));
+    for expected in [
+        "verified",
+        "measured ÷ predicted",
+        "was told",
+        "not a byte of it had changed",
+        "the deadline passed",
+    ] {
+        assert!(shown.contains(expected), "no {expected:?} in:\n{shown}");
+    }
+    assert!(!shown.contains('\u{1b}'), "no colours where there is no terminal");
+}
+
+#[test]
+fn the_doctor_tries_every_transport_and_writes_a_platform_file() {
+    let scratch = Scratch::new("doctor");
+    let file = scratch.path("platform.toml");
+    let said = output(&["doctor", "--json", "--platform", file.to_str().unwrap()]);
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&said.stdout).expect("JSON");
+    assert_eq!(report["transports"].as_array().unwrap().len(), 3);
+    assert!(!text(&said.stdout).contains(SECRET), "the secret is not shown");
+    let platform = weft_plan::Platform::from_toml(&std::fs::read_to_string(file).unwrap()).expect("a platform file");
+    assert!(platform.transports.contains_key("tcp") && platform.transports.contains_key("shared_memory"));
+}

@@ -1,0 +1,305 @@
+//! A real second process: the test binary itself, started again, that owns memory and obeys commands.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use weft_fabric::memory::AllocateOptions;
+use weft_fabric::{Clock, HostMemory, Live, SharedMemory, SharedMemoryOptions};
+use weft_plan::{Place, Spans, Time};
+use weft_protocol::{
+    Access, Body, Direction, Done, Epoch, Failure, Leg, Loss, Memory, Move, Op, OpId, PathId, PeerAddress, Progress,
+    Region, RegionKey, RemoteRegion, Signal, Transport,
+};
+
+const ROLE: &str = "WEFT_TEST_PEER_BYTES";
+
+/// What the byte at `offset` of a peer's region is at first.
+pub fn pattern(offset: usize) -> u8 {
+    (offset * 31 + offset / 4099) as u8
+}
+
+/// The regions of a peer, in the order of their slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Mapped = 0,
+    Foreign = 1,
+}
+
+fn key(kind: Kind) -> RegionKey {
+    RegionKey {
+        epoch: Epoch(42),
+        slot: kind as u32,
+        secret: 0x1234_5678_9abc_def0 + kind as u128,
+    }
+}
+
+/// The body of the test that is only run as a peer's process.
+pub fn be_a_peer() {
+    let Ok(bytes) = std::env::var(ROLE) else { return };
+    let len: usize = bytes.parse().expect("a number of bytes");
+    let clock = Clock::start();
+    let mut transport =
+        SharedMemory::start(SharedMemoryOptions::default(), Epoch(42), clock).expect("the transport starts");
+    let content: Vec<u8> = (0..len).map(pattern).collect();
+    let mapped = HostMemory::allocate(len, AllocateOptions::default()).expect("there is memory");
+    mapped.write(0, &content);
+    let regions = [
+        (Kind::Mapped, Arc::new(mapped)),
+        (Kind::Foreign, Arc::new(HostMemory::from_vec(content))),
+    ];
+    for (kind, memory) in &regions {
+        transport
+            .register(&Region {
+                key: key(*kind),
+                memory: memory.clone(),
+                place: Place::DRAM,
+                access: Access::READ_WRITE,
+            })
+            .expect("host memory can be registered");
+    }
+    say(&transport.capabilities().address.0);
+    let (commands, inbox) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            if commands.send(line).is_err() {
+                return;
+            }
+        }
+        // The test is over, or dead.
+        std::process::exit(0);
+    });
+    let mut signals = Vec::new();
+    loop {
+        while transport.poll(clock.now(), &mut signals) == Progress::Busy {}
+        for signal in signals.drain(..) {
+            match signal {
+                Signal::Arrived { arrival, .. } => say(&format!("arrived {} {}", arrival.tag, arrival.index)),
+                Signal::Lost { loss, fenced, .. } => say(&format!("lost {loss:?} {fenced}")),
+                Signal::Message { path, payload } => {
+                    let op = Op {
+                        id: OpId(0),
+                        deadline: Time::MAX,
+                        body: Body::Message(payload.into()),
+                    };
+                    transport.post(path, &[op], clock.now()).expect("the path lives");
+                }
+                _ => {}
+            }
+        }
+        while let Ok(command) = inbox.try_recv() {
+            match command.as_str() {
+                "release" => say(&format!("{:?}", transport.release(&key(Kind::Mapped)))),
+                "stamp" => regions.iter().for_each(|(_, m)| m.write(0, &vec![0xee; len])),
+                "intact" => say(&regions.iter().all(|(_, m)| m.snapshot() == vec![0xee; len]).to_string()),
+                other => panic!("an unknown command {other}"),
+            }
+        }
+        let mut wait = libc::pollfd {
+            fd: transport.wake_fd().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry.
+        unsafe { libc::poll(&mut wait, 1, 1) };
+    }
+}
+
+fn say(line: &str) {
+    println!("PEER {line}");
+    std::io::stdout().flush().expect("the test listens");
+}
+
+/// A peer's process, killed when dropped.
+pub struct Peer {
+    child: Child,
+    commands: ChildStdin,
+    replies: BufReader<ChildStdout>,
+    pub address: PeerAddress,
+    len: u64,
+}
+
+impl Peer {
+    pub fn start(len: usize) -> Peer {
+        let mut child = Command::new(std::env::current_exe().expect("a test binary"))
+            .args(["--exact", "peer_process", "--nocapture", "--test-threads=1"])
+            .env(ROLE, len.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the test binary starts again");
+        let mut replies = BufReader::new(child.stdout.take().expect("piped"));
+        let commands = child.stdin.take().expect("piped");
+        let address = PeerAddress(next_reply(&mut replies));
+        Peer {
+            child,
+            commands,
+            replies,
+            address,
+            len: len as u64,
+        }
+    }
+
+    pub fn region(&self, kind: Kind) -> RemoteRegion {
+        RemoteRegion {
+            key: key(kind),
+            len: self.len,
+            place: Place::DRAM,
+            access: Access::READ_WRITE,
+            grants: Arc::from([]),
+        }
+    }
+
+    pub fn command(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").expect("the peer listens");
+    }
+    pub fn reply(&mut self) -> String {
+        next_reply(&mut self.replies)
+    }
+    pub fn signal(&self, signal: libc::c_int) {
+        // SAFETY: a plain call; the child has not been waited for, so its number is its own.
+        assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, signal) }, 0);
+    }
+    /// Kills the process and waits until it is gone.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("our own child");
+        self.child.wait().expect("our own child");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn next_reply(replies: &mut impl BufRead) -> String {
+    loop {
+        let mut line = String::new();
+        assert_ne!(
+            replies.read_line(&mut line).expect("the peer speaks"),
+            0,
+            "the peer has ended"
+        );
+        // The test harness of the peer talks too, and not always in lines of its own.
+        if let Some((_, reply)) = line.trim_end().split_once("PEER ") {
+            return reply.to_owned();
+        }
+    }
+}
+
+/// This process's end.
+pub struct Near {
+    pub transport: SharedMemory,
+    pub clock: Clock,
+    pub path: PathId,
+    pub signals: Vec<Signal>,
+    next_op: u64,
+    next_slot: u32,
+}
+
+impl Near {
+    pub fn connected(options: SharedMemoryOptions, peer: &Peer) -> Near {
+        let clock = Clock::start();
+        let transport = SharedMemory::start(options, Epoch(7), clock).expect("the transport starts");
+        let mut near = Near {
+            transport,
+            clock,
+            path: PathId(0),
+            signals: Vec::new(),
+            next_op: 0,
+            next_slot: 0,
+        };
+        near.path = near
+            .transport
+            .open(&peer.address, clock.now())
+            .expect("the peer listens");
+        let path = near.path;
+        near.until(|s| matches!(s, Signal::Opened { path: p } if *p == path));
+        near
+    }
+
+    pub fn local(&mut self, memory: HostMemory) -> Region {
+        let slot = self.next_slot;
+        self.next_slot += 1;
+        let region = Region {
+            key: RegionKey {
+                epoch: Epoch(7),
+                slot,
+                secret: 5,
+            },
+            memory: Arc::new(memory),
+            place: Place::DRAM,
+            access: Access::NONE,
+        };
+        self.transport.register(&region).expect("host memory can be registered");
+        region
+    }
+
+    pub fn op(&mut self, direction: Direction, leg: &Arc<Leg>, range: std::ops::Range<u64>, deadline: Time) -> Op {
+        self.next_op += 1;
+        Op {
+            id: OpId(self.next_op),
+            deadline,
+            body: Body::Move(Move {
+                direction,
+                leg: leg.clone(),
+                range,
+                checksum: false,
+                arrival: None,
+            }),
+        }
+    }
+
+    pub fn soon(&self) -> Time {
+        self.clock.now().saturating_add(Time::from_secs(20))
+    }
+
+    /// Posts one operation and waits for its completion.
+    pub fn carry_out(&mut self, op: Op) -> Result<Done, Failure> {
+        let id = op.id;
+        assert_eq!(self.transport.post(self.path, &[op], self.clock.now()), Ok(1));
+        self.completion(id)
+    }
+
+    pub fn completion(&mut self, id: OpId) -> Result<Done, Failure> {
+        match self.until(|s| matches!(s, Signal::Completed { op, .. } if *op == id)) {
+            Signal::Completed { outcome, .. } => outcome,
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    pub fn loss(&mut self) -> (Loss, bool) {
+        match self.until(|s| matches!(s, Signal::Lost { .. })) {
+            Signal::Lost { loss, fenced, .. } => (loss, fenced),
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    /// Polls until a signal comes that is wanted, and keeps the others.
+    pub fn until(&mut self, wanted: impl Fn(&Signal) -> bool) -> Signal {
+        let give_up = self.clock.now().saturating_add(Time::from_secs(30));
+        loop {
+            if let Some(at) = self.signals.iter().position(&wanted) {
+                return self.signals.remove(at);
+            }
+            assert!(
+                self.clock.now() < give_up,
+                "waited in vain; there was {:?}",
+                self.signals
+            );
+            if self.transport.poll(self.clock.now(), &mut self.signals) == Progress::Idle && self.signals.is_empty() {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+}
+
+pub fn whole_leg(near: &Region, far: &RemoteRegion) -> Arc<Leg> {
+    let len = far.len;
+    let spans = Spans::contiguous(0, len);
+    Arc::new(Leg::new(near.clone(), spans.clone(), far.clone(), spans).expect("regions of one size"))
+}

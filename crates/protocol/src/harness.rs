@@ -1,0 +1,95 @@
+//! What must hold for any bytes at all, one function a decoder.
+//!
+//! Each takes bytes that nobody has vouched for and panics if something is wrong. The targets under `fuzz/` call them with inputs
+//! that a fuzzer finds; the suite calls them with inputs from fixed seeds, so that every run checks the same and no run is long.
+//!
+//! ```
+//! weft_protocol::harness::session_messages(b"anything");
+//! ```
+
+use crate::session::harness as session;
+use crate::wire::{Reader, Writer};
+
+pub use crate::frame::fuzz as frames;
+
+/// The runs that a span list may have here.
+const MAX_RUNS: usize = 1024;
+
+/// A span list is refused, or stays within its limit and means the same when it is written again.
+pub fn spans(bytes: &[u8]) {
+    if let Ok(spans) = Reader::new(bytes).spans(MAX_RUNS) {
+        assert!(spans.runs().len() <= MAX_RUNS);
+        let mut w = Writer::new();
+        w.spans(&spans);
+        let mut r = Reader::new(&w.buf);
+        assert_eq!(r.spans(MAX_RUNS).as_ref(), Ok(&spans));
+        assert_eq!(r.end(), Ok(()));
+    }
+}
+
+/// Messages from anybody, to sessions in every state.
+pub fn session_messages(bytes: &[u8]) {
+    session::messages(bytes);
+}
+
+/// Whatever an authenticated peer may say.
+pub fn session_controls(bytes: &[u8]) {
+    session::controls(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seeded::Seeded;
+
+    /// Inputs from fixed seeds: noise, noise that begins like `sample`, and `sample` with a few bytes changed.
+    fn search(sample: &[u8], check: fn(&[u8])) {
+        check(sample);
+        for seed in 0..400 {
+            let mut chance = Seeded::new(seed);
+            let mut noise = vec![0; chance.below(300) as usize];
+            chance.fill(&mut noise);
+            check(&noise);
+            let begun = chance.below(sample.len() as u64 + 1) as usize;
+            check(&[&sample[..begun], &noise].concat());
+            let mut changed = sample.to_vec();
+            for _ in 0..=chance.below(4) {
+                if !changed.is_empty() {
+                    let at = chance.below(changed.len() as u64) as usize;
+                    changed[at] ^= 1 << chance.below(8);
+                }
+            }
+            check(&changed);
+        }
+    }
+
+    #[test]
+    fn any_span_list() {
+        let mut w = Writer::new();
+        w.spans(&weft_plan::Spans::paged(0, 4096, [1, 2, 9, 4, 70, 3, 3, 3]));
+        search(&w.buf, spans);
+    }
+
+    #[test]
+    fn any_session_messages() {
+        search(&session::conversation(), session_messages);
+    }
+
+    #[test]
+    fn any_session_controls() {
+        // Each kind of control with small numbers after it, as pieces: what to do, length, bytes.
+        let kinds = (0u8..16).flat_map(|kind| [2, 12, 0, kind, 2, 3, 1, 4, 1, 5, 1, 0, 0, 0, 0]);
+        search(&kinds.collect::<Vec<u8>>(), session_controls);
+        // Small numbers everywhere reach deeper than noise does.
+        for seed in 0..400 {
+            let mut chance = Seeded::new(seed);
+            let mut bytes = Vec::new();
+            for _ in 0..40 {
+                let len = chance.below(12) as u8;
+                bytes.extend_from_slice(&[chance.below(4) as u8, len, 0]);
+                bytes.extend((0..len).map(|_| chance.below(16) as u8));
+            }
+            session_controls(&bytes);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! An agent of the simulated world: the real agent core, turned by the world's clock.
+
+use weft_plan::Time;
+use weft_protocol::agent::{Core, Event, Reach, Settings, Slot};
+use weft_protocol::seeded::Seeded;
+use weft_protocol::session::{Config, Secret};
+use weft_protocol::{Epoch, Progress};
+
+use crate::transport::{Fabric, SimTransport};
+use crate::world::{NodeId, World};
+
+/// Turns after which an agent that still has something to do must be going in circles.
+const TURNS_MAX: usize = 1000;
+
+/// How an agent starts.
+#[derive(Clone, Debug)]
+pub struct Birth {
+    pub node: NodeId,
+    pub name: String,
+    pub host: String,
+    /// Greater in every later life.
+    pub epoch: Epoch,
+    pub network: Fabric,
+    /// Paths to each peer over the network.
+    pub paths: usize,
+    pub heartbeat: Time,
+    pub silence_max: Time,
+}
+
+/// One life of an agent. Dropping it ends the life, as the death of its process would.
+#[derive(Debug)]
+pub struct SimAgent {
+    pub core: Core<SimTransport>,
+    world: World,
+    start: Time,
+}
+
+impl SimAgent {
+    /// Starts an agent over the network and over the memory of its host.
+    pub fn start(world: &World, birth: &Birth) -> SimAgent {
+        let mut config = Config::new(&birth.name, birth.epoch, Secret::new(b"simulated"));
+        config.host = birth.host.clone();
+        config.heartbeat = birth.heartbeat;
+        config.silence_max = birth.silence_max;
+        let slot = |fabric, reach, paths| Slot {
+            reach,
+            paths,
+            transport: Box::new(SimTransport::start(world, birth.node, fabric, birth.epoch)),
+        };
+        let host = Fabric {
+            packet_bytes: birth.network.packet_bytes,
+            ..Fabric::HOST
+        };
+        let slots = vec![
+            slot(birth.network, Reach::Anywhere, birth.paths),
+            slot(host, Reach::SameHost, 1),
+        ];
+        let mut chance = Seeded::new(birth.epoch.0);
+        let random = Box::new(move || {
+            let mut bytes = [0; 32];
+            chance.fill(&mut bytes);
+            bytes
+        });
+        let settings = Settings {
+            handshake_max: birth.silence_max,
+            backoff_min: Time::from_ms(1),
+            backoff_max: Time::from_ms(100),
+            ..Settings::new(config)
+        };
+        SimAgent {
+            core: Core::new(settings, slots, random),
+            world: world.clone(),
+            start: world.now(),
+        }
+    }
+
+    /// The time on this agent's own clock.
+    pub fn now(&self) -> Time {
+        self.world.now().saturating_sub(self.start)
+    }
+
+    /// A time of this agent's clock on the world's.
+    pub fn on_world_clock(&self, time: Time) -> Time {
+        self.start.saturating_add(time)
+    }
+
+    /// Turns the agent until it has nothing to do, and collects what happened.
+    pub fn turn(&mut self, events: &mut Vec<Event>) {
+        let now = self.now();
+        let mut turns = 0;
+        while self.core.pump(now) == Progress::Busy {
+            turns += 1;
+            assert!(turns < TURNS_MAX, "an agent goes in circles");
+        }
+        events.extend(std::iter::from_fn(|| self.core.next_event()));
+    }
+
+    /// When the agent wants to be turned again, on the world's clock.
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.core.next_timeout().map(|at| self.on_world_clock(at))
+    }
+}

@@ -1,0 +1,87 @@
+//! A whole world out of a number: agents, work, faults, and checks that hold whatever happens.
+//!
+//! What is checked, for every seed:
+//! - a transfer that succeeds has put exactly the right bytes in exactly the right place, and one that fails says truly which
+//!   bytes it moved;
+//! - no byte is written outside a transfer's spans, nor any after it has ended, been cancelled, expired, or lost its memory;
+//! - a transfer ends once, and by its deadline;
+//! - a key of an earlier life or of a withdrawn region opens nothing, nor does one without the permission or past the end;
+//! - a notification comes after its data, at most once, and surely where the session lives;
+//! - a region is not free while it is borrowed;
+//! - queues stay bounded;
+//! - when nothing goes wrong any more, everything works again.
+
+mod acts;
+mod events;
+mod ledger;
+mod plan;
+mod play;
+mod verdicts;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::faults::Tally;
+use crate::world::World;
+use play::Play;
+
+/// What became of a seed.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub seed: u64,
+    /// Equal for equal seeds.
+    pub trace_hash: u64,
+    pub steps: u64,
+    pub tally: Tally,
+    /// How transfers ended: `done`, or the cause in words.
+    pub ends: BTreeMap<String, u64>,
+    pub notifications: u64,
+    /// What was broken, where something was.
+    pub violation: Option<String>,
+    /// What happened before, where it was asked for.
+    pub trace: String,
+}
+
+/// Whether to keep a readable trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    HashOnly,
+    Lines,
+}
+
+/// Plays the world of a seed to its end.
+pub fn run(seed: u64, detail: Detail) -> Outcome {
+    let plan = plan::Plan::of(seed);
+    let world = match detail {
+        Detail::HashOnly => World::new(seed, plan.faults),
+        Detail::Lines => World::verbose(seed, plan.faults),
+    };
+    let mut play = Play::new(seed, plan, world.clone());
+    // An assertion in the code under test is a violation like any other, and its world is still there to be asked.
+    let played = catch_unwind(AssertUnwindSafe(|| play.run()));
+    let violation = match played {
+        Ok(Ok(())) => None,
+        Ok(Err(violation)) => Some(violation.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+            Some(format!(
+                "panicked: {}",
+                text.unwrap_or_else(|| "without words".to_owned())
+            ))
+        }
+    };
+    let (ends, notifications, steps) = play.totals();
+    // An agent that panicked may panic again when it is taken apart.
+    let _ = catch_unwind(AssertUnwindSafe(move || drop(play)));
+    Outcome {
+        seed,
+        trace_hash: world.trace_hash(),
+        steps,
+        tally: world.tally(),
+        ends,
+        notifications,
+        violation,
+        trace: world.trace_text(),
+    }
+}

@@ -1,0 +1,87 @@
+//! What kind of world a seed makes.
+
+use weft_plan::{Bandwidth, LinkCost, Time};
+use weft_protocol::seeded::Seeded;
+
+use crate::faults::Faults;
+use crate::transport::Fabric;
+
+/// The shape of a world: drawn from the seed before anything happens in it.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) nodes: usize,
+    /// Nodes on one host share memory.
+    pub(super) nodes_per_host: usize,
+    pub(super) network: Fabric,
+    pub(super) paths: usize,
+    pub(super) faults: Faults,
+    /// Chances, out of a thousand actions, of the faults that befall whole nodes and paths.
+    pub(super) crash: u64,
+    pub(super) cut: u64,
+    pub(super) freeze: u64,
+    pub(super) reset: u64,
+    pub(super) actions: u64,
+    /// The time between two actions, at most.
+    pub(super) pace_max: Time,
+    pub(super) silence_max: Time,
+    pub(super) region_bytes: usize,
+    pub(super) cells: usize,
+}
+
+impl Plan {
+    pub(super) fn of(seed: u64) -> Plan {
+        let mut chance = Seeded::new(seed ^ 0x706c_616e);
+        // Every kind of fault is absent from some worlds, so that the others are seen alone too.
+        let mut sometimes = |most: f64| match chance.below(3) {
+            0 => 0.0,
+            1 => most / 10.0,
+            _ => most,
+        };
+        let faults = Faults {
+            loss: sometimes(0.1),
+            duplication: sometimes(0.05),
+            delay: sometimes(0.05),
+            unacknowledged: sometimes(0.05),
+            flip: sometimes(0.01),
+            busy_release: sometimes(0.5),
+            short_post: sometimes(0.3),
+            clock_error_max: Time::from_us((sometimes(100.0)) as u64),
+        };
+        let mut of_thousand = |most: f64| sometimes(most) as u64;
+        let (crash, cut, freeze, reset) = (
+            of_thousand(20.0),
+            of_thousand(30.0),
+            of_thousand(20.0),
+            of_thousand(60.0),
+        );
+        let network = Fabric {
+            packet_bytes: 1 << (8 + chance.below(5)),
+            max_op_bytes: 4096 << chance.below(3),
+            max_op_runs: 8 << chance.below(4),
+            max_inflight_ops: 4 << chance.below(3),
+            retries_max: 2 + chance.below(5) as u32,
+            cost: LinkCost {
+                latency: Time::from_us(1 + chance.below(20)),
+                per_span: Time::from_ns(20),
+                bandwidth: Bandwidth::from_bytes_per_sec(1_000_000_000 << chance.below(5)),
+            },
+            ..Fabric::NETWORK
+        };
+        Plan {
+            nodes: 2 + chance.below(3) as usize,
+            nodes_per_host: 1 + chance.below(3) as usize,
+            network,
+            paths: 1 + chance.below(2) as usize,
+            faults,
+            crash,
+            cut,
+            freeze,
+            reset,
+            actions: 250,
+            pace_max: Time::from_us(200 << chance.below(6)),
+            silence_max: Time::from_ms(300 + chance.below(700)),
+            region_bytes: 32 << 10,
+            cells: 4,
+        }
+    }
+}

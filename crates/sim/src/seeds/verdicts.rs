@@ -1,0 +1,66 @@
+//! What can be broken, in words.
+
+use thiserror::Error;
+use weft_protocol::Failure;
+use weft_protocol::agent::ConnectError;
+use weft_protocol::transfer::TransferId;
+
+use super::ledger::Damage;
+
+/// A promise that was not kept.
+#[derive(Debug, Error)]
+pub(super) enum Violation {
+    #[error("node {node}: {what} was damaged at byte {}: found {:#04x}, wanted {:#04x}", .damage.offset, .damage.found, .damage.wanted)]
+    Damaged { node: usize, what: String, damage: Damage },
+    #[error("node {node}: {id:?} succeeded with wrong bytes in place, first at {at} of {total}")]
+    WrongBytes {
+        node: usize,
+        id: TransferId,
+        at: usize,
+        total: usize,
+    },
+    #[error("node {node}: {id:?} failed, and byte {at}, which it says it moved, is wrong")]
+    FalseReport { node: usize, id: TransferId, at: usize },
+    #[error("node {node}: {id:?}, which nobody may do ({why}), succeeded")]
+    Trespass {
+        node: usize,
+        id: TransferId,
+        why: &'static str,
+    },
+    #[error("node {node}: {id:?} ended twice, or was never begun")]
+    EndedTwice { node: usize, id: TransferId },
+    #[error("node {node}: {id:?} has not ended by its deadline")]
+    Overdue { node: usize, id: TransferId },
+    #[error("node {node}: notification {note} came before its data")]
+    Early { node: usize, note: u64 },
+    #[error("node {node}: notification {note} came twice, or was never sent")]
+    Repeated { node: usize, note: u64 },
+    #[error("notification {note} of node {node} never came, although the session lives")]
+    Undelivered { node: usize, note: u64 },
+    #[error("node {node}: a region was free while a peer had a lease on it")]
+    FreeUnderLease { node: usize },
+    #[error("node {node}: a region could not be released for {seconds} s after the last lease")]
+    NeverFree { node: usize, seconds: u64 },
+    #[error("the world holds {queued} events, {wires} paths, {signals} signals at one end")]
+    Unbounded {
+        queued: usize,
+        wires: usize,
+        signals: usize,
+    },
+    #[error("in calm, node {node} could not connect to node {to}: {error}")]
+    NoCalmSession {
+        node: usize,
+        to: usize,
+        error: ConnectError,
+    },
+    #[error("in calm, node {node} has no session with node {to}")]
+    NoCalmPeer { node: usize, to: usize },
+    #[error("in calm, {id:?} of node {node} failed: {cause}")]
+    CalmFailure {
+        node: usize,
+        id: TransferId,
+        cause: Failure,
+    },
+    #[error("the world never comes to rest")]
+    Restless,
+}
