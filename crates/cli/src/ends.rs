@@ -52,7 +52,7 @@ impl Overrides {
         Settings::from_sources(&sources).map_err(complain)
     }
 
-    /// For verbs that lose peers on purpose: no log, unless somebody has asked for one.
+    /// For verbs that start and end peers themselves: no log, unless somebody has asked for one.
     pub fn without_log(&self) -> Result<Overrides, Complaint> {
         let settings = self.settings()?;
         let asked = settings

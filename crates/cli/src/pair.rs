@@ -98,22 +98,52 @@ impl Pair {
         })
     }
 
-    pub fn prepare(
-        &self,
-        direction: Direction,
-        near: Spans,
-        far: Spans,
-        checksum: bool,
-    ) -> Result<Prepared, Complaint> {
-        let builder = match direction {
+    pub fn prepare(&self, plan: Plan) -> Result<Prepared, Complaint> {
+        let builder = match plan.direction {
             Direction::Read => self.peer.read(&self.local, &self.remote),
             Direction::Write => self.peer.write(&self.local, &self.remote),
         };
-        builder
-            .spans(near, far)
-            .checksum(checksum)
-            .prepare()
-            .map_err(|error| ends::explain(&error, "The transfer could not be prepared."))
+        let builder = builder.spans(plan.near, plan.far).checksum(plan.checksum);
+        match plan.deadline {
+            Some(deadline) => builder.deadline(deadline),
+            None => builder,
+        }
+        .prepare()
+        .map_err(|error| ends::explain(&error, "The transfer could not be prepared."))
+    }
+}
+
+/// Which bytes go where, and how.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub direction: Direction,
+    pub near: Spans,
+    pub far: Spans,
+    pub checksum: bool,
+    /// As the settings say, where there is none.
+    pub deadline: Option<Duration>,
+}
+
+impl Plan {
+    pub fn new(direction: Direction, near: Spans, far: Spans) -> Plan {
+        Plan {
+            direction,
+            near,
+            far,
+            checksum: false,
+            deadline: None,
+        }
+    }
+
+    pub fn checksum(self, checksum: bool) -> Plan {
+        Plan { checksum, ..self }
+    }
+
+    pub fn deadline(self, deadline: Duration) -> Plan {
+        Plan {
+            deadline: Some(deadline),
+            ..self
+        }
     }
 }
 

@@ -9,27 +9,22 @@ use weft_plan::cost::{Measurement, fit};
 use weft_plan::{Bandwidth, Bytes, LinkCost};
 
 use crate::complaint::{Complain, Complaint, Exit};
-use crate::pair::{Pair, Samples};
+use crate::pair::{Pair, Plan, Samples};
 use crate::partner::Blocks;
 
-/// Block size and batch of each probe: few enough to be quick, different enough to tell latency, spans and bytes apart.
-const PROBES: [(u64, u64); 5] = [
-    (4 << 10, 1),
-    (4 << 10, 32),
-    (4 << 10, 2048),
-    (1 << 20, 1),
-    (32 << 20, 1),
-];
+/// Block size and batch of each probe: three unknowns, so three sizes, of which the first is mostly latency, the second mostly
+/// spans, and the third nothing but bytes, more of them than caches hold.
+const PROBES: [(u64, u64); 3] = [(4 << 10, 1), (4 << 10, 2048), (64 << 20, 1)];
 
 /// The region that the probes need.
-pub const PROBE_BYTES: u64 = 32 << 20;
+pub const PROBE_BYTES: u64 = 64 << 20;
 
 /// Measures what the way between two ends costs, with probes of about `budget` each.
 pub fn probe(pair: &Pair, direction: Direction, budget: Duration) -> Result<LinkCost, Complaint> {
     let mut measured = Vec::new();
     for (bytes, count) in PROBES {
         let blocks = Blocks { bytes, count, seed: 1 };
-        let prepared = pair.prepare(direction, blocks.near(), blocks.far(), false)?;
+        let prepared = pair.prepare(Plan::new(direction, blocks.near(), blocks.far()))?;
         measured.push(Measurement {
             bytes: Bytes(blocks.total()),
             spans: count,

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use weft_plan::Bytes;
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::courier::{self, CourierError, Inbox, Line, Window, Word};

@@ -13,7 +13,7 @@ use weft_plan::{Bytes, LinkCost, Machine, Platform, Spans};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{self, Overrides};
-use crate::pair::{Cast, Pair, Way, differs, once};
+use crate::pair::{Cast, Pair, Plan, Way, differs, once};
 use crate::pattern::Pattern;
 use crate::predict::{PROBE_BYTES, probe};
 use crate::table::{Align, Table};
@@ -45,12 +45,13 @@ struct Trial {
 impl Doctor {
     pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
         let settings = overrides.settings()?;
+        let quiet = overrides.without_log()?;
         let mut found = discover::machine();
         let speed = calibrate(&CalibrateOptions::default());
         found.machine.memcpy = Some(speed.memcpy);
         let trials = WAYS.map(|way| Trial {
             way,
-            outcome: attempt(way, overrides),
+            outcome: attempt(way, &quiet),
         });
         if self.json {
             print_json(&found, speed, &trials, &settings)?;
@@ -94,7 +95,7 @@ fn attempt(way: Way, overrides: &Overrides) -> Result<LinkCost, Complaint> {
     pair.partner.fill(SEED)?;
     let all = Spans::contiguous(0, PROBE_BYTES);
     for direction in [Direction::Read, Direction::Write, Direction::Read] {
-        once(&pair.prepare(direction, all.clone(), all.clone(), true)?)?;
+        once(&pair.prepare(Plan::new(direction, all.clone(), all.clone()).checksum(true))?)?;
     }
     if let Some(offset) = ends::first_difference(&pair.local, &all, Pattern(SEED), &all) {
         return Err(differs(&format!("what came back over {way}"), offset));

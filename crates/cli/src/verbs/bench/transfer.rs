@@ -10,7 +10,7 @@ use weft_plan::{Bandwidth, Bytes, LinkCost, Time};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{self, Overrides, PATIENCE};
-use crate::pair::{Cast, Pair, Samples, Way, differs};
+use crate::pair::{Cast, Pair, Plan, Samples, Way, differs};
 use crate::partner::Blocks;
 use crate::pattern::Pattern;
 use crate::predict::{self, memcpy_limit, probe};
@@ -108,6 +108,7 @@ impl Transfer {
         if !(0.0..=3600.0).contains(&self.seconds) {
             return Err(Complaint::new(Exit::Usage, "--seconds takes a number from 0 to 3600."));
         }
+        let overrides = &overrides.without_log()?;
         if self.notify {
             return self.notifications(overrides);
         }
@@ -208,7 +209,8 @@ impl Transfer {
         cost: LinkCost,
         memcpy: Bandwidth,
     ) -> Result<Cell, Complaint> {
-        let prepared = pair.prepare(op.direction(), blocks.near(), blocks.far(), self.checksum)?;
+        let plan = Plan::new(op.direction(), blocks.near(), blocks.far()).checksum(self.checksum);
+        let prepared = pair.prepare(plan)?;
         crate::pair::once(&prepared)?;
         let difference = match op {
             OpChoice::Read => ends::first_difference(&pair.local, &blocks.near(), Pattern(FAR_SEED), &blocks.far()),
