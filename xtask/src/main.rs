@@ -3,6 +3,7 @@
 mod command;
 mod compare;
 mod python;
+mod seeds;
 mod test;
 
 use std::process::ExitCode;
@@ -20,6 +21,8 @@ struct Arguments {
 enum Task {
     /// Runs the whole suite, Python included, and installs what it needs.
     Test(test::Arguments),
+    /// Runs simulated worlds, each made from a seed, under every fault there is, and checks what they promise.
+    Seeds(seeds::Arguments),
     /// Runs Weft and its peers in turn on the same workload and compares them.
     Compare(compare::Arguments),
 }
@@ -27,6 +30,7 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Test(arguments) => test::run(&arguments),
+        Task::Seeds(arguments) => Ok(seeds::run(&arguments)),
         Task::Compare(arguments) => compare::run(&arguments),
     };
     match outcome {

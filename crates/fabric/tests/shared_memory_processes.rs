@@ -115,12 +115,12 @@ fn a_frozen_peer_does_not_delay_what_needs_no_help_of_it() {
         let deadline = near.soon();
         let warm = near.op(Direction::Read, &leg, 0..1, deadline);
         near.carry_out(warm).unwrap();
-        peer.signal(libc::SIGSTOP);
+        peer.freeze();
         for direction in [Direction::Read, Direction::Write] {
             let op = near.op(direction, &leg, 0..LEN as u64, deadline);
             near.carry_out(op).unwrap();
         }
-        peer.signal(libc::SIGCONT);
+        peer.thaw();
         peer.command("stamp");
         peer.command("intact");
         assert_eq!(peer.reply(), "true");
@@ -140,12 +140,12 @@ fn a_frozen_peer_that_must_help_costs_no_more_than_the_deadline_and_writes_nothi
         peer.command("stamp");
         peer.command("intact");
         assert_eq!(peer.reply(), "true");
-        peer.signal(libc::SIGSTOP);
+        peer.freeze();
         let deadline = near.clock.now().saturating_add(Time::from_ms(50));
         let op = near.op(direction, &leg, 0..LEN as u64, deadline);
         assert_eq!(near.carry_out(op), Err(Failure::Expired));
         local.memory.write(0, &vec![0x11; LEN]);
-        peer.signal(libc::SIGCONT);
+        peer.thaw();
         // The thawed peer answers in order, so after this everything from before has been dealt with.
         let deadline = near.soon();
         let late = near.op(Direction::Read, &leg, 0..1, deadline);
@@ -246,6 +246,25 @@ fn a_borrowed_region_is_read_where_it_lies() {
 }
 
 #[test]
+fn a_peer_without_descriptors_turns_new_paths_away_and_keeps_the_old_ones() {
+    let mut peer = Peer::start(LEN);
+    let mut near = near(Foreign::Auto, &peer);
+    let local = near.local(memory());
+    peer.command("use up descriptors");
+    assert_eq!(peer.reply(), "none left");
+    let second = near.transport.open(&peer.address, near.clock.now()).unwrap();
+    assert_ne!(second, near.path);
+    assert_eq!(near.loss(), (Loss::ClosedByPeer, true));
+    // Even memory that the peer cannot hand out a descriptor for is reached.
+    for kind in [Kind::Mapped, Kind::Foreign] {
+        let leg = whole_leg(&local, &peer.region(kind));
+        let deadline = near.soon();
+        let op = near.op(Direction::Read, &leg, 0..LEN as u64, deadline);
+        near.carry_out(op).unwrap();
+    }
+}
+
+#[test]
 fn another_host_is_recognised_at_once() {
     let mut end = SharedMemory::start(SharedMemoryOptions::default(), Epoch(1), Clock::start()).unwrap();
     let here = end.capabilities().address.0.clone();
@@ -286,8 +305,17 @@ fn speed() {
         (64 << 20, 1),
     ] {
         let mut row = format!("{:<26}", format!("{} KiB x {count}", block >> 10));
-        for kind in [Kind::Mapped, Kind::Foreign] {
-            let mut near = near(Foreign::Auto, &peer);
+        for (helper, kind) in [
+            (true, Kind::Mapped),
+            (true, Kind::Foreign),
+            (false, Kind::Mapped),
+            (false, Kind::Foreign),
+        ] {
+            let options = SharedMemoryOptions {
+                helper,
+                ..SharedMemoryOptions::default()
+            };
+            let mut near = Near::connected(options, &peer);
             let local = near.local(match kind {
                 Kind::Mapped => HostMemory::allocate(BYTES, AllocateOptions::default()).unwrap(),
                 Kind::Foreign => HostMemory::from_vec(vec![1; BYTES]),
@@ -297,9 +325,9 @@ fn speed() {
             let spans = |step: u64| Spans::paged(0, block as u64, (0..count).map(|i| (i * step + step / 2) % blocks));
             let leg = Leg::new(
                 local,
-                spans(blocks / 2 + 3 | 1),
+                spans((blocks / 2 + 3) | 1),
                 peer.region(kind),
-                spans(blocks / 3 + 1 | 1),
+                spans((blocks / 3 + 1) | 1),
             )
             .unwrap();
             let leg = Arc::new(leg);

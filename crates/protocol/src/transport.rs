@@ -39,12 +39,12 @@ pub trait Transport: Debug + Send {
     fn poll(&mut self, now: Time, signals: &mut Vec<Signal>) -> Progress;
 }
 
-/// Whether calling again at once would get more done.
+/// Whether to call again at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Nothing to do until the outside world moves.
     Idle,
-    /// There is more to do right now.
+    /// There is more to do right now, or something was done and more is likely to follow soon.
     Busy,
 }
 

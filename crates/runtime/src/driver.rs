@@ -248,7 +248,7 @@ impl Shared {
             if now < spin_until {
                 drop(world);
                 self.tell(others, std::mem::take(&mut wake));
-                std::hint::spin_loop();
+                let_others_run();
                 continue;
             }
             // Nothing has happened for a while: leave the turning to the progress thread and sleep.
@@ -339,7 +339,7 @@ impl Shared {
             if now < spin_until {
                 drop(world);
                 self.tell(others, std::mem::take(&mut wake));
-                std::hint::spin_loop();
+                let_others_run();
                 continue;
             }
             // Set under the mutex: whoever changes the world after this sees it and rings.
@@ -366,6 +366,12 @@ impl Shared {
         }
         wake.into_iter().for_each(Waker::wake);
     }
+}
+
+/// One step of looking for work. Two ends that look for each other's bytes on one core would keep each other from sending
+/// them, so each step lets whoever else is ready run first.
+fn let_others_run() {
+    std::thread::yield_now();
 }
 
 /// Marks the calling thread as one that turns the core.

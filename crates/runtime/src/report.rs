@@ -67,7 +67,7 @@ pub(crate) fn report(observer: &Observer, world: &World, event: &CoreEvent, now:
         CoreEvent::PeerLost { name, cause, .. } => {
             observer.report(now, || Event::SessionLost {
                 peer: name.as_str().into(),
-                cause: cause.to_string(),
+                cause: cause.clone(),
             });
         }
         CoreEvent::PathUp { peer, transport } => {

@@ -15,7 +15,7 @@ use crate::driver::Shared;
 use crate::error::{Error, TransferFailed};
 
 /// A transfer under way. It goes on by itself; dropping the handle does not end it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a transfer that nobody looks at may fail without anybody knowing"]
 pub struct Transfer {
     pub(crate) shared: Arc<Shared>,

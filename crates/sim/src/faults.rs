@@ -15,6 +15,8 @@ pub struct Faults {
     pub delay: f64,
     /// A packet arrives but its sender never learns of it, and sends it again.
     pub unacknowledged: f64,
+    /// A side that gives a path up does not say so, and what it has queued goes on being sent.
+    pub mute: f64,
     /// A bit changes on the wire, in messages and in moves that carry a checksum.
     pub flip: f64,
     /// A release finds a peer inside and has to be called again.
@@ -31,6 +33,7 @@ impl Faults {
         duplication: 0.0,
         delay: 0.0,
         unacknowledged: 0.0,
+        mute: 0.0,
         flip: 0.0,
         busy_release: 0.0,
         short_post: 0.0,

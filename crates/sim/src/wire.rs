@@ -66,6 +66,8 @@ pub(crate) struct Half {
     pub(crate) ops: BTreeMap<OpId, Outgoing>,
     /// What the far side has asked for and what became of it. An entry outlives the operation, so that nothing repeats it.
     inbound: BTreeMap<OpId, Inbound>,
+    /// Closed, but what it has queued still goes out, as it does from a socket whose owner has given up.
+    draining: bool,
     /// When what this side sends next can depart.
     free_at: Time,
     /// Before this nothing may arrive here where order is kept.
@@ -167,6 +169,7 @@ impl Half {
             stage: Stage::Opening,
             ops: BTreeMap::new(),
             inbound: BTreeMap::new(),
+            draining: false,
             free_at: Time::ZERO,
             last_arrival: Time::ZERO,
             clock_error,
@@ -374,8 +377,13 @@ impl State {
         let Some(wire) = self.wires.get(&wire_id) else { return };
         let fabric = wire.fabric;
         let (near, far) = (wire.half(from).node, wire.half(from.other()).node);
-        // A closed side sends nothing again; its last word, that it is closed, excepted.
-        if wire.half(from).stage == Stage::Closed && !matches!(packet, Packet::Reset) {
+        let half = wire.half(from);
+        let goes_out = match packet {
+            Packet::Reset => true,
+            Packet::Write { .. } => half.stage != Stage::Closed || half.draining,
+            _ => half.stage != Stage::Closed,
+        };
+        if !goes_out {
             return;
         }
         if !fabric.local {
@@ -420,14 +428,9 @@ impl State {
             Packet::Reset => {}
             _ => {
                 self.tally.given_up_paths += 1;
+                // A path that was never open has carried nothing that could still land.
                 let opening = wire.half(from).stage == Stage::Opening;
-                let (loss, fenced) = if opening {
-                    (Loss::Unreachable, true)
-                } else {
-                    (Loss::Silent, false)
-                };
-                self.lose(wire_id, from, loss, fenced);
-                self.send(wire_id, from, Packet::Reset, 64);
+                self.fall_silent(wire_id, from, opening);
             }
         }
     }
@@ -447,7 +450,7 @@ impl State {
             at = at.saturating_add(Time::from_ps(chance.below(latency.as_ps().max(1))));
             if chance.chance(faults.delay) {
                 self.tally.delays += 1;
-                at = at.saturating_add(Time::from_ps(chance.below(latency.as_ps().max(1)) * 200));
+                at = at.saturating_add(Time::from_ps(chance.below(latency.as_ps().max(1)) * 400));
             }
         }
         self.schedule(
@@ -738,7 +741,13 @@ impl State {
         let Some(wire) = self.wires.get_mut(&wire_id) else {
             return;
         };
-        let far_seat = wire.half(from.other()).seat;
+        let far = wire.half(from.other());
+        let (far_seat, far_closed) = (far.seat, far.stage == Stage::Closed);
+        if far_closed {
+            // Nobody is there to be told of an arrival, so nothing may arrive.
+            self.lose(wire_id, from, Loss::ClosedByPeer, true);
+            return;
+        }
         let Some(outgoing) = wire.half_mut(from).ops.get_mut(&OpId(op)) else {
             return;
         };
@@ -810,6 +819,18 @@ impl State {
         self.signal(end, Signal::Lost { path, loss, fenced });
     }
 
+    /// One side takes the other for dead, which need not be so, and may go without a word.
+    fn fall_silent(&mut self, wire_id: u32, side: Side, fenced: bool) {
+        let mute = self.chance.chance(self.faults.mute);
+        if let Some(wire) = self.wires.get_mut(&wire_id).filter(|_| mute) {
+            wire.half_mut(side).draining = true;
+        }
+        self.lose(wire_id, side, Loss::Silent, fenced);
+        if !mute {
+            self.send(wire_id, side, Packet::Reset, 64);
+        }
+    }
+
     /// Closes one side and tells the other.
     pub(crate) fn close(&mut self, wire_id: u32, side: Side) {
         self.send(wire_id, side, Packet::Reset, 64);
@@ -851,13 +872,16 @@ impl State {
         }
     }
 
-    /// Cuts an open path: at both sides as a reset does, or at one, which then only believes that its peer is silent.
+    /// Cuts an open path, one in use if there is one: at both sides as a reset does, or at one, which then believes that its peer
+    /// is silent.
     pub(crate) fn reset_path(&mut self, pick: u64) -> bool {
-        let open: Vec<u32> = self
-            .wires
+        let is_open = |w: &Wire| w.opener.stage == Stage::Open && w.acceptor.stage == Stage::Open;
+        let is_used = |w: &Wire| !w.opener.ops.is_empty() || !w.acceptor.ops.is_empty();
+        let open = self.wires.iter().filter(|(_, wire)| is_open(wire));
+        let (used, unused): (Vec<_>, Vec<_>) = open.partition(|(_, wire)| is_used(wire));
+        let open: Vec<u32> = if used.is_empty() { unused } else { used }
             .iter()
-            .filter(|(_, w)| w.opener.stage == Stage::Open && w.acceptor.stage == Stage::Open)
-            .map(|(id, _)| *id)
+            .map(|(id, _)| **id)
             .collect();
         if open.is_empty() {
             return false;
@@ -869,8 +893,8 @@ impl State {
             format!("path {wire_id} is cut, manner {how}")
         });
         match how {
-            0 => self.lose(wire_id, Side::Opener, Loss::Silent, false),
-            1 => self.lose(wire_id, Side::Acceptor, Loss::Silent, false),
+            0 => self.fall_silent(wire_id, Side::Opener, false),
+            1 => self.fall_silent(wire_id, Side::Acceptor, false),
             _ => {
                 self.lose(wire_id, Side::Opener, Loss::ClosedByPeer, true);
                 self.lose(wire_id, Side::Acceptor, Loss::ClosedByPeer, true);

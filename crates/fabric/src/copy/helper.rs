@@ -24,7 +24,18 @@ use std::{
 pub struct Helper {
     shared: Arc<Shared>,
     state: Thread,
+    /// Jobs to do alone before the helper is offered one again, because it kept the caller waiting: no core was idle.
+    rest: u32,
+    /// How long it rests when it does so the next time.
+    next_rest: u32,
 }
+
+#[cfg(not(loom))]
+const REST_MIN: u32 = 1;
+/// The model waits at once, and shall share every job.
+#[cfg(loom)]
+const REST_MIN: u32 = 0;
+const REST_MAX: u32 = 64;
 
 enum Thread {
     NotStarted,
@@ -81,14 +92,19 @@ impl Helper {
                 job: UnsafeCell::new(None),
             }),
             state: Thread::NotStarted,
+            rest: 0,
+            next_rest: REST_MIN,
         }
     }
 
     /// Runs `work` once for each of `0..units`, on this thread and, if it is free, on the helper. Returns when all are done.
     pub fn share(&mut self, units: u32, work: &(dyn Fn(u32) + Sync)) {
+        if self.rest > 0 {
+            self.rest -= 1;
+            return (0..units).for_each(work);
+        }
         let Some(helper) = self.thread() else {
-            (0..units).for_each(work);
-            return;
+            return (0..units).for_each(work);
         };
         self.shared.next.store(0, Ordering::Relaxed);
         // SAFETY: only the lifetime is widened. `finish` below, also when unwinding, returns after the helper has left the job.
@@ -104,9 +120,16 @@ impl Helper {
         });
         self.shared.state.store(OFFERED, Ordering::Release);
         helper.unpark();
-        let finish = Finish(&self.shared);
+        let mut waited = false;
+        let finish = Finish(&self.shared, &mut waited);
         self.shared.take_units(units, work);
         drop(finish);
+        if waited {
+            self.rest = self.next_rest;
+            self.next_rest = (self.next_rest * 2).min(REST_MAX);
+        } else {
+            self.next_rest = REST_MIN;
+        }
     }
 
     fn thread(&mut self) -> Option<thread::Thread> {
@@ -211,8 +234,8 @@ impl Drop for Leave<'_> {
     }
 }
 
-/// Takes the offer back, or waits until the helper has left; also when the caller unwinds.
-struct Finish<'a>(&'a Shared);
+/// Takes the offer back, or waits until the helper has left; also when the caller unwinds. Tells whether the wait was a long one.
+struct Finish<'a>(&'a Shared, &'a mut bool);
 
 impl Drop for Finish<'_> {
     fn drop(&mut self) {
@@ -229,6 +252,7 @@ impl Drop for Finish<'_> {
                 waited += 1;
                 std::hint::spin_loop();
             } else {
+                *self.1 = true;
                 thread::park();
             }
             state = self.0.state.load(Ordering::Acquire);

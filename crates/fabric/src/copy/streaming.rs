@@ -2,8 +2,8 @@
 
 use std::ptr;
 
-/// Below this a copy is left in the cache: whoever asked for so little is likely to look at it next.
-pub const STREAM_MIN_BYTES: usize = 256 << 10;
+/// Below this a copy is left in the cache: it fits there with its source, and whoever asked for it is likely to look at it next.
+pub const STREAM_MIN_BYTES: usize = 1 << 20;
 
 /// Copies `len` bytes, past the cache where they are many.
 ///

@@ -27,6 +27,8 @@ mod poller;
 mod ring;
 mod socket;
 mod target;
+#[cfg(test)]
+mod tests;
 mod transport;
 mod worker;
 
@@ -121,7 +123,7 @@ pub struct SharedMemory {
     /// The ledger entry of each region that is registered or still being left.
     entries: HashMap<RegionKey, Admitted>,
     worker: Worker,
-    poller: Poller,
+    poller: Arc<Poller>,
     listener: OwnedFd,
     /// Given up for a moment to turn a caller away when no descriptor is left.
     reserve: Option<OwnedFd>,
@@ -156,7 +158,7 @@ impl SharedMemory {
     /// Starts listening for peers on this host. No thread is started.
     pub fn start(options: SharedMemoryOptions, epoch: Epoch, clock: Clock) -> Result<SharedMemory, StartError> {
         let failed = |step| move |source| StartError::System { step, source };
-        let poller = Poller::new().map_err(failed("creating a poller"))?;
+        let poller = Arc::new(Poller::new().map_err(failed("creating a poller"))?);
         let (name, listener) = listen(epoch).map_err(failed("listening"))?;
         poller
             .watch_listener(&listener)

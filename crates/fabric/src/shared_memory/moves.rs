@@ -210,7 +210,7 @@ impl Path {
             Err(Fault::Forbidden) if self.may_bounce => Step::Barred,
             Err(Fault::Forbidden) => Step::Failed(Refusal::Unsupported.into()),
             Err(Fault::Gone) => Step::Failed(lost(Loss::ClosedByPeer)),
-            Err(Fault::NoMemory) if self.socket.is_hung_up() => Step::Failed(lost(Loss::ClosedByPeer)),
+            Err(Fault::NoMemory) if self.is_hung_up() => Step::Failed(lost(Loss::ClosedByPeer)),
             Err(Fault::NoMemory) => Step::Failed(Refusal::Unsupported.into()),
             Err(Fault::System(errno)) => Step::Failed(lost(Loss::System(errno))),
         }
@@ -218,7 +218,7 @@ impl Path {
 
     /// All bytes are in place. A peer that has gone meanwhile may not have been the one that we copied from.
     pub(super) fn finish(&mut self, running: Running, signals: &mut Vec<Signal>) {
-        if self.socket.is_hung_up() {
+        if self.is_hung_up() {
             return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
         }
         let done = Done {

@@ -13,6 +13,7 @@ use super::Foreign;
 use super::bouncer::Bouncer;
 use super::frame::{Frame, MESSAGE};
 use super::ledger::{HazardView, LedgerView};
+use super::poller::Poller;
 use super::ring::Ring;
 use super::socket::Socket;
 use super::target::Target;
@@ -26,6 +27,7 @@ const MAX_ASKS: usize = 64;
 pub(super) struct Path {
     pub id: PathId,
     pub socket: Socket,
+    poller: Arc<Poller>,
     pub pid: Option<libc::pid_t>,
     pub peer: Handshake,
     /// Foreign memory goes through the ring, because the kernel refuses the direct way or the options forbid it.
@@ -89,12 +91,13 @@ pub(super) struct Outgoing {
 }
 
 impl Path {
-    pub(super) fn new(id: PathId, socket: Socket, foreign: Foreign, until: Time, opener: bool) -> Path {
+    pub(super) fn new(id: PathId, socket: Socket, poller: Arc<Poller>, foreign: Foreign, peer: Handshake) -> Path {
         Path {
             id,
             pid: socket.peer_pid(),
             socket,
-            peer: Handshake::Awaited { until, opener },
+            poller,
+            peer,
             bounces: foreign == Foreign::Bounce,
             may_bounce: foreign != Foreign::ProcessVm,
             inflight: 0,
@@ -131,12 +134,25 @@ impl Path {
         }
     }
 
+    /// Whether the peer has closed its end, or died.
+    pub(super) fn is_hung_up(&self) -> bool {
+        !self.poller.is_quiet() && self.socket.is_hung_up()
+    }
+
     pub(super) fn complete(&self, op: OpId, outcome: Result<Done, Failure>, signals: &mut Vec<Signal>) {
         signals.push(Signal::Completed {
             path: self.id,
             op,
             outcome,
         });
+    }
+
+    /// Sends the first frame. A new socket has room for it.
+    pub(super) fn introduce(&mut self, hello: &Frame<'_>, files: &[BorrowedFd<'_>]) -> Result<(), Loss> {
+        if self.send_now(&hello.encode(), &[], files) {
+            return Ok(());
+        }
+        Err(self.broken.unwrap_or(Loss::System(libc::ENOBUFS)))
     }
 
     /// Sends a session's message, at once or when there is room.

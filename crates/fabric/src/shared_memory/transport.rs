@@ -186,18 +186,13 @@ impl SharedMemory {
         let id = PathId(self.next_path);
         self.poller.watch(id, &socket).map_err(|error| loss_of(&error))?;
         let until = now.saturating_add(self.options.handshake_max);
-        let mut path = Path::new(id, socket, self.options.foreign, until, opener);
-        let files = [self.ledger.file(), self.worker.hazard().file()].map(|file| file.try_clone_to_owned());
-        let [Ok(ledger), Ok(hazard)] = files else {
-            return Err(Loss::System(libc::EMFILE));
+        let peer = Handshake::Awaited { until, opener };
+        let mut path = Path::new(id, socket, Arc::clone(&self.poller), self.options.foreign, peer);
+        let hello = Frame::Hello {
+            epoch: self.epoch,
+            hazard_tag: id.0,
         };
-        path.send(
-            &Frame::Hello {
-                epoch: self.epoch,
-                hazard_tag: id.0,
-            },
-            vec![ledger, hazard],
-        );
+        path.introduce(&hello, &[self.ledger.file(), self.worker.hazard().file()])?;
         self.next_path = self
             .next_path
             .checked_add(1)
@@ -212,7 +207,11 @@ impl SharedMemory {
         let mut more = false;
         for event in self.poller.events() {
             match event {
-                Event::Caller => self.accept(now),
+                Event::Caller => {
+                    self.accept(now);
+                    // Callers introduce themselves at once.
+                    more = true;
+                }
                 Event::Path(id) => match self.path_index(id) {
                     Some(at) => more |= self.receive(at),
                     None => self.lingering.retain(|lingering| lingering.id != id),
@@ -228,16 +227,19 @@ impl SharedMemory {
                 // A caller beyond the limit is hung up on, and sees it at once.
                 Ok(_) if self.paths.len() + self.lingering.len() >= self.options.paths_max => {}
                 Ok(socket) => {
-                    // Where there is not even a descriptor to introduce ourselves with, the caller is hung up on as well.
+                    // A caller that has gone again, or cannot be introduced to, is hung up on as well.
                     let _ = self.add_path(socket, false, now);
                 }
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                    if self.reserve.take().is_none() {
-                        self.reserve = reserve_descriptor().ok();
+                    // The kernel says so before it looks whether anybody calls: so give one up, and look.
+                    self.reserve = None;
+                    let caller = Socket::accept(self.listener.as_fd());
+                    let nobody = caller.is_err();
+                    drop(caller);
+                    self.reserve = reserve_descriptor().ok();
+                    if nobody {
                         return;
                     }
-                    drop(Socket::accept(self.listener.as_fd()));
-                    self.reserve = reserve_descriptor().ok();
                 }
                 Err(_) => return,
             }
@@ -439,11 +441,14 @@ impl SharedMemory {
     fn lose(&mut self, at: usize, loss: Loss) {
         let mut path = self.paths.remove(at);
         let fenced = path.end(loss, &mut self.ready);
-        self.ready.push(Signal::Lost {
-            path: path.id,
-            loss,
-            fenced,
-        });
+        // A caller that never introduced itself was never announced, so nobody misses it.
+        if !matches!(path.peer, Handshake::Awaited { opener: false, .. }) {
+            self.ready.push(Signal::Lost {
+                path: path.id,
+                loss,
+                fenced,
+            });
+        }
         // A peer that lives may be in the middle of a copy; its hazard counts until its end of the socket is closed too.
         if loss != Loss::ClosedByPeer
             && let Some(hazard) = path.hazard().cloned()

@@ -24,7 +24,7 @@ pub(super) struct Connection {
     pub(super) awaits_room: bool,
     /// Bytes of moves that this side has open here.
     pub(super) open_bytes: u64,
-    /// Runs of reads that this side has open here.
+    /// Runs of moves that this side has open here.
     pub(super) open_runs: usize,
 }
 

@@ -113,7 +113,6 @@ impl Inbound {
             return self.receive_heads(stream, placing.vectors);
         };
         let wanted = payload.left.min(RECEIVE_BYTES);
-        placing.vectors.clear();
         let placed = self.gather(payload.sink, wanted, placing);
         if placed == 0 {
             let dropped = stream.discard(usize::try_from(payload.left).unwrap_or(usize::MAX))?;
@@ -165,7 +164,6 @@ impl Inbound {
         } else {
             AHEAD_BYTES
         };
-        vectors.clear();
         let free = &mut self.buffer[self.end..self.end + ask];
         vectors.push(free.as_mut_ptr(), free.len());
         let got = stream.receive(vectors)?;
@@ -186,13 +184,13 @@ impl Inbound {
             && self.start < self.end
         {
             let held = payload.left.min((self.end - self.start) as u64);
-            placing.vectors.clear();
             let placed = match self.gather(payload.sink, held, placing) {
                 0 => held,
                 _ => placing
                     .vectors
                     .fill(&self.buffer[self.start..self.start + held as usize]) as u64,
             };
+            placing.vectors.clear();
             self.consume(placed as usize);
             self.placed(placed, placing);
         }

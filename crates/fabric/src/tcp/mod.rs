@@ -55,8 +55,10 @@ const INFLIGHT_OPS_MAX: usize = 256;
 const STRANGERS_MAX: usize = 256;
 /// How long the listener rests when there are no descriptors left.
 const LISTENER_REST: Time = Time::from_ms(100);
-/// Polls that look at the connection which was busy last, for each one that looks at all of them.
-const HOT_POLLS: u32 = 4;
+/// Polls of one who spins that look only at the connection which was busy last, for each one that looks at all of them.
+const HOT_POLLS: u32 = 16;
+/// Who polls again within this time is spinning; who comes back later was woken, by any of the connections.
+const SPIN_MAX: Time = Time::from_us(5);
 
 const LISTENER: u64 = u64::MAX;
 const STRANGER: u64 = 1 << 63;
@@ -81,6 +83,7 @@ pub struct Tcp {
     earliest: Time,
     hot: Option<(PathId, usize)>,
     polls: u32,
+    polled: Time,
     numbered_paths: u32,
     numbered_strangers: u64,
     vectors: Vectors,
@@ -135,6 +138,7 @@ impl Tcp {
             earliest: Time::MAX,
             hot: None,
             polls: 0,
+            polled: Time::ZERO,
             numbered_paths: 0,
             numbered_strangers: 0,
             vectors: Vectors::default(),
@@ -325,7 +329,10 @@ impl Tcp {
         if happened.len() == Epoll::BATCH {
             progress = Progress::Busy;
         }
-        self.hot = None;
+        // As long as nobody else has anything to say, the connection that was busy last is the one to look at first.
+        if !happened.is_empty() {
+            self.hot = None;
+        }
         for &token in &happened {
             match token {
                 LISTENER => self.accept(now),
@@ -425,13 +432,16 @@ impl Transport for Tcp {
             self.on_timeout(now);
         }
         self.polls = self.polls.wrapping_add(1);
+        let spinning = now.saturating_sub(self.polled) < SPIN_MAX && !self.polls.is_multiple_of(HOT_POLLS);
+        self.polled = now;
         let hot = self
             .hot
+            .filter(|_| spinning)
             .filter(|(id, index)| self.paths.get(id).is_some_and(|path| !path.is_blocked(*index)));
         let progress = match hot {
             // Whoever spins finds the answer with one system call instead of two.
-            Some((id, index)) if self.polls % HOT_POLLS != 0 => self.turn(id, index),
-            _ => self.look_around(now),
+            Some((id, index)) => self.turn(id, index),
+            None => self.look_around(now),
         };
         signals.append(&mut self.ready);
         progress

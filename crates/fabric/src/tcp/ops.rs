@@ -11,6 +11,8 @@ pub(super) struct LocalOp {
     pub(super) id: OpId,
     pub(super) deadline: Time,
     pub(super) part: Move,
+    /// How many runs the request names.
+    pub(super) runs: usize,
     pub(super) connection: usize,
     /// The job that sends a write.
     pub(super) job: Option<u64>,
@@ -35,10 +37,6 @@ impl LocalOp {
     }
     pub(super) fn is_read(&self) -> bool {
         self.part.direction == Direction::Read
-    }
-    /// How many runs the request names.
-    pub(super) fn runs(&self) -> usize {
-        self.part.leg.remote_spans().runs().len()
     }
 }
 

@@ -79,7 +79,8 @@ struct Job {
 enum Content {
     Write {
         part: Move,
-        deadline: Time,
+        /// Until it has been sent.
+        request: Option<Frame>,
     },
     Response {
         region: Region,
@@ -114,9 +115,11 @@ impl Outbound {
     }
 
     /// Queues a write and returns the number of its job.
-    pub(super) fn write(&mut self, op: u64, part: Move, deadline: Time) -> u64 {
+    pub(super) fn write(&mut self, part: Move, request: WriteRequest) -> u64 {
         let total = part.range.end - part.range.start;
-        self.push(Job::new(op, total, None, Content::Write { part, deadline }))
+        let op = request.op;
+        let request = Some(Frame::WriteRequest(request));
+        self.push(Job::new(op, total, None, Content::Write { part, request }))
     }
 
     /// Queues the answer to a read that has been checked.
@@ -225,9 +228,7 @@ impl Outbound {
                 self.advance(0);
                 continue;
             }
-            let sent = stream.send(vectors);
-            vectors.clear();
-            match sent {
+            match stream.send(vectors) {
                 Ok(sent) => {
                     self.advance(sent);
                     if sent < wanted {
@@ -253,7 +254,7 @@ impl Outbound {
             let serial = self.first + self.uncommitted as u64;
             if !job.announced && job.ended.is_none() {
                 job.announced = true;
-                if let Some(request) = job.request() {
+                if let Some(request) = job.take_request() {
                     stage(&mut self.staged, &mut self.segments, &request);
                 }
             }
@@ -292,7 +293,6 @@ impl Outbound {
     }
 
     fn collect(&self, vectors: &mut Vectors) {
-        vectors.clear();
         let mut staged = self.staged_sent;
         for segment in &self.segments {
             if vectors.is_full() || vectors.bytes() >= SEND_BYTES {
@@ -419,18 +419,11 @@ impl Job {
     }
 
     /// What a write begins with. A response is announced by the request that it answers.
-    fn request(&self) -> Option<Frame> {
-        let Content::Write { part, deadline } = &self.content else {
-            return None;
-        };
-        Some(Frame::WriteRequest(WriteRequest {
-            op: self.op,
-            deadline: *deadline,
-            key: part.leg.remote().key,
-            spans: part.leg.remote_spans().slice(part.range.clone()),
-            checksum: part.checksum,
-            arrival: part.arrival,
-        }))
+    fn take_request(&mut self) -> Option<Frame> {
+        match &mut self.content {
+            Content::Write { request, .. } => request.take(),
+            Content::Response { .. } => None,
+        }
     }
 
     fn data(&self, len: u64) -> Frame {

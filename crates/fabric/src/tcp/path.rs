@@ -3,11 +3,12 @@
 //! The connections live and die together. When one is lost the others are shut down, and a write is only called fenced once
 //! the peer's end of the connection that carried it is known to be closed.
 
+mod closing;
+
 use std::io;
-use std::net::Shutdown;
 
 use weft_plan::Time;
-use weft_protocol::frame::{self, Ended, Frame, ReadRequest};
+use weft_protocol::frame::{self, Ended, Frame, ReadRequest, WriteRequest};
 use weft_protocol::{
     Access, Body, Direction, Done, Failure, Loss, Move, Op, OpId, PathId, Progress, Refusal, RegionKey, RegionTable,
     Signal,
@@ -25,8 +26,6 @@ use crate::Clock;
 const SMALL_BYTES: u64 = 64 << 10;
 /// System calls to receive with, before another connection has its turn.
 const RECEIVES_PER_TURN: usize = 16;
-/// How long the other connections of a lost path may take to be closed by the peer as well.
-const CLOSING_MAX: Time = Time::from_ms(200);
 
 #[derive(Debug)]
 pub(super) struct Path {
@@ -159,19 +158,31 @@ impl Path {
         if connection.join == Join::Connecting && !self.greet(index, world)? {
             return Ok(Progress::Idle);
         }
-        let mut progress = Progress::Busy;
-        for _ in 0..RECEIVES_PER_TURN {
+        let mut calls = 0;
+        // Where bytes came, more are likely to come soon: whoever turns this should look again before going to sleep.
+        let mut progress = Progress::Idle;
+        loop {
             let received = self.receive(index, world)?;
             if received != Received::Nothing {
                 self.decode(index, world)?;
+                progress = Progress::Busy;
             }
             if received != Received::Some {
-                progress = Progress::Idle;
+                break;
+            }
+            calls += 1;
+            // Bytes that have been decrypted make no socket readable, so they are not left behind.
+            if calls >= RECEIVES_PER_TURN && !self.holds_plaintext(index) {
                 break;
             }
         }
         self.flush(index, world)?;
         Ok(progress)
+    }
+
+    fn holds_plaintext(&self, index: usize) -> bool {
+        let connection = self.connections[index].as_ref();
+        connection.is_some_and(|c| c.stream.holds_plaintext())
     }
 
     /// Sends the first frame once the socket is connected.
@@ -307,17 +318,19 @@ impl Path {
             Frame::ReadEnd { op, outcome } => self.on_read_end(index, op, outcome, world)?,
             Frame::WriteAck { op, outcome } => self.on_write_ack(index, op, outcome, world)?,
             Frame::ReadRequest(request) => {
-                self.on_read_request(index, request, world)?;
-                self.compare_clocks(index, world);
+                let now = world.clock.now();
+                self.on_read_request(index, request, now, world)?;
+                self.compare_clocks(index, now);
             }
             Frame::WriteRequest(request) => {
                 if connection.inbound.write.is_some() {
                     return Err(Gone::GARBAGE);
                 }
-                let late = self.far_clock.may_have_reached(request.deadline, world.clock.now());
+                let now = world.clock.now();
+                let late = self.far_clock.may_have_reached(request.deadline, now);
                 let write = IncomingWrite::begin(request, world.regions, late, &mut connection.outbound);
                 connection.inbound.write = Some(write);
-                self.compare_clocks(index, world);
+                self.compare_clocks(index, now);
             }
             Frame::WriteData { op, len } => {
                 let current = connection.inbound.write.as_ref().filter(|w| w.op == op);
@@ -357,14 +370,20 @@ impl Path {
         Ok(())
     }
 
-    fn on_read_request(&mut self, index: usize, request: ReadRequest, world: &mut World<'_>) -> Result<(), Gone> {
+    fn on_read_request(
+        &mut self,
+        index: usize,
+        request: ReadRequest,
+        now: Time,
+        world: &mut World<'_>,
+    ) -> Result<(), Gone> {
         let Some(connection) = &mut self.connections[index] else {
             return Ok(());
         };
         if !connection.outbound.admits(request.spans.runs().len()) {
             return Err(Gone::GARBAGE);
         }
-        let verdict = if self.far_clock.may_have_reached(request.deadline, world.clock.now()) {
+        let verdict = if self.far_clock.may_have_reached(request.deadline, now) {
             Err(Refusal::Late)
         } else {
             world.regions.check(&request.key, Access::READ, &request.spans)
@@ -438,8 +457,7 @@ impl Path {
     }
 
     /// Asks the peer for its time where what is known of it has grown old.
-    fn compare_clocks(&mut self, index: usize, world: &mut World<'_>) {
-        let now = world.clock.now();
+    fn compare_clocks(&mut self, index: usize, now: Time) {
         if self.far_clock.is_stale(now)
             && now.saturating_sub(self.pinged) > Time::from_ms(100)
             && let Some(connection) = &mut self.connections[index]
@@ -449,7 +467,7 @@ impl Path {
         }
     }
 
-    /// Accepts an operation, or not: `false` is back-pressure.
+    /// Accepts an operation and names the connection that it goes on; `None` is back-pressure.
     pub(super) fn post(&mut self, op: &Op, max_inflight: usize, now: Time, world: &mut World<'_>) -> Option<usize> {
         if self.phase != Phase::Live || self.ops.len() >= max_inflight {
             return None;
@@ -481,57 +499,66 @@ impl Path {
         let local = part.leg.local();
         let usable = world.regions.lookup(&local.key).and_then(host);
         let bytes = part.range.end.saturating_sub(part.range.start);
-        let runs = part.leg.remote_spans().runs().len();
         let possible = part.range.end <= part.leg.bytes() && bytes <= frame::MOVE_BYTES_MAX;
-        let verdict = match usable {
-            Err(refusal) => Err(refusal),
-            Ok(_) if !possible => Err(Refusal::Malformed),
-            Ok(_) => Ok(()),
+        let spans = match usable {
+            Ok(_) if possible => part.leg.remote_spans().slice(part.range.clone()),
+            Ok(_) => return self.refuse(op.id, Refusal::Malformed, world),
+            Err(refusal) => return self.refuse(op.id, refusal, world),
         };
-        if let Err(refusal) = verdict {
-            world
-                .signals
-                .push(completed(self.id, op.id, Err(Failure::Refused(refusal))));
-            return Some(0);
+        let runs = spans.runs().len();
+        if runs > frame::RUNS_MAX {
+            return self.refuse(op.id, Refusal::Malformed, world);
         }
         let index = self.choose(bytes);
         let connection = self.connections[index].as_mut()?;
+        if connection.outbound.is_crowded() || connection.open_runs + runs > frame::REQUESTED_RUNS_MAX {
+            return None;
+        }
         let wire = self.ops.next_wire();
+        let (deadline, key, checksum) = (op.deadline, part.leg.remote().key, part.checksum);
         let mut job = None;
         match part.direction {
-            Direction::Read => {
-                let spans = part.leg.remote_spans().slice(part.range.clone());
-                if connection.outbound.is_crowded() || connection.open_runs + runs > frame::REQUESTED_RUNS_MAX {
-                    return None;
-                }
-                if spans.runs().len() > frame::RUNS_MAX {
-                    let refusal = Failure::Refused(Refusal::Malformed);
-                    world.signals.push(completed(self.id, op.id, Err(refusal)));
-                    return Some(0);
-                }
-                connection.open_runs += runs;
-                connection.outbound.stage(&Frame::ReadRequest(ReadRequest {
+            Direction::Read => connection.outbound.stage(&Frame::ReadRequest(ReadRequest {
+                op: wire,
+                deadline,
+                key,
+                spans,
+                checksum,
+            })),
+            Direction::Write => {
+                let request = WriteRequest {
                     op: wire,
-                    deadline: op.deadline,
-                    key: part.leg.remote().key,
+                    deadline,
+                    key,
                     spans,
-                    checksum: part.checksum,
-                }));
+                    checksum,
+                    arrival: part.arrival,
+                };
+                job = Some(connection.outbound.write(part.clone(), request));
             }
-            Direction::Write => job = Some(connection.outbound.write(wire, part.clone(), op.deadline)),
         }
+        connection.open_runs += runs;
         connection.open_bytes += bytes;
         self.ops.insert(LocalOp {
             wire,
             id: op.id,
             deadline: op.deadline,
             part: part.clone(),
+            runs,
             connection: index,
             job,
             received: 0,
             stage: Stage::Open,
         });
         Some(index)
+    }
+
+    /// Completes an operation that cannot be; it counts as accepted.
+    fn refuse(&mut self, id: OpId, refusal: Refusal, world: &mut World<'_>) -> Option<usize> {
+        world
+            .signals
+            .push(completed(self.id, id, Err(Failure::Refused(refusal))));
+        Some(0)
     }
 
     /// Small moves share the first connection with messages; large ones go where the least is under way.
@@ -646,145 +673,8 @@ impl Path {
             && let Some(connection) = &mut self.connections[op.connection]
         {
             connection.open_bytes -= op.bytes();
-            if op.is_read() {
-                connection.open_runs -= op.runs();
-            }
+            connection.open_runs -= op.runs;
         }
-    }
-
-    /// Watches a connection of a path that is closing until the peer has closed it as well.
-    fn drain(&mut self, index: usize) -> Result<Progress, Gone> {
-        let Some(connection) = &mut self.connections[index] else {
-            return Ok(Progress::Idle);
-        };
-        match connection.stream.discard(1 << 20) {
-            Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            Ok(_) => Ok(Progress::Busy),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Progress::Idle),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(Progress::Busy),
-            Err(e) => Err(e.into()),
-        }
-    }
-
-    /// One connection is gone, and with it the path.
-    fn lose(&mut self, index: usize, gone: Gone, now: Time, world: &mut World<'_>) {
-        let loss = match self.phase {
-            Phase::Over => return,
-            Phase::Opening { .. } => {
-                self.connections.clear();
-                self.phase = Phase::Over;
-                if self.opened_here {
-                    world.signals.push(Signal::Lost {
-                        path: self.id,
-                        loss: gone.loss,
-                        fenced: true,
-                    });
-                }
-                return;
-            }
-            Phase::Live => {
-                self.settle_harmless(gone.loss, world);
-                for (at, connection) in self.connections.iter_mut().enumerate() {
-                    if let Some(connection) = connection
-                        && at != index
-                    {
-                        // The peer takes it as its own end of the path, and answers in kind.
-                        let _ = connection.stream.socket().shutdown(Shutdown::Write);
-                        let _ = connection.watch(world.epoll, false);
-                    }
-                }
-                self.phase = Phase::Closing {
-                    loss: gone.loss,
-                    until: now.saturating_add(CLOSING_MAX),
-                    fenced: true,
-                };
-                gone.loss
-            }
-            Phase::Closing { loss, .. } => loss,
-        };
-        let lost: Vec<u64> = self
-            .ops
-            .iter()
-            .filter(|op| op.connection == index)
-            .map(|op| op.wire)
-            .collect();
-        self.connections[index] = None;
-        if let Phase::Closing { fenced, .. } = &mut self.phase {
-            *fenced &= gone.fenced || lost.is_empty();
-        }
-        for wire in lost {
-            if let Some(op) = self.ops.remove(wire)
-                && op.stage != Stage::Ended
-            {
-                let failure = Failure::PathLost {
-                    loss,
-                    fenced: gone.fenced,
-                };
-                world.signals.push(completed(self.id, op.id, Err(failure)));
-            }
-        }
-        if self.connections.iter().all(Option::is_none) {
-            self.finish(true, world);
-        }
-    }
-
-    /// Completes what a lost path leaves no doubt about: reads, and writes that the peer never heard of.
-    fn settle_harmless(&mut self, loss: Loss, world: &mut World<'_>) {
-        let connections = &self.connections;
-        let harmless = |op: &&LocalOp| {
-            let job = op.job.unwrap_or(u64::MAX);
-            let connection = connections[op.connection].as_ref();
-            op.is_read() || connection.is_some_and(|c| !c.outbound.is_announced(job))
-        };
-        let settled: Vec<u64> = self.ops.iter().filter(harmless).map(|op| op.wire).collect();
-        for wire in settled {
-            if let Some(op) = self.ops.remove(wire)
-                && op.stage != Stage::Ended
-            {
-                let failure = Failure::PathLost { loss, fenced: true };
-                world.signals.push(completed(self.id, op.id, Err(failure)));
-            }
-        }
-    }
-
-    /// The end of a path: whatever is still open completes, and then the path is lost.
-    fn finish(&mut self, all_closed: bool, world: &mut World<'_>) {
-        let Phase::Closing { loss, fenced, .. } = self.phase else {
-            return;
-        };
-        let mut fenced = fenced;
-        for op in self.ops.drain() {
-            fenced &= all_closed;
-            if op.stage != Stage::Ended {
-                let failure = Failure::PathLost {
-                    loss,
-                    fenced: all_closed,
-                };
-                world.signals.push(completed(self.id, op.id, Err(failure)));
-            }
-        }
-        self.connections.clear();
-        self.phase = Phase::Over;
-        world.signals.push(Signal::Lost {
-            path: self.id,
-            loss,
-            fenced,
-        });
-    }
-
-    /// This side wants no more of the path.
-    pub(super) fn close(&mut self, world: &mut World<'_>) {
-        match self.phase {
-            Phase::Over => return,
-            Phase::Live => self.settle_harmless(Loss::Closed, world),
-            Phase::Opening { .. } | Phase::Closing { .. } => {}
-        }
-        self.phase = Phase::Closing {
-            loss: Loss::Closed,
-            until: Time::ZERO,
-            fenced: true,
-        };
-        self.finish(false, world);
     }
 }
 

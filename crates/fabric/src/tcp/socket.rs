@@ -28,6 +28,14 @@ impl Vectors {
         self.list.clear();
         self.bytes = 0;
     }
+    /// Sends from everything collected; how many bytes the kernel took.
+    pub(super) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        send(socket, &mut self.list)
+    }
+    /// Receives into everything collected; 0 means that the peer has closed.
+    pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        receive(socket, &mut self.list)
+    }
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -54,7 +62,7 @@ impl Vectors {
         });
     }
     /// Copies bytes that were received elsewhere to where the vectors point; returns how many fitted.
-    pub(super) fn fill(&mut self, mut bytes: &[u8]) -> usize {
+    pub(super) fn fill(&self, mut bytes: &[u8]) -> usize {
         let mut filled = 0;
         for vector in &self.list {
             let len = vector.iov_len.min(bytes.len());
@@ -66,8 +74,8 @@ impl Vectors {
         }
         filled
     }
-    /// As slices, for encryption, which reads while the caller holds what the vectors point to.
-    pub(super) fn for_each_source(&self, mut take: impl FnMut(&[u8]) -> io::Result<bool>) -> io::Result<()> {
+    /// Hands everything collected over in slices, for encryption, until `take` says that it wants no more.
+    pub(super) fn hand_over(&self, mut take: impl FnMut(&[u8]) -> io::Result<bool>) -> io::Result<()> {
         // Registered memory may change at any moment, so it is copied before anything forms a reference to it.
         let mut copy = [0u8; 16 << 10];
         for vector in &self.list {
@@ -86,27 +94,25 @@ impl Vectors {
     }
 }
 
-/// Sends from all vectors; how many bytes the kernel took.
-pub(super) fn send(socket: BorrowedFd<'_>, vectors: &mut Vectors) -> io::Result<usize> {
+fn send(socket: BorrowedFd<'_>, list: &mut [libc::iovec]) -> io::Result<usize> {
     // SAFETY: an all-zero msghdr is a valid empty one.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = vectors.list.as_mut_ptr();
-    message.msg_iovlen = vectors.list.len();
+    message.msg_iov = list.as_mut_ptr();
+    message.msg_iovlen = list.len();
     // SAFETY: the vectors point to memory that outlives the call and that the kernel only reads.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives into all vectors; 0 means that the peer has closed.
-pub(super) fn receive(socket: BorrowedFd<'_>, vectors: &mut Vectors) -> io::Result<usize> {
-    let received = if let [only] = vectors.list[..] {
+fn receive(socket: BorrowedFd<'_>, list: &mut [libc::iovec]) -> io::Result<usize> {
+    let received = if let [only] = list {
         // SAFETY: the vector points to memory that outlives the call; whoever else touches it does so by raw copies.
         unsafe { libc::recv(socket.as_raw_fd(), only.iov_base, only.iov_len, libc::MSG_DONTWAIT) }
     } else {
         // SAFETY: an all-zero msghdr is a valid empty one.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = vectors.list.as_mut_ptr();
-        message.msg_iovlen = vectors.list.len();
+        message.msg_iov = list.as_mut_ptr();
+        message.msg_iovlen = list.len();
         // SAFETY: as above, for each of the vectors.
         unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) }
     };
@@ -157,7 +163,7 @@ pub(super) fn connect(peer: SocketAddr, options: &TcpOptions) -> io::Result<Sock
         Type::STREAM.nonblocking(),
         Some(Protocol::TCP),
     )?;
-    prepare(&socket, options)?;
+    prepare(&socket, peer, options)?;
     if let Some(local) = options.source {
         socket.bind(&SockAddr::from(SocketAddr::new(local, 0)))?;
     }
@@ -177,12 +183,19 @@ pub(super) fn accept(listener: &Socket, options: &TcpOptions) -> io::Result<Sock
     }
     // SAFETY: a fresh descriptor that nobody else owns.
     let socket = Socket::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    prepare(&socket, options)?;
+    let peer = socket.peer_addr()?.as_socket();
+    let peer = peer.ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
+    prepare(&socket, peer, options)?;
     Ok(socket)
 }
 
-fn prepare(socket: &Socket, options: &TcpOptions) -> io::Result<()> {
+fn prepare(socket: &Socket, peer: SocketAddr, options: &TcpOptions) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
+    if peer.ip().to_canonical().is_loopback() {
+        // Within a host nothing is lost and nobody is to be fair to, so pacing (BBR, where it is the default) only costs.
+        // Reno is always there and always allowed; were it not, the default would do.
+        let _ = socket.set_tcp_congestion(b"reno");
+    }
     let silence = Duration::from(options.silence_max);
     // Three probes in the second half of the time that a peer may be silent.
     let keepalive = TcpKeepalive::new()

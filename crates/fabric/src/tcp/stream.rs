@@ -24,19 +24,23 @@ impl Stream {
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.socket().as_fd()
     }
-    /// Sends from the vectors; fewer bytes than they hold means that the socket is full.
+    /// Sends from the vectors and empties them; fewer bytes than they hold means that the socket is full.
     pub(super) fn send(&mut self, vectors: &mut Vectors) -> io::Result<usize> {
-        match self {
-            Stream::Plain(socket) => socket::send(socket.as_fd(), vectors),
+        let sent = match self {
+            Stream::Plain(socket) => vectors.send(socket.as_fd()),
             Stream::Tls(tls) => tls.send(vectors),
-        }
+        };
+        vectors.clear();
+        sent
     }
-    /// Receives into the vectors; 0 means that the peer has closed.
+    /// Receives into the vectors and empties them; 0 means that the peer has closed.
     pub(super) fn receive(&mut self, vectors: &mut Vectors) -> io::Result<usize> {
-        match self {
-            Stream::Plain(socket) => socket::receive(socket.as_fd(), vectors),
+        let received = match self {
+            Stream::Plain(socket) => vectors.receive(socket.as_fd()),
             Stream::Tls(tls) => tls.receive(vectors),
-        }
+        };
+        vectors.clear();
+        received
     }
     /// Drops up to `len` received bytes.
     pub(super) fn discard(&mut self, len: usize) -> io::Result<usize> {
@@ -50,6 +54,13 @@ impl Stream {
         match self {
             Stream::Plain(_) => Ok(true),
             Stream::Tls(tls) => tls.flush(),
+        }
+    }
+    /// Have bytes been decrypted that nobody has received yet?
+    pub(super) fn holds_plaintext(&self) -> bool {
+        match self {
+            Stream::Plain(_) => false,
+            Stream::Tls(tls) => tls.holds_plaintext(),
         }
     }
     /// Does receiving less than was asked for mean that there is no more for now?

@@ -112,11 +112,15 @@ impl TlsStream {
         &self.socket
     }
 
-    pub(super) fn send(&mut self, vectors: &mut Vectors) -> io::Result<usize> {
+    pub(super) fn holds_plaintext(&self) -> bool {
+        self.plaintext > 0
+    }
+
+    pub(super) fn send(&mut self, vectors: &Vectors) -> io::Result<usize> {
         self.flush()?;
         let mut taken = 0;
         let mut writer = self.session.writer();
-        vectors.for_each_source(|bytes| {
+        vectors.hand_over(|bytes| {
             let n = writer.write(bytes)?;
             taken += n;
             Ok(n == bytes.len())
@@ -141,7 +145,7 @@ impl TlsStream {
         Ok(true)
     }
 
-    pub(super) fn receive(&mut self, vectors: &mut Vectors) -> io::Result<usize> {
+    pub(super) fn receive(&mut self, vectors: &Vectors) -> io::Result<usize> {
         let mut copy = [0u8; 16 << 10];
         let want = vectors.bytes().min(copy.len());
         let n = self.take(&mut copy[..want])?;

@@ -94,6 +94,10 @@ pub fn be_a_peer() {
                 "release" => say(&format!("{:?}", transport.release(&key(Kind::Mapped)))),
                 "stamp" => regions.iter().for_each(|(_, m)| m.write(0, &vec![0xee; len])),
                 "intact" => say(&regions.iter().all(|(_, m)| m.snapshot() == vec![0xee; len]).to_string()),
+                "use up descriptors" => {
+                    use_up_descriptors();
+                    say("none left");
+                }
                 other => panic!("an unknown command {other}"),
             }
         }
@@ -105,6 +109,18 @@ pub fn be_a_peer() {
         // SAFETY: one entry.
         unsafe { libc::poll(&mut wait, 1, 1) };
     }
+}
+
+/// Lowers the limit, then takes every descriptor below it.
+fn use_up_descriptors() {
+    let limit = libc::rlimit {
+        rlim_cur: 64,
+        rlim_max: 64,
+    };
+    // SAFETY: a plain call with a valid limit.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+    // SAFETY: duplicates that live as long as this process.
+    while unsafe { libc::dup(0) } >= 0 {}
 }
 
 fn say(line: &str) {
@@ -158,7 +174,19 @@ impl Peer {
     pub fn reply(&mut self) -> String {
         next_reply(&mut self.replies)
     }
-    pub fn signal(&self, signal: libc::c_int) {
+    /// Stops the process, and returns when it has stopped.
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+        let pid = self.child.id() as libc::pid_t;
+        let mut status = 0;
+        // SAFETY: our own child, which has not been waited for.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, libc::WUNTRACED) }, pid);
+        assert!(libc::WIFSTOPPED(status));
+    }
+    pub fn thaw(&self) {
+        self.signal(libc::SIGCONT);
+    }
+    fn signal(&self, signal: libc::c_int) {
         // SAFETY: a plain call; the child has not been waited for, so its number is its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, signal) }, 0);
     }

@@ -18,11 +18,13 @@ const OUTBOX_MAX: usize = 256;
 const MESSAGE_BIT: u64 = 1 << 63;
 
 impl<T: ?Sized + Transport> Core<T> {
-    /// A whole turn over every transport. [`Progress::Busy`]: call again at once.
+    /// A whole turn over every transport. [`Progress::Busy`]: something was done or is left to do, so call again at once.
+    ///
+    /// It goes round again only for what it has itself set going, so that whoever shares the core waits for one round of
+    /// copying at most.
     pub fn pump(&mut self, now: Time) -> Progress {
         let mut progress = Progress::Idle;
         for round in 0..ROUNDS_MAX {
-            progress = Progress::Idle;
             for slot in 0..self.slots.len() {
                 if self.poll_slot(slot, now) == Progress::Busy {
                     progress = Progress::Busy;
@@ -32,8 +34,8 @@ impl<T: ?Sized + Transport> Core<T> {
             if round == 0 {
                 self.on_timeouts(now);
             }
-            if !self.flush(now) && progress == Progress::Idle {
-                return Progress::Idle;
+            if !self.flush(now) {
+                break;
             }
         }
         progress

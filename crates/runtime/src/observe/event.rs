@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use weft_plan::Time;
+use weft_protocol::session::SessionLoss;
 use weft_protocol::{Direction, Failure, Loss, Refusal};
 
 /// Something that happened to an agent. Peers are named as they named themselves.
@@ -19,7 +20,7 @@ pub enum Event {
     },
     SessionLost {
         peer: Arc<str>,
-        cause: String,
+        cause: SessionLoss,
     },
     PathOpened {
         peer: Arc<str>,

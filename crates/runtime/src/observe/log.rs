@@ -3,6 +3,7 @@
 use tracing::{debug, info, warn};
 use tracing_subscriber::EnvFilter;
 use weft_plan::Time;
+use weft_protocol::session::SessionLoss;
 
 use super::ObserveError;
 use super::event::{Event, Outcome, word};
@@ -28,7 +29,14 @@ pub(super) fn write(agent: &str, at: Time, event: &Event) {
         Event::AgentStarted { address } => info!(agent, at, address, "agent started"),
         Event::AgentStopped => info!(agent, at, "agent stopped"),
         Event::SessionEstablished { peer } => info!(agent, at, %peer, "session established"),
-        Event::SessionLost { peer, cause } => warn!(agent, at, %peer, cause, "session lost"),
+        // An end that somebody wanted is nothing to worry about.
+        Event::SessionLost {
+            peer,
+            cause: SessionLoss::Closed | SessionLoss::ClosedByPeer { .. },
+        } => {
+            info!(agent, at, %peer, "session closed");
+        }
+        Event::SessionLost { peer, cause } => warn!(agent, at, %peer, %cause, "session lost"),
         Event::PathOpened { peer, transport } => info!(agent, at, %peer, transport, "path opened"),
         Event::PathLost { peer, transport, loss } => warn!(agent, at, %peer, transport, %loss, "path lost"),
         Event::TransferSubmitted {

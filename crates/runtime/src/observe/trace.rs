@@ -53,7 +53,9 @@ impl TraceFile {
             Event::AgentStarted { address } => instant("agent started", json!({"address": address})),
             Event::AgentStopped => instant("agent stopped", json!({})),
             Event::SessionEstablished { peer } => instant("session established", json!({"peer": &**peer})),
-            Event::SessionLost { peer, cause } => instant("session lost", json!({"peer": &**peer, "cause": cause})),
+            Event::SessionLost { peer, cause } => {
+                instant("session lost", json!({"peer": &**peer, "cause": cause.to_string()}))
+            }
             Event::PathOpened { peer, transport } => {
                 instant("path opened", json!({"peer": &**peer, "transport": transport}))
             }

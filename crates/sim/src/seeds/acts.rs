@@ -233,6 +233,8 @@ impl Play {
                     return Ok(());
                 };
                 remote.len *= 2;
+                // One part at most: of several, those within bounds would rightfully be moved.
+                let bytes = bytes.min(1000);
                 let beyond = Spans::contiguous(self.plan.region_bytes as u64 - bytes / 2, bytes);
                 ("out of bounds", remote, beyond, direction)
             }
@@ -258,7 +260,11 @@ impl Play {
             return self.give_up(draft.kind);
         };
         let chosen = &self.nodes[index].buffers[buffer];
-        let local_spans = random_spans(&mut self.chance, 0, chosen.watched.cell_bytes() as u64, bytes);
+        let local_spans = match draft.kind {
+            // In one part, so that it is refused whole.
+            Kind::Forbidden(_) => Spans::contiguous(0, bytes),
+            _ => random_spans(&mut self.chance, 0, chosen.watched.cell_bytes() as u64, bytes),
+        };
         let expected = draft.expected.unwrap_or_else(|| chosen.watched.expected(&local_spans));
         let leg = Leg::new(
             chosen.region.clone(),
@@ -320,13 +326,13 @@ impl Play {
         };
         self.world.note(&[10, index as u64, id.0], || {
             format!(
-                "node {index} submits {id:?} of {bytes} bytes, {:?}, by {world_deadline:?}",
+                "node {index} submits {id:?} of {bytes} bytes, {:?}, note {note:?}, by {world_deadline:?}",
                 draft.direction
             )
         });
         self.works.insert(number, work);
         self.open.insert((index, id), number);
-        self.watch_deadline(number, world_deadline);
+        self.watch(number, world_deadline);
         self.turn(index)
     }
 

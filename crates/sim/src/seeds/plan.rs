@@ -20,6 +20,8 @@ pub(super) struct Plan {
     pub(super) cut: u64,
     pub(super) freeze: u64,
     pub(super) reset: u64,
+    /// The same of a path just after a transfer was submitted.
+    pub(super) snip: u64,
     pub(super) actions: u64,
     /// The time between two actions, at most.
     pub(super) pace_max: Time,
@@ -42,17 +44,19 @@ impl Plan {
             duplication: sometimes(0.05),
             delay: sometimes(0.05),
             unacknowledged: sometimes(0.05),
+            mute: sometimes(0.8),
             flip: sometimes(0.01),
             busy_release: sometimes(0.5),
             short_post: sometimes(0.3),
             clock_error_max: Time::from_us((sometimes(100.0)) as u64),
         };
         let mut of_thousand = |most: f64| sometimes(most) as u64;
-        let (crash, cut, freeze, reset) = (
+        let (crash, cut, freeze, reset, snip) = (
             of_thousand(20.0),
             of_thousand(30.0),
             of_thousand(20.0),
-            of_thousand(60.0),
+            of_thousand(30.0),
+            of_thousand(200.0),
         );
         let network = Fabric {
             packet_bytes: 1 << (8 + chance.below(5)),
@@ -71,12 +75,13 @@ impl Plan {
             nodes: 2 + chance.below(3) as usize,
             nodes_per_host: 1 + chance.below(3) as usize,
             network,
-            paths: 1 + chance.below(2) as usize,
+            paths: 1 + chance.below(3) as usize,
             faults,
             crash,
             cut,
             freeze,
             reset,
+            snip,
             actions: 250,
             pace_max: Time::from_us(200 << chance.below(6)),
             silence_max: Time::from_ms(300 + chance.below(700)),

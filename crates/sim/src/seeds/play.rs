@@ -147,13 +147,14 @@ enum Tick {
     Overdue,
     Reclaim,
     Release,
+    Snip,
     Calm,
     Reconnect,
     Probe,
     End,
 }
 
-const TICKS: [Tick; 11] = [
+const TICKS: [Tick; 12] = [
     Tick::Wake,
     Tick::Act,
     Tick::Thaw,
@@ -161,6 +162,7 @@ const TICKS: [Tick; 11] = [
     Tick::Overdue,
     Tick::Reclaim,
     Tick::Release,
+    Tick::Snip,
     Tick::Calm,
     Tick::Reconnect,
     Tick::Probe,
@@ -220,7 +222,12 @@ impl Play {
             });
             self.begin_life(index)?;
         }
-        self.arrange(Time::ZERO, Tick::Act, 0);
+        for from in 0..self.nodes.len() {
+            for to in 0..from {
+                self.connect(from, to, Time::from_secs(1))?;
+            }
+        }
+        self.arrange(Time::from_us(200), Tick::Act, 0);
         while !self.over {
             self.steps += 1;
             if self.steps > STEPS_MAX {
@@ -270,6 +277,12 @@ impl Play {
             Tick::Overdue => self.on_overdue(about),
             Tick::Reclaim => self.reclaim(about),
             Tick::Release => self.on_release(index),
+            Tick::Snip => {
+                if !self.calm {
+                    self.world.reset_path(about);
+                }
+                Ok(())
+            }
             Tick::Calm => self.on_calm(),
             Tick::Reconnect => self.on_reconnect(),
             Tick::Probe => self.on_probe(),
@@ -495,7 +508,12 @@ impl Play {
         self.actions_left -= 1;
         self.check_load()?;
         self.act()?;
-        let pace = Time::from_ps(self.chance.below(self.plan.pace_max.as_ps()));
+        // In bursts, so that transfers meet each other, and pauses, so that silence is noticed.
+        let pace = match self.chance.below(3) {
+            0 => self.plan.pace_max,
+            _ => Time::from_us(20),
+        };
+        let pace = Time::from_ps(self.chance.below(pace.as_ps()));
         self.arrange(self.later(pace), Tick::Act, 0);
         Ok(())
     }
@@ -512,9 +530,14 @@ impl Play {
         Ok(())
     }
 
-    /// Arranges to look for a transfer after its deadline.
-    pub(super) fn watch_deadline(&self, work: u64, deadline: Time) {
+    /// Arranges to look for a transfer after its deadline, and perhaps to cut its path before.
+    pub(super) fn watch(&mut self, work: u64, deadline: Time) {
         self.arrange(deadline.saturating_add(SLACK), Tick::Overdue, work);
+        if !self.calm && self.chance.below(1000) < self.plan.snip {
+            let soon = Time::from_ns(self.chance.below(60_000));
+            let pick = self.chance.below(1 << 32);
+            self.arrange(self.later(soon), Tick::Snip, pick);
+        }
     }
 
     fn on_overdue(&mut self, number: u64) -> Result<(), Violation> {

@@ -1,0 +1,255 @@
+//! What only the inside can provoke: a copy that lasts, garbage on the socket, a peer that does not listen.
+
+use std::sync::Arc;
+
+use weft_plan::{Place, Time};
+use weft_protocol::{
+    Access, Body, Epoch, Failure, Loss, Op, OpId, PathId, Progress, Refusal, Region, RegionKey, Signal, Transport,
+};
+
+use super::frame::Frame;
+use super::socket::Socket;
+use super::{SharedMemory, SharedMemoryOptions, address};
+use crate::{Clock, HostMemory};
+
+struct Ends {
+    near: SharedMemory,
+    far: SharedMemory,
+    near_path: PathId,
+    far_path: PathId,
+}
+
+fn end(epoch: u64) -> SharedMemory {
+    SharedMemory::start(SharedMemoryOptions::default(), Epoch(epoch), Clock::start()).unwrap()
+}
+
+fn turn(end: &mut SharedMemory, now: Time) -> Vec<Signal> {
+    let mut signals = Vec::new();
+    while end.poll(now, &mut signals) == Progress::Busy {}
+    signals
+}
+
+fn connected() -> Ends {
+    let (mut near, mut far) = (end(1), end(2));
+    let near_path = near.open(&far.capabilities().address.clone(), Time::ZERO).unwrap();
+    let accepted = turn(&mut far, Time::ZERO);
+    let [Signal::Accepted { path: far_path }] = accepted[..] else {
+        panic!("{accepted:?}");
+    };
+    assert!(matches!(turn(&mut near, Time::ZERO)[..], [Signal::Opened { .. }]));
+    Ends {
+        near,
+        far,
+        near_path,
+        far_path,
+    }
+}
+
+fn region(epoch: u64, slot: u32) -> Region {
+    Region {
+        key: RegionKey {
+            epoch: Epoch(epoch),
+            slot,
+            secret: 99,
+        },
+        memory: Arc::new(HostMemory::from_vec(vec![0; 100])),
+        place: Place::DRAM,
+        access: Access::READ_WRITE,
+    }
+}
+
+#[test]
+fn release_waits_for_a_peer_inside_also_after_the_path_was_closed_here() {
+    let Ends {
+        near,
+        mut far,
+        near_path,
+        far_path,
+    } = connected();
+    let region = region(2, 0);
+    far.register(&region).unwrap();
+    let entry = far.entries[&region.key].entry;
+    let ledger = near.paths[0].ledger().unwrap().clone();
+    let inside = near.worker.hazard().enter(near_path.0, &ledger, entry).unwrap();
+    assert_eq!(far.release(&region.key), Ok(Progress::Busy));
+    far.close(far_path);
+    turn(&mut far, Time::ZERO);
+    assert_eq!(far.release(&region.key), Ok(Progress::Busy));
+    drop(inside);
+    assert_eq!(far.release(&region.key), Ok(Progress::Idle));
+    assert_eq!(far.release(&region.key), Err(Refusal::Released));
+}
+
+#[test]
+fn a_peer_that_died_inside_is_not_waited_for() {
+    let Ends {
+        near,
+        mut far,
+        near_path,
+        ..
+    } = connected();
+    let region = region(2, 0);
+    far.register(&region).unwrap();
+    let entry = far.entries[&region.key].entry;
+    let ledger = near.paths[0].ledger().unwrap().clone();
+    // As a killed process would leave it.
+    std::mem::forget(near.worker.hazard().enter(near_path.0, &ledger, entry));
+    assert_eq!(far.release(&region.key), Ok(Progress::Busy));
+    drop(near);
+    assert!(matches!(
+        turn(&mut far, Time::ZERO)[..],
+        [Signal::Lost {
+            loss: Loss::ClosedByPeer,
+            fenced: true,
+            ..
+        }]
+    ));
+    assert_eq!(far.release(&region.key), Ok(Progress::Idle));
+}
+
+#[test]
+fn garbage_costs_only_the_path_that_it_came_on() {
+    let mut ends = connected();
+    let name = address::name_here(&ends.far.capabilities().address).unwrap().to_owned();
+    let hello = Frame::Hello {
+        epoch: Epoch(5),
+        hazard_tag: 0,
+    };
+    let null = || std::fs::File::open("/dev/null").unwrap();
+    let (a, b) = (null(), null());
+    let files = [std::os::fd::AsFd::as_fd(&a), std::os::fd::AsFd::as_fd(&b)];
+    for (datagram, files) in [
+        (b"garbage".to_vec(), &files[..0]),
+        (vec![0xff; 65_000], &files[..0]),
+        (vec![1; 65_700], &files[..0]),
+        (hello.encode(), &files[..0]),
+        // Files that are no memory files.
+        (hello.encode(), &files[..]),
+        // A message before the introduction.
+        (Frame::Message(b"too early").encode(), &files[..0]),
+    ] {
+        let socket = Socket::connect(&name).unwrap();
+        turn(&mut ends.far, Time::ZERO);
+        assert!(socket.send(&datagram, &[], files).unwrap());
+        assert!(turn(&mut ends.far, Time::ZERO).is_empty(), "nobody was announced");
+        assert!(socket.is_hung_up());
+    }
+    echo(&mut ends);
+}
+
+#[test]
+fn garbage_of_a_known_peer_loses_its_path() {
+    for datagram in [
+        b"garbage".to_vec(),
+        Frame::Bounced {
+            slot: 3,
+            result: Ok(()),
+        }
+        .encode(),
+    ] {
+        let mut ends = connected();
+        assert!(ends.near.paths[0].socket.send(&datagram, &[], &[]).unwrap());
+        let signals = turn(&mut ends.far, Time::ZERO);
+        assert!(
+            matches!(
+                signals[..],
+                [Signal::Lost {
+                    loss: Loss::Garbage,
+                    fenced: true,
+                    ..
+                }]
+            ),
+            "{signals:?}"
+        );
+        let signals = turn(&mut ends.near, Time::ZERO);
+        assert!(matches!(
+            signals[..],
+            [Signal::Lost {
+                loss: Loss::ClosedByPeer,
+                ..
+            }]
+        ));
+    }
+}
+
+#[test]
+fn a_caller_that_says_nothing_is_hung_up_on() {
+    let mut ends = connected();
+    let name = address::name_here(&ends.far.capabilities().address).unwrap().to_owned();
+    let silent = Socket::connect(&name).unwrap();
+    turn(&mut ends.far, Time::ZERO);
+    assert!(crate::Live::next_timeout(&ends.far).is_some());
+    assert!(turn(&mut ends.far, Time::from_secs(60)).is_empty());
+    assert!(silent.is_hung_up());
+    echo(&mut ends);
+}
+
+#[test]
+fn a_peer_that_does_not_listen_is_back_pressure_and_nothing_is_lost() {
+    let mut ends = connected();
+    let message = |id: u64| Op {
+        id: OpId(id),
+        deadline: Time::from_secs(9),
+        body: Body::Message(vec![id as u8; 60_000].into()),
+    };
+    let ops: Vec<Op> = (0..1000).map(message).collect();
+    let accepted = ends.near.post(ends.near_path, &ops, Time::ZERO).unwrap();
+    assert_eq!(accepted, ends.near.capabilities().max_inflight_ops);
+    assert_eq!(ends.near.post(ends.near_path, &ops[accepted..], Time::ZERO), Ok(0));
+    let (mut received, mut completed) = (Vec::new(), 0);
+    while received.len() < accepted || completed < accepted {
+        for signal in turn(&mut ends.near, Time::ZERO) {
+            assert!(matches!(signal, Signal::Completed { outcome: Ok(_), .. }), "{signal:?}");
+            completed += 1;
+        }
+        for signal in turn(&mut ends.far, Time::ZERO) {
+            let Signal::Message { payload, .. } = signal else {
+                panic!("{signal:?}");
+            };
+            received.push(payload[0]);
+        }
+    }
+    assert!(received.iter().enumerate().all(|(i, &byte)| byte == i as u8));
+    // What waits too long expires, and what is too long is refused.
+    let accepted = ends.near.post(ends.near_path, &ops, Time::ZERO).unwrap();
+    let ended = turn(&mut ends.near, Time::from_secs(9));
+    let expired = |s: &&Signal| {
+        matches!(
+            s,
+            Signal::Completed {
+                outcome: Err(Failure::Expired),
+                ..
+            }
+        )
+    };
+    assert!(ended.len() == accepted && ended.iter().filter(expired).count() > 0);
+    turn(&mut ends.far, Time::ZERO);
+    let long = Op {
+        body: Body::Message(vec![0; (64 << 10) + 1].into()),
+        ..message(5000)
+    };
+    ends.near.post(ends.near_path, &[long], Time::ZERO).unwrap();
+    assert!(matches!(
+        turn(&mut ends.near, Time::ZERO)[..],
+        [Signal::Completed {
+            outcome: Err(Failure::Refused(Refusal::Malformed)),
+            ..
+        }]
+    ));
+    echo(&mut ends);
+}
+
+fn echo(ends: &mut Ends) {
+    let op = Op {
+        id: OpId(1 << 40),
+        deadline: Time::from_secs(90),
+        body: Body::Message(Arc::from(&b"hello"[..])),
+    };
+    assert_eq!(ends.near.post(ends.near_path, &[op], Time::ZERO), Ok(1));
+    turn(&mut ends.near, Time::ZERO);
+    let signals = turn(&mut ends.far, Time::ZERO);
+    assert!(
+        matches!(&signals[..], [Signal::Message { path, payload }] if *path == ends.far_path && payload == b"hello"),
+        "{signals:?}"
+    );
+}

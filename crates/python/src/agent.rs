@@ -1,0 +1,279 @@
+//! The agent.
+
+use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
+use weft::Access;
+use weft::settings::TABLE;
+
+use crate::asyncio::{Outcome, future_of};
+use crate::errors::{Stopped, invalid, raise};
+use crate::memory::{Memory, duration, of_object};
+use crate::peer::Peer;
+
+const SIGNAL_CHECK: Duration = Duration::from_millis(100);
+
+/// Registers memory, publishes it, connects to other agents and moves bytes.
+#[derive(Debug)]
+#[pyclass(frozen, module = "weft")]
+pub struct Agent {
+    /// Empty once it is closed.
+    inner: RwLock<Option<weft::Agent>>,
+}
+
+/// What a peer has told this agent.
+#[derive(Debug)]
+#[pyclass(frozen, module = "weft")]
+pub struct Notification {
+    peer: Py<Peer>,
+    payload: Vec<u8>,
+}
+
+impl Agent {
+    fn live(&self) -> PyResult<weft::Agent> {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        inner
+            .clone()
+            .ok_or_else(|| Stopped::new_err("the agent has been closed"))
+    }
+}
+
+#[pymethods]
+impl Agent {
+    #[new]
+    #[pyo3(signature = (name, *, listen = None, secret = None, **settings))]
+    fn new(
+        py: Python<'_>,
+        name: &str,
+        listen: Option<&str>,
+        secret: Option<&str>,
+        settings: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Agent> {
+        let mut builder = weft::Agent::builder(name);
+        if let Some(listen) = listen {
+            builder = builder.listen(listen);
+        }
+        if let Some(secret) = secret {
+            builder = builder.secret(secret);
+        }
+        for (key, value) in settings.into_iter().flatten() {
+            let (key, value) = setting(key.extract()?, &value)?;
+            builder = builder.set(&key, value);
+        }
+        let agent = py.detach(|| builder.start()).map_err(|error| raise(py, &error))?;
+        // The setting `log` was checked with the others, but its own grammar only the log knows.
+        weft::observe::print_log(&agent.settings().log).map_err(|error| raise(py, &error.into()))?;
+        Ok(Agent {
+            inner: RwLock::new(Some(agent)),
+        })
+    }
+
+    #[getter]
+    fn name(&self) -> PyResult<String> {
+        Ok(self.live()?.name().to_owned())
+    }
+
+    /// Where other agents reach this one, as one string for `connect`.
+    #[getter]
+    fn address(&self, py: Python<'_>) -> PyResult<String> {
+        let agent = self.live()?;
+        Ok(py.detach(|| agent.address()))
+    }
+
+    /// The peers that are connected now, whoever came to whom.
+    #[getter]
+    fn peers(&self, py: Python<'_>) -> PyResult<Vec<Peer>> {
+        let agent = self.live()?;
+        Ok(py
+            .detach(|| agent.peers())
+            .into_iter()
+            .map(|inner| Peer { inner })
+            .collect())
+    }
+
+    /// The metrics as Prometheus reads them; empty unless `metrics_listen` is set.
+    #[getter]
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        let agent = self.live()?;
+        Ok(py.detach(|| agent.metrics()))
+    }
+
+    /// Memory that Weft allocates: zeroed, and mapped by peers on this host instead of copied through the kernel.
+    fn allocate(&self, py: Python<'_>, nbytes: usize) -> PyResult<Memory> {
+        let agent = self.live()?;
+        let inner = py
+            .detach(|| agent.allocate(nbytes))
+            .map_err(|error| raise(py, &error))?;
+        Ok(Memory { inner, writable: true })
+    }
+
+    /// Registers the memory of anything with the buffer protocol or DLPack, without copying it.
+    #[pyo3(signature = (object, writable = true))]
+    fn register(&self, py: Python<'_>, object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Memory> {
+        let agent = self.live()?;
+        let shared = of_object(object, writable)?;
+        if shared.len == 0 {
+            return Err(invalid("there is no memory to register"));
+        }
+        // SAFETY: the owner keeps the memory where it is until it is dropped, which the agent does last. Python objects hand
+        // their memory out to many at once, so nobody holds a Rust reference to it.
+        let inner = unsafe { agent.register_raw(shared.start, shared.len, Box::new(shared.owner)) };
+        Ok(Memory {
+            inner: inner.map_err(|error| raise(py, &error))?,
+            writable,
+        })
+    }
+
+    /// Lets peers reach memory under a name.
+    #[pyo3(signature = (name, memory, read = true, write = false))]
+    fn publish(&self, py: Python<'_>, name: &str, memory: &Memory, read: bool, write: bool) -> PyResult<()> {
+        if write && !memory.writable {
+            return Err(invalid(
+                "this memory is read-only, so peers cannot be let to write to it",
+            ));
+        }
+        let agent = self.live()?;
+        let access = Access { read, write };
+        py.detach(|| agent.publish(name, &memory.inner, access))
+            .map_err(|error| raise(py, &error))
+    }
+
+    /// Takes a published name back. Peers are refused from now on.
+    fn withdraw(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let agent = self.live()?;
+        py.detach(|| agent.withdraw(name)).map_err(|error| raise(py, &error))
+    }
+
+    /// Connects to an agent by its `address`, or by `host:port`.
+    #[pyo3(signature = (address, timeout = None))]
+    fn connect(&self, py: Python<'_>, address: &str, timeout: Option<f64>) -> PyResult<Peer> {
+        let agent = self.live()?;
+        let timeout = timeout.map(duration).transpose()?.unwrap_or(agent.settings().deadline);
+        let inner = py
+            .detach(|| agent.connect_within(address, timeout))
+            .map_err(|error| raise(py, &error))?;
+        Ok(Peer { inner })
+    }
+
+    /// Connects to an agent by its name, looked up through the rendezvous.
+    #[pyo3(signature = (name, timeout = 30.0))]
+    fn connect_named(&self, py: Python<'_>, name: &str, timeout: f64) -> PyResult<Peer> {
+        let agent = self.live()?;
+        let timeout = duration(timeout)?;
+        let inner = py
+            .detach(|| agent.connect_named(name, timeout))
+            .map_err(|error| raise(py, &error))?;
+        Ok(Peer { inner })
+    }
+
+    #[pyo3(signature = (address, timeout = None))]
+    fn connect_async<'py>(slf: &Bound<'py, Self>, address: &str, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py()
+            .import("asyncio")?
+            .call_method1("to_thread", (slf.getattr("connect")?, address, timeout))
+    }
+
+    /// The next notification, from whichever peer; `None` where none comes in time.
+    #[pyo3(signature = (timeout = None))]
+    fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notification>> {
+        let agent = self.live()?;
+        let end = timeout
+            .map(duration)
+            .transpose()?
+            .and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = end.map_or(SIGNAL_CHECK, |end| end.saturating_duration_since(Instant::now()));
+            if let Some(told) = py.detach(|| agent.next_notification(left.min(SIGNAL_CHECK))) {
+                return Notification::new(py, told).map(Some);
+            }
+            py.check_signals()?;
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The next notification, for `await`.
+    fn notification_async<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let agent = self.live()?;
+        let told = async move {
+            let told = agent.notified().await;
+            let give: Outcome = Box::new(move |py| Ok(Py::new(py, Notification::new(py, told)?)?.into_any()));
+            give
+        };
+        future_of(py, told)
+    }
+
+    /// Stops the agent. Transfers under way end with an error.
+    fn close(&self, py: Python<'_>) {
+        let agent = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(agent));
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        self.live().map_or("<weft.Agent, closed>".to_owned(), |agent| {
+            format!("<weft.Agent {:?}>", agent.name())
+        })
+    }
+}
+
+#[pymethods]
+impl Notification {
+    #[getter]
+    fn peer(&self, py: Python<'_>) -> Py<Peer> {
+        self.peer.clone_ref(py)
+    }
+
+    #[getter]
+    fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<weft.Notification from {:?}, {} bytes>",
+            self.peer.get().inner.name(),
+            self.payload.len()
+        )
+    }
+}
+
+impl Notification {
+    fn new(py: Python<'_>, told: weft::Notification) -> PyResult<Notification> {
+        Ok(Notification {
+            peer: Py::new(py, Peer { inner: told.from })?,
+            payload: told.payload,
+        })
+    }
+}
+
+/// A keyword and its value as the table of settings has them: `tcp_connections=4` is `tcp.connections = 4`, a list is written
+/// with commas, and a duration may be a number of seconds.
+fn setting(keyword: String, value: &Bound<'_, PyAny>) -> PyResult<(String, String)> {
+    let row = TABLE.iter().find(|row| row.key.replace('.', "_") == keyword);
+    let text = if let Ok(flag) = value.cast::<PyBool>() {
+        flag.is_true().to_string()
+    } else if let Ok(items) = value.cast::<PyList>() {
+        let items: Vec<String> = items
+            .iter()
+            .map(|item| Ok(item.str()?.to_string()))
+            .collect::<PyResult<_>>()?;
+        items.join(",")
+    } else if row.is_some_and(|row| row.kind == "duration") && value.extract::<f64>().is_ok() {
+        format!("{}ns", duration(value.extract()?)?.as_nanos())
+    } else {
+        value.str()?.to_string()
+    };
+    Ok((row.map_or(keyword, |row| row.key.to_owned()), text))
+}

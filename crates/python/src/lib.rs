@@ -1,0 +1,35 @@
+//! The Python package: a thin layer over the Rust API.
+//!
+//! Two rules keep Python and the progress thread from waiting for each other. Whoever calls into the agent lets other Python
+//! threads run meanwhile; and nothing that runs inside the agent ever waits for Python: references are given back later, and
+//! `asyncio` is told by a thread of its own.
+
+mod agent;
+mod asyncio;
+mod errors;
+mod memory;
+mod peer;
+mod spans;
+mod transfer;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _weft {
+    #[pymodule_export]
+    use super::agent::{Agent, Notification};
+    #[pymodule_export]
+    use super::memory::Memory;
+    #[pymodule_export]
+    use super::peer::{Borrowed, Peer, Prepared, Region};
+    #[pymodule_export]
+    use super::transfer::{Summary, Transfer};
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        super::errors::add_to(module)
+    }
+}

@@ -1,0 +1,206 @@
+//! Registered memory, and the two ways in which Python objects share theirs: the buffer protocol and DLPack.
+
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyCapsuleMethods, PyMemoryView};
+
+use crate::errors::{invalid, raise};
+
+/// Memory that an agent has registered.
+#[derive(Debug)]
+#[pyclass(frozen, module = "weft")]
+pub struct Memory {
+    pub inner: weft::Memory,
+    pub writable: bool,
+}
+
+#[pymethods]
+impl Memory {
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.inner.len()
+    }
+
+    /// Whether peers on this host can map it instead of copying through the kernel.
+    #[getter]
+    fn mappable(&self) -> bool {
+        self.inner.is_mappable()
+    }
+
+    #[getter]
+    fn writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Withdraws and releases the memory; afterwards no peer touches it.
+    #[pyo3(signature = (timeout = 10.0))]
+    fn release(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let timeout = duration(timeout)?;
+        py.detach(|| self.inner.release(timeout))
+            .map_err(|error| raise(py, &error))
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(usize::try_from(self.inner.len())?)
+    }
+
+    fn __repr__(&self) -> String {
+        let kind = if self.inner.is_mappable() {
+            "allocated"
+        } else {
+            "registered"
+        };
+        format!("<weft.Memory, {} bytes, {kind}>", self.inner.len())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+        self.release(py, 10.0)
+    }
+
+    /// # Safety
+    /// Called by Python with a view to fill.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let memory = slf.get();
+        let exported = (memory.inner.as_ptr(), memory.inner.len(), !memory.writable);
+        // SAFETY: the pointer is good for the length while the object lives, and the view keeps the object alive.
+        unsafe { export(slf.as_any(), exported, view, flags) }
+    }
+}
+
+/// Fills a view of memory that `owner` keeps alive.
+///
+/// # Safety
+/// The memory stays valid while `owner` lives, and `view` is what Python passed.
+pub unsafe fn export(
+    owner: &Bound<'_, PyAny>,
+    (start, len, readonly): (*mut u8, u64, bool),
+    view: *mut ffi::Py_buffer,
+    flags: c_int,
+) -> PyResult<()> {
+    if view.is_null() {
+        return Err(PyBufferError::new_err("no view was given"));
+    }
+    let len = ffi::Py_ssize_t::try_from(len)?;
+    // SAFETY: the view is valid, as the caller says; Python's own function fills it and takes a reference to the owner.
+    let filled = unsafe { ffi::PyBuffer_FillInfo(view, owner.as_ptr(), start.cast(), len, readonly.into(), flags) };
+    if filled == 0 {
+        Ok(())
+    } else {
+        Err(PyErr::fetch(owner.py()))
+    }
+}
+
+/// The memory of a Python object, and what keeps it where it is.
+pub struct Shared {
+    pub start: *mut u8,
+    pub len: usize,
+    /// Dropped by whichever thread lets go of the memory last; without Python at hand, the reference is given back later.
+    pub owner: Py<PyAny>,
+}
+
+/// The memory behind anything with the buffer protocol or DLPack. It must be contiguous.
+pub fn of_object(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Shared> {
+    match PyMemoryView::from(object) {
+        Ok(view) => of_buffer(&view, writable),
+        Err(_) if object.hasattr("__dlpack__")? => of_dlpack(object),
+        Err(_) => Err(invalid(
+            "only objects with the buffer protocol or DLPack can be registered",
+        )),
+    }
+}
+
+fn of_buffer(view: &Bound<'_, PyMemoryView>, writable: bool) -> PyResult<Shared> {
+    let buffer = PyUntypedBuffer::get(view.as_any())?;
+    if !buffer.is_c_contiguous() {
+        return Err(invalid("only contiguous memory can be registered"));
+    }
+    if writable && buffer.readonly() {
+        return Err(invalid("this memory is read-only: register it with writable=False"));
+    }
+    // The memory view itself holds on to the object's memory, and, unlike the buffer, can be dropped by any thread at once.
+    Ok(Shared {
+        start: buffer.buf_ptr().cast(),
+        len: buffer.len_bytes(),
+        owner: view.clone().into_any().unbind(),
+    })
+}
+
+/// The beginning of DLPack's `DLManagedTensor`, as its specification lays it out.
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    dtype_code: u8,
+    dtype_bits: u8,
+    dtype_lanes: u16,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+const DL_CPU: i32 = 1;
+
+fn of_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Shared> {
+    let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+    if device != DL_CPU {
+        return Err(invalid("only tensors in host memory can be registered"));
+    }
+    // Asked for nothing newer, everyone hands out the first layout, which is called "dltensor".
+    let capsule = object.call_method0("__dlpack__")?.cast_into::<PyCapsule>()?;
+    let pointer = capsule.pointer_checked(Some(c"dltensor"))?.cast::<DlTensor>();
+    // SAFETY: a capsule of this name points to a DLManagedTensor, which begins with a DLTensor; both live until the capsule
+    // is consumed or dropped, and we hold it.
+    let tensor = unsafe { pointer.as_ref() };
+    if tensor.device_type != DL_CPU || tensor.ndim < 0 {
+        return Err(invalid("only tensors in host memory can be registered"));
+    }
+    let dimensions = tensor.ndim as usize;
+    let list = |start: *const i64| -> Vec<i64> {
+        // SAFETY: DLPack promises `ndim` numbers wherever the pointer is not null.
+        if start.is_null() {
+            Vec::new()
+        } else {
+            unsafe { std::slice::from_raw_parts(start, dimensions) }.to_vec()
+        }
+    };
+    let (shape, strides) = (list(tensor.shape), list(tensor.strides));
+    let mut elements: i64 = 1;
+    for (index, extent) in shape.iter().enumerate().rev() {
+        // The stride of a dimension with one element, or none, says nothing.
+        if *extent > 1 && strides.get(index).is_some_and(|stride| *stride != elements) {
+            return Err(invalid("only contiguous memory can be registered"));
+        }
+        elements = elements
+            .checked_mul(*extent)
+            .filter(|count| *count >= 0)
+            .ok_or_else(|| invalid("a tensor too large"))?;
+    }
+    let bits = u64::from(tensor.dtype_bits) * u64::from(tensor.dtype_lanes);
+    let bytes = u64::try_from(elements)?
+        .checked_mul(bits)
+        .ok_or_else(|| invalid("a tensor too large"))?
+        .div_ceil(8);
+    let offset = usize::try_from(tensor.byte_offset)?;
+    let start = tensor.data.cast::<u8>().wrapping_add(offset);
+    Ok(Shared {
+        start,
+        len: usize::try_from(bytes)?,
+        owner: capsule.into_any().unbind(),
+    })
+}
+
+pub fn duration(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| invalid(format!("{seconds} seconds is not a duration")))
+}
