@@ -167,8 +167,8 @@ pub struct Samples(Vec<Duration>);
 
 /// The most samples that are kept of one measurement.
 const SAMPLES_MAX: usize = 20_000;
-const SAMPLES_MIN: usize = 5;
-const WARM_UPS: usize = 2;
+const SAMPLES_MIN: usize = 3;
+const WARM_UPS: usize = 1;
 
 impl Samples {
     /// Posts again and again for about `budget`, a few times at least.

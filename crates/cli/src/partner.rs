@@ -39,25 +39,31 @@ pub enum Answer {
     CpuTime { ns: u64 },
 }
 
-/// `count` blocks in an order that the seed decides, another one at each end. Both processes compute it.
+/// `count` of the first `slots` blocks, in an order that the seed decides, another one at each end. Both processes compute it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Blocks {
     pub bytes: u64,
     pub count: u64,
+    pub slots: u64,
     pub seed: u64,
 }
 
 impl Blocks {
     /// The spans in the parent's region.
     pub fn near(&self) -> Spans {
-        Spans::paged(0, self.bytes, shuffled(self.count, self.seed))
+        self.spans(self.seed)
     }
     /// The spans in the partner's region.
     pub fn far(&self) -> Spans {
-        Spans::paged(0, self.bytes, shuffled(self.count, self.seed ^ u64::MAX))
+        self.spans(!self.seed)
     }
     pub fn total(&self) -> u64 {
         self.bytes * self.count
+    }
+
+    fn spans(&self, seed: u64) -> Spans {
+        let blocks = shuffled(self.slots, seed).into_iter().take(self.count as usize);
+        Spans::paged(0, self.bytes, blocks)
     }
 }
 

@@ -12,18 +12,36 @@ use crate::complaint::{Complain, Complaint, Exit};
 use crate::pair::{Pair, Plan, Samples};
 use crate::partner::Blocks;
 
-/// Block size and batch of each probe: three unknowns, so three sizes, of which the first is mostly latency, the second mostly
-/// spans, and the third nothing but bytes, more of them than caches hold.
-const PROBES: [(u64, u64); 3] = [(4 << 10, 1), (4 << 10, 2048), (64 << 20, 1)];
+/// Block size and batch of each probe. The first is all latency. The others are more bytes than a cache holds, because that is what
+/// a cache of keys and values is, and differ in how many spans they take; what does fit a cache is faster than predicted.
+const PROBES: [(u64, u64); 4] = [(4 << 10, 1), (4 << 10, 16384), (64 << 10, 1024), (64 << 20, 1)];
 
 /// The region that the probes need.
 pub const PROBE_BYTES: u64 = 64 << 20;
 
+/// Where the blocks of a probe lie, which should be where those lie that are to be predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spread {
+    /// Side by side, in random order.
+    Compact,
+    /// At random places of the whole region.
+    Wide,
+}
+
 /// Measures what the way between two ends costs, with probes of about `budget` each.
-pub fn probe(pair: &Pair, direction: Direction, budget: Duration) -> Result<LinkCost, Complaint> {
+pub fn probe(pair: &Pair, direction: Direction, spread: Spread, budget: Duration) -> Result<LinkCost, Complaint> {
     let mut measured = Vec::new();
     for (bytes, count) in PROBES {
-        let blocks = Blocks { bytes, count, seed: 1 };
+        let slots = match spread {
+            Spread::Compact => count,
+            Spread::Wide => pair.local.len() / bytes,
+        };
+        let blocks = Blocks {
+            bytes,
+            count,
+            slots,
+            seed: 1,
+        };
         let prepared = pair.prepare(Plan::new(direction, blocks.near(), blocks.far()))?;
         measured.push(Measurement {
             bytes: Bytes(blocks.total()),

@@ -316,7 +316,7 @@ fn the_doctor_tries_every_transport_and_writes_a_platform_file() {
     let scratch = Scratch::new("doctor");
     let file = scratch.path("platform.toml");
     let said = output(&["doctor", "--json", "--platform", file.to_str().unwrap()]);
-    assert!(said.status.success(), "{}", text(&said.stderr));
+    assert!(said.status.success(), "{}{}", text(&said.stdout), text(&said.stderr));
     let report: serde_json::Value = serde_json::from_slice(&said.stdout).expect("JSON");
     assert_eq!(report["transports"].as_array().unwrap().len(), 3);
     assert!(!text(&said.stdout).contains(SECRET), "the secret is not shown");

@@ -12,7 +12,7 @@ use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{self, Overrides};
 use crate::pair::{Cast, Pair, Plan, Samples, Way, differs, once};
 use crate::pattern::{Pattern, shuffled};
-use crate::predict::{memcpy_limit, probe};
+use crate::predict::{Spread, memcpy_limit, probe};
 use crate::table::{Align, Table};
 
 /// A cache of a small model: 256 MiB at each end.
@@ -83,7 +83,9 @@ impl Demo {
         println!(
             "  Both hand-overs were verified: checksums at both ends, and every byte compared with what prefill holds."
         );
-        println!("  Predicted: latency + spans × cost per span + bytes ÷ bandwidth, from three probes made before.");
+        println!(
+            "  Predicted: latency + spans × cost per span + bytes ÷ bandwidth, from probes of other sizes, made before."
+        );
 
         heading("prefill is killed (SIGKILL) while decode pulls the whole cache");
         for result in &results {
@@ -142,7 +144,7 @@ fn cast(layout: &KvLayout) -> Cast<'static> {
 fn hand_over(way: Way, layout: &KvLayout, hand: &Hand, overrides: &Overrides) -> Result<Measured, Complaint> {
     let mut pair = Pair::start(way, cast(layout), overrides)?;
     pair.partner.fill(FAR_SEED)?;
-    let cost = probe(&pair, Direction::Read, PROBE_BUDGET)?;
+    let cost = probe(&pair, Direction::Read, Spread::Wide, PROBE_BUDGET)?;
     // What the probes brought must not pass for what the hand-over brings.
     ends::fill(&pair.local, Pattern(REUSE_SEED));
     once(&pair.prepare(hand.plan().checksum(true))?)?;
@@ -246,13 +248,13 @@ fn catch(
         let (mut posted, mut ended, mut error);
         let mut attempts = 0;
         loop {
-            let under_way_before = signaller.is_finished();
+            let frozen_before = signal == Signal::STOP && signaller.is_finished();
             posted = Instant::now();
             error = prepared.post().and_then(|transfer| transfer.wait()).err();
             ended = Instant::now();
             attempts += 1;
             // A whole transfer with a frozen peer is an answer as well.
-            if error.is_some() || under_way_before || attempts == ATTEMPTS {
+            if error.is_some() || frozen_before || attempts == ATTEMPTS {
                 break;
             }
         }
@@ -276,7 +278,7 @@ fn say(error: &Error, layout: &KvLayout) {
     let failure = &failed.error;
     let per_layer = layout.end() / u64::from(SHAPE.layers);
     println!(
-        "      done {:.1} in {} ranges; not done {:.1} in {} ranges{}",
+        "      done {:.1} (ranges: {}); not done {:.1} (ranges: {}{})",
         Bytes(failure.bytes_done),
         failure.done.len(),
         Bytes(failure.bytes_total - failure.bytes_done),

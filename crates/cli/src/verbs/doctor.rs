@@ -15,7 +15,7 @@ use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{self, Overrides};
 use crate::pair::{Cast, Pair, Plan, Way, differs, once};
 use crate::pattern::Pattern;
-use crate::predict::{PROBE_BYTES, probe};
+use crate::predict::{PROBE_BYTES, Spread, probe};
 use crate::table::{Align, Table};
 
 const PROBE_BUDGET: Duration = Duration::from_millis(60);
@@ -100,7 +100,7 @@ fn attempt(way: Way, overrides: &Overrides) -> Result<LinkCost, Complaint> {
     if let Some(offset) = ends::first_difference(&pair.local, &all, Pattern(SEED), &all) {
         return Err(differs(&format!("what came back over {way}"), offset));
     }
-    probe(&pair, Direction::Read, PROBE_BUDGET)
+    probe(&pair, Direction::Read, Spread::Wide, PROBE_BUDGET)
 }
 
 fn platform(machine: &Machine, trials: &[Trial]) -> Platform {

@@ -13,7 +13,7 @@ use crate::ends::{self, Overrides, PATIENCE};
 use crate::pair::{Cast, Pair, Plan, Samples, Way, differs};
 use crate::partner::Blocks;
 use crate::pattern::Pattern;
-use crate::predict::{self, memcpy_limit, probe};
+use crate::predict::{self, Spread, memcpy_limit, probe};
 use crate::table::{Align, Table};
 
 const MEMCPY_BUDGET: Duration = Duration::from_millis(500);
@@ -142,7 +142,7 @@ impl Transfer {
                 bar.set_message(format!("{way} {} calibrating", op.name()));
                 pair.partner.fill(FAR_SEED)?;
                 ends::fill(&pair.local, Pattern(NEAR_SEED));
-                let cost = probe(&pair, op.direction(), PROBE_BUDGET)?;
+                let cost = probe(&pair, op.direction(), Spread::Compact, PROBE_BUDGET)?;
                 for &blocks in &cells {
                     bar.set_message(format!(
                         "{way} {} {} × {}",
@@ -163,9 +163,15 @@ impl Transfer {
         if !self.json {
             print!("{}", table(&measured).render());
             println!();
-            println!("  one thread's memcpy in this run: {memcpy:.1}; every cell verified byte by byte");
+            println!(
+                "  Every cell was verified byte by byte. One thread's memcpy in this run: {memcpy:.1}, from memory to"
+            );
+            println!("  memory; what fits a cache can pass it, and is predicted too slow.");
             if left_out > 0 {
-                println!("  {left_out} sizes above --max-bytes {} were left out", self.max_bytes);
+                println!(
+                    "  Left out: {left_out} of the sizes, being above --max-bytes {}.",
+                    self.max_bytes
+                );
             }
         }
         Ok(())
@@ -187,6 +193,7 @@ impl Transfer {
                     Some(total) if total <= self.max_bytes.0 => cells.push(Blocks {
                         bytes,
                         count,
+                        slots: count,
                         seed: bytes ^ count,
                     }),
                     _ => left_out += 1,
