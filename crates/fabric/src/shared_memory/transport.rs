@@ -28,7 +28,7 @@ const DATAGRAMS_A_TURN: usize = 64;
 /// Copies made for peers through the ring before the other paths have their turn.
 const BOUNCES_A_TURN: usize = 8;
 /// A move gets at least this much of a turn.
-const MIN_CHUNK_BYTES: u64 = 512 << 10;
+const MIN_CHUNK_BYTES: u64 = 1 << 20;
 /// Regions of one peer that are kept mapped.
 const MAX_TARGETS: usize = 4096;
 
@@ -405,13 +405,14 @@ impl SharedMemory {
         }
     }
 
-    /// Copies for the paths in turn, each move a part at a time, until this call has done its share.
+    /// Copies for the paths in turn, a part of a move at a time, until this call has done its share.
     fn copy_a_turn(&mut self) {
-        let moves: usize = self.paths.iter().map(|path| path.queue.len()).sum();
-        if moves == 0 {
+        let busy = self.paths.iter().filter(|path| !path.queue.is_empty()).count();
+        if busy == 0 {
             return;
         }
-        let chunk = (self.options.poll_bytes_max / moves as u64).max(MIN_CHUNK_BYTES);
+        // As large as the paths' turns allow, because only a large part is worth a second core.
+        let chunk = (self.options.poll_bytes_max / busy as u64).max(MIN_CHUNK_BYTES);
         let mut left = self.options.poll_bytes_max;
         while left > 0 && self.paths.iter().any(|path| !path.queue.is_empty()) {
             self.turn = (self.turn + 1) % self.paths.len();
