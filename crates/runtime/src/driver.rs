@@ -31,6 +31,8 @@ use crate::transfer::Cell;
 const LOOK_IN: Duration = Duration::from_micros(100);
 /// For this long after the last waiting thread has left, the progress thread assumes that another comes.
 const GRACE: Time = Time::from_us(200);
+/// How long a caller that has posted something large takes to come back and wait for it, if it does.
+const CALLER_RETURNS: Time = Time::from_us(10);
 /// How often a region that a peer was inside of is tried again.
 const RELEASE_RETRY: Time = Time::from_ms(1);
 
@@ -347,8 +349,20 @@ impl Shared {
             self.asleep_until.store(due.as_ps().max(1), Ordering::Relaxed);
             drop(world);
             self.tell(others, std::mem::take(&mut wake));
-            self.bell.sleep(due.saturating_sub(now), due == Time::MAX);
+            let rung = self.bell.sleep(due.saturating_sub(now), due == Time::MAX);
             self.asleep_until.store(0, Ordering::Relaxed);
+            if rung {
+                self.yield_to_caller();
+            }
+        }
+    }
+
+    /// Whoever has rung will often wait for what it posted, and then does the work itself without a hand-over: it gets the
+    /// time to come back.
+    fn yield_to_caller(&self) {
+        let until = self.clock.now().saturating_add(CALLER_RETURNS);
+        while self.drivers.load(Ordering::Relaxed) == 0 && self.clock.now() < until {
+            let_others_run();
         }
     }
 
@@ -440,7 +454,8 @@ impl Bell {
         unsafe { libc::write(self.event.as_fd().as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
-    fn sleep(&self, most: Time, for_ever: bool) {
+    /// Sleeps until something happens or the time is up; tells whether somebody rang.
+    fn sleep(&self, most: Time, for_ever: bool) -> bool {
         let most = Duration::from(most);
         let timeout = libc::timespec {
             tv_sec: most.as_secs().min(i32::MAX as u64) as libc::time_t,
@@ -467,6 +482,7 @@ impl Bell {
             // SAFETY: eight bytes are written to a live local. An empty counter is no error: somebody else has read it.
             unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
         }
+        rung
     }
 }
 

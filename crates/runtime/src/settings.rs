@@ -148,7 +148,7 @@ settings! {
     /// How long a peer may stay silent before its session is lost.
     silence_max: Duration = "silence_max", "5s", within 2_000_000..=86_400_000_000_000;
     /// Transfers up to this size may be copied in the caller's thread; larger ones never are.
-    inline_bytes: Size = "inline_bytes", "16KiB", within 0..=1_048_576;
+    inline_bytes: Size = "inline_bytes", "256KiB", within 0..=1_048_576;
     /// The most bytes in flight over all peers.
     inflight_bytes: Size = "inflight_bytes", "256MiB", within 65_536..=1_099_511_627_776;
     /// How long the progress thread looks for work before it sleeps.

@@ -219,9 +219,16 @@ impl Shared {
 
 /// How often the helper looks for a next job before it sleeps: some tens of microseconds, the gap between two parts of a transfer.
 #[cfg(not(loom))]
-const SPINS: u32 = 1000;
+const SPINS: u32 = 2000;
 #[cfg(loom)]
 const SPINS: u32 = 0;
+
+/// How often the caller looks whether the helper has left: longer than a unit takes on a core of its own, so that a longer wait
+/// means that the helper has none.
+#[cfg(not(loom))]
+const UNIT_SPINS: u32 = 20_000;
+#[cfg(loom)]
+const UNIT_SPINS: u32 = 0;
 
 /// Tells the caller that the helper has left, also when a unit panics.
 struct Leave<'a>(&'a Shared, thread::Thread);
@@ -248,7 +255,7 @@ impl Drop for Finish<'_> {
         let mut waited = 0;
         let mut state = withdrawn.map_or_else(|state| state, |_| LEFT);
         while state == TAKEN {
-            if waited < SPINS {
+            if waited < UNIT_SPINS {
                 waited += 1;
                 std::hint::spin_loop();
             } else {

@@ -3,7 +3,7 @@
 use std::ptr;
 
 /// Below this a copy is left in the cache: it fits there with its source, and whoever asked for it is likely to look at it next.
-pub const STREAM_MIN_BYTES: usize = 1 << 20;
+pub const STREAM_MIN_BYTES: usize = 8 << 20;
 
 /// Copies `len` bytes, past the cache where they are many.
 ///
@@ -166,7 +166,7 @@ mod tests {
             STREAM_MIN_BYTES - 1,
             STREAM_MIN_BYTES,
             STREAM_MIN_BYTES + 1,
-            (1 << 20) + 77,
+            STREAM_MIN_BYTES + 77,
         ] {
             check(len, 3, 61);
         }

@@ -16,6 +16,8 @@ use crate::memory::HostMemory;
 const SHARE_MIN_BYTES: u64 = 1 << 20;
 /// What one thread takes of a shared copy at a time: short enough that the other one hardly waits at the end.
 const UNIT_BYTES: usize = 128 << 10;
+/// The same where each unit is a system call, whose own cost wants to be spread over more.
+const FOREIGN_UNIT_BYTES: usize = 256 << 10;
 /// How many pieces are laid out at a time, which bounds the memory that a move of tiny pieces takes.
 const MAX_LAID_OUT: usize = 8 * MAX_PIECES;
 /// What is read, summed and passed on at a time, so that it is still in the cache for the next step.
@@ -88,10 +90,15 @@ impl Worker {
     pub(super) fn copy(&mut self, part: Part<'_>) -> Result<u64, Fault> {
         let bytes = part.range.end - part.range.start;
         let shared = self.helper.is_some() && bytes >= SHARE_MIN_BYTES;
-        let bytes = self.lay_out(&part, if shared { UNIT_BYTES } else { usize::MAX })?;
+        let unit_bytes = match part.target.reach {
+            _ if !shared => usize::MAX,
+            Reach::Mapped(_) => UNIT_BYTES,
+            Reach::Foreign(_) => FOREIGN_UNIT_BYTES,
+        };
+        let bytes = self.lay_out(&part, unit_bytes)?;
         let way = match (&part.target.reach, part.peer.pid) {
             (Reach::Mapped(_), _) => Way::Mapped {
-                streaming: bytes >= STREAM_MIN_BYTES as u64,
+                streaming: part.leg.bytes() >= STREAM_MIN_BYTES as u64,
             },
             (Reach::Foreign(_), Some(pid)) => Way::Foreign(pid),
             (Reach::Foreign(_), None) => return Err(Fault::Forbidden),
