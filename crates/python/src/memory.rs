@@ -168,12 +168,11 @@ fn of_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Shared> {
     }
     let dimensions = tensor.ndim as usize;
     let list = |start: *const i64| -> Vec<i64> {
-        // SAFETY: DLPack promises `ndim` numbers wherever the pointer is not null.
         if start.is_null() {
-            Vec::new()
-        } else {
-            unsafe { std::slice::from_raw_parts(start, dimensions) }.to_vec()
+            return Vec::new();
         }
+        // SAFETY: DLPack promises `ndim` numbers wherever the pointer is not null.
+        unsafe { std::slice::from_raw_parts(start, dimensions) }.to_vec()
     };
     let (shape, strides) = (list(tensor.shape), list(tensor.strides));
     let mut elements: i64 = 1;

@@ -107,9 +107,13 @@ impl Peer {
     }
 }
 
-fn post(py: Python<'_>, prepared: &weft::Prepared) -> PyResult<Transfer> {
+fn post(keep: &Bound<'_, PyAny>, prepared: &weft::Prepared) -> PyResult<Transfer> {
+    let py = keep.py();
     let inner = py.detach(|| prepared.post()).map_err(|error| raise(py, &error))?;
-    Ok(Transfer { inner })
+    Ok(Transfer {
+        inner,
+        keep: keep.clone().unbind(),
+    })
 }
 
 #[pymethods]
@@ -124,7 +128,7 @@ impl Peer {
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Transfer> {
         post(
-            local.py(),
+            local.as_any(),
             &self.describe(Direction::Read, local, remote, spans, keywords)?,
         )
     }
@@ -153,7 +157,7 @@ impl Peer {
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Transfer> {
         post(
-            local.py(),
+            local.as_any(),
             &self.describe(Direction::Write, local, remote, spans, keywords)?,
         )
     }
@@ -266,8 +270,8 @@ impl Prepared {
     }
 
     /// Starts the transfer.
-    fn post(&self, py: Python<'_>) -> PyResult<Transfer> {
-        post(py, &self.inner)
+    fn post(slf: &Bound<'_, Self>) -> PyResult<Transfer> {
+        post(slf.as_any(), &slf.get().inner)
     }
 }
 

@@ -16,6 +16,8 @@ const SIGNAL_CHECK: Duration = Duration::from_millis(100);
 #[pyclass(frozen, module = "weft")]
 pub struct Transfer {
     pub inner: weft::Transfer,
+    /// What keeps the local memory registered: Python drops what is only an argument as soon as the call is over.
+    pub keep: Py<PyAny>,
 }
 
 /// How a transfer that succeeded went.
@@ -71,9 +73,10 @@ impl Transfer {
     }
 
     fn __await__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let transfer = self.inner.clone();
+        let (transfer, keep) = (self.inner.clone(), self.keep.clone_ref(py));
         let ended = async move {
             let outcome = transfer.await;
+            drop(keep);
             let give: Outcome = Box::new(move |py| Ok(Py::new(py, finished(py, outcome)?)?.into_any()));
             give
         };

@@ -12,6 +12,9 @@ use crate::error::Error;
 use crate::memory::after;
 use crate::peer::{Peer, Remote};
 
+/// How often a borrower looks whether the region has been mapped.
+const MAPPING_CHECK: Duration = Duration::from_millis(1);
+
 /// A peer's region, mapped read-only: its pages are shared and nothing was copied. The lease is given back on drop.
 ///
 /// While the lease is held the owner does not release the memory, but it may write to it, so bytes are copied out, or read
@@ -47,7 +50,7 @@ impl Peer {
             what: format!("borrowing {:?} of {:?}", remote.name(), self.name()),
             refusal,
         };
-        let found = shared.wait_until(after(shared, timeout), |world| {
+        let look = |world: &mut World| {
             if let Some(PeerState::Gone(error)) = world.peers.get(&self.id) {
                 return Some(Err(error.clone()));
             }
@@ -61,7 +64,16 @@ impl Peer {
                 Ok(mapping) => mapping.map(Ok),
                 Err(error) => Some(Err(error)),
             }
-        });
+        };
+        let deadline = after(shared, timeout);
+        let found = loop {
+            // A mapping arrives inside the transport, which wakes no sleeper, so nobody sleeps for long.
+            let until = deadline.min(after(shared, MAPPING_CHECK));
+            let found = shared.wait_until(until, look);
+            if found.is_some() || until == deadline || shared.is_stopped() {
+                break found;
+            }
+        };
         let mapping = found.unwrap_or_else(|| {
             Err(Error::TimedOut {
                 what: format!("a lease on {:?}", remote.name()),
