@@ -5,7 +5,6 @@ pub mod clock;
 pub mod copy;
 pub mod discover;
 pub mod memory;
-pub mod registration;
 pub mod shared_memory;
 pub mod tcp;
 
@@ -17,7 +16,6 @@ use weft_protocol::{Failure, PathId, Refusal, RegionKey, Transport};
 
 pub use clock::Clock;
 pub use memory::HostMemory;
-pub use registration::RegistrationCache;
 pub use shared_memory::{BorrowedMapping, SharedMemory, SharedMemoryOptions};
 
 /// A transport that a thread can sleep on.

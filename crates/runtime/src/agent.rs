@@ -178,7 +178,8 @@ impl Agent {
         self.register(HostMemory::from_vec(bytes))
     }
 
-    /// Registers memory that was allocated elsewhere: by malloc, NumPy, torch.
+    /// Registers memory that was allocated elsewhere: by malloc, NumPy, torch. The same memory registered again, while a
+    /// handle of it lives, is the same registration and costs a look-up.
     ///
     /// # Safety
     /// As for [`HostMemory::from_raw`]: the bytes must stay valid until `owner` is dropped, and nobody may hold a Rust
@@ -189,8 +190,14 @@ impl Agent {
         len: usize,
         owner: Box<dyn std::any::Any + Send + Sync>,
     ) -> Result<Memory, Error> {
+        let known = self.inner.shared.lock().registrations.find(ptr as usize, len);
+        if let Some(inner) = known {
+            return Ok(Memory { inner });
+        }
         // SAFETY: the caller promises what `from_raw` asks for.
-        self.register(unsafe { HostMemory::from_raw(ptr, len, owner) })
+        let memory = self.register(unsafe { HostMemory::from_raw(ptr, len, owner) })?;
+        self.inner.shared.lock().registrations.remember(&memory.inner);
+        Ok(memory)
     }
 
     /// Registers host memory of any kind.

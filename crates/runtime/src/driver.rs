@@ -23,6 +23,7 @@ use weft_protocol::transfer::{PeerId, TransferId};
 use weft_protocol::transport::Progress;
 
 use crate::error::Error;
+use crate::memory::Registrations;
 use crate::observe::Observer;
 use crate::report::report;
 use crate::transfer::Cell;
@@ -65,6 +66,7 @@ pub(crate) struct World {
     pub(crate) notifications: VecDeque<(PeerId, String, Vec<u8>)>,
     /// Futures that wait for anything but the end of a transfer.
     pub(crate) wakers: Vec<Waker>,
+    pub(crate) registrations: Registrations,
     /// Regions to release that a peer was still inside of.
     pub(crate) releasing: Vec<RegionKey>,
     release_retry: Time,
@@ -78,6 +80,16 @@ pub(crate) enum PeerState {
     Connecting,
     Connected { name: String },
     Gone(Error),
+}
+
+/// What must wait until the mutex is free.
+#[derive(Debug, Default)]
+struct Later {
+    wake: Vec<Waker>,
+    /// Ended transfers. With the last handle of one its memory may go, and releasing memory takes the mutex.
+    spent: Vec<Arc<Cell>>,
+    /// Whether sleeping threads have to be woken.
+    sleepers: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +109,7 @@ impl World {
             leases: BTreeMap::new(),
             notifications: VecDeque::new(),
             wakers: Vec::new(),
+            registrations: Registrations::default(),
             releasing: Vec::new(),
             release_retry: Time::ZERO,
             sleepers: 0,
@@ -104,25 +117,26 @@ impl World {
         }
     }
 
-    /// Enters what has happened. Returns whether anything has, and what to wake once the mutex is free.
-    fn settle(&mut self, shared: &Shared, now: Time, wake: &mut Vec<Waker>) -> bool {
+    /// Enters what has happened, and notes what to do once the mutex is free. Returns whether anything has happened.
+    fn settle(&mut self, shared: &Shared, now: Time, later: &mut Later) -> bool {
         let mut any = false;
         while let Some(event) = self.core.next_event() {
             any = true;
-            self.on_event(event, shared, now, wake);
+            self.on_event(event, shared, now, later);
         }
         if any {
-            wake.append(&mut self.wakers);
+            later.wake.append(&mut self.wakers);
         }
         any
     }
 
-    fn on_event(&mut self, event: Event, shared: &Shared, now: Time, wake: &mut Vec<Waker>) {
+    fn on_event(&mut self, event: Event, shared: &Shared, now: Time, later: &mut Later) {
         report(&shared.observer, self, &event, now);
         match event {
             Event::Ended { id, outcome } => {
                 if let Some(cell) = self.transfers.remove(&id) {
-                    wake.extend(cell.end(outcome));
+                    later.wake.extend(cell.end(outcome));
+                    later.spent.push(cell);
                 }
             }
             Event::Notified { peer, payload } => {
@@ -212,16 +226,15 @@ impl Shared {
     /// Changes the world and turns it just enough to get the change under way.
     pub(crate) fn act<T>(&self, change: impl FnOnce(&mut World, Time) -> T) -> T {
         let now = self.clock.now();
-        let mut wake = Vec::new();
+        let mut later = Later::default();
         let mut world = self.lock();
         let result = change(&mut world, now);
         let progress = world.core.push(now);
-        let any = world.settle(self, now, &mut wake);
-        let sleepers = world.sleepers;
+        later.sleepers = world.settle(self, now, &mut later) && world.sleepers > 0;
         // What a transport has taken on it shows by being busy; only the core's own timers can have moved.
         let due = world.core.next_timeout();
         drop(world);
-        self.tell(any && sleepers > 0, wake);
+        self.finish(&mut later);
         self.ring_if_due(due, progress);
         result
     }
@@ -230,18 +243,18 @@ impl Shared {
     pub(crate) fn wait_until<T>(&self, deadline: Time, mut check: impl FnMut(&mut World) -> Option<T>) -> Option<T> {
         let mut driving = Driving::start(self);
         let mut spin_until = self.clock.now().saturating_add(self.spin);
-        let mut wake = Vec::new();
+        let mut later = Later::default();
         loop {
             let mut world = self.lock();
             let now = self.clock.now();
             let progress = world.core.pump(now);
-            let any = world.settle(self, now, &mut wake);
+            let any = world.settle(self, now, &mut later);
             world.retry_releases(now);
             let found = check(&mut world);
-            let others = any && world.sleepers > 0;
+            later.sleepers = any && world.sleepers > 0;
             if found.is_some() || now >= deadline || world.stopped {
                 drop(world);
-                self.tell(others, std::mem::take(&mut wake));
+                self.finish(&mut later);
                 return found;
             }
             if progress == Progress::Busy || any {
@@ -249,7 +262,7 @@ impl Shared {
             }
             if now < spin_until {
                 drop(world);
-                self.tell(others, std::mem::take(&mut wake));
+                self.finish(&mut later);
                 let_others_run();
                 continue;
             }
@@ -265,7 +278,7 @@ impl Shared {
             world.sleepers -= 1;
             let found = check(&mut world);
             drop(world);
-            self.tell(others, std::mem::take(&mut wake));
+            self.finish(&mut later);
             if found.is_some() {
                 return found;
             }
@@ -282,13 +295,13 @@ impl Shared {
         };
         self.drivers.fetch_add(1, Ordering::Relaxed);
         let now = self.clock.now();
-        let mut wake = Vec::new();
+        let mut later = Later::default();
         world.core.pump(now);
-        let any = world.settle(self, now, &mut wake) && world.sleepers > 0;
+        later.sleepers = world.settle(self, now, &mut later) && world.sleepers > 0;
         drop(world);
         self.driven_until.store(now.as_ps(), Ordering::Relaxed);
         self.drivers.fetch_sub(1, Ordering::Relaxed);
-        self.tell(any, wake);
+        self.finish(&mut later);
     }
 
     /// Wakes the progress thread where it would sleep past something.
@@ -323,7 +336,7 @@ impl Shared {
     /// The body of the progress thread.
     pub(crate) fn run(&self) {
         let mut spin_until = self.clock.now();
-        let mut wake = Vec::new();
+        let mut later = Later::default();
         while !self.stopping.load(Ordering::Acquire) {
             if self.others_turn() {
                 std::thread::park_timeout(LOOK_IN);
@@ -332,15 +345,15 @@ impl Shared {
             let mut world = self.lock();
             let now = self.clock.now();
             let progress = world.core.pump(now);
-            let any = world.settle(self, now, &mut wake);
+            let any = world.settle(self, now, &mut later);
             world.retry_releases(now);
-            let others = any && world.sleepers > 0;
+            later.sleepers = any && world.sleepers > 0;
             if progress == Progress::Busy || any {
                 spin_until = now.saturating_add(self.spin);
             }
             if now < spin_until {
                 drop(world);
-                self.tell(others, std::mem::take(&mut wake));
+                self.finish(&mut later);
                 let_others_run();
                 continue;
             }
@@ -348,7 +361,7 @@ impl Shared {
             let due = world.next_timeout().unwrap_or(Time::MAX);
             self.asleep_until.store(due.as_ps().max(1), Ordering::Relaxed);
             drop(world);
-            self.tell(others, std::mem::take(&mut wake));
+            self.finish(&mut later);
             let rung = self.bell.sleep(due.saturating_sub(now), due == Time::MAX);
             self.asleep_until.store(0, Ordering::Relaxed);
             if rung {
@@ -374,11 +387,13 @@ impl Shared {
         until != 0 && self.clock.now() < Time::from_ps(until).saturating_add(GRACE)
     }
 
-    fn tell(&self, sleepers: bool, wake: Vec<Waker>) {
-        if sleepers {
+    /// Does what had to wait for the mutex to be free.
+    fn finish(&self, later: &mut Later) {
+        if std::mem::take(&mut later.sleepers) {
             self.changed.notify_all();
         }
-        wake.into_iter().for_each(Waker::wake);
+        later.wake.drain(..).for_each(Waker::wake);
+        later.spent.clear();
     }
 }
 

@@ -1,6 +1,7 @@
 //! The handle of registered memory.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use weft_fabric::memory::HostMemory;
@@ -89,7 +90,33 @@ impl Drop for Registered {
     }
 }
 
-/// A far-away deadline for waits that have their own end.
+/// Foreign memory that is registered now, by where it lies, so that registering it again is a look-up.
+///
+/// It keeps nothing registered: a handle does, and with it the owner of the memory, so an address found here cannot have been
+/// freed and given to something else.
+#[derive(Debug, Default)]
+pub(crate) struct Registrations {
+    by_place: HashMap<(usize, usize), Weak<Registered>>,
+    /// Entries whose handles are gone are swept when there are this many.
+    sweep_at: usize,
+}
+
+impl Registrations {
+    pub(crate) fn find(&self, address: usize, len: usize) -> Option<Arc<Registered>> {
+        self.by_place.get(&(address, len))?.upgrade()
+    }
+
+    pub(crate) fn remember(&mut self, registered: &Arc<Registered>) {
+        if self.by_place.len() >= self.sweep_at {
+            self.by_place.retain(|_, known| known.strong_count() > 0);
+            self.sweep_at = 2 * self.by_place.len() + 64;
+        }
+        let place = (registered.host.as_ptr() as usize, registered.host.len() as usize);
+        self.by_place.insert(place, Arc::downgrade(registered));
+    }
+}
+
+/// The deadline of a wait that starts now.
 pub(crate) fn after(shared: &Shared, timeout: Duration) -> Time {
     shared.clock.now().saturating_add(timeout.into())
 }

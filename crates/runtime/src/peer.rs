@@ -11,6 +11,7 @@ use weft_protocol::{Direction, Leg};
 use crate::driver::{PeerState, Shared};
 use crate::error::Error;
 use crate::memory::{Memory, Registered, after};
+use crate::observe::Event;
 use crate::transfer::{Cell, Transfer};
 
 /// A connected agent. The handle is one session with one life of the peer: when that ends, connect again.
@@ -118,8 +119,9 @@ impl Peer {
     pub fn notify(&self, payload: &[u8]) -> Result<(), Error> {
         self.shared
             .act(|world, now| world.core.notify(self.id, payload, now))
-            .map(drop)
-            .map_err(|e| self.explain(e.into()))
+            .map_err(|e| self.explain(e.into()))?;
+        self.told(payload);
+        Ok(())
     }
 
     /// Ends the session. Transfers under way end with an error.
@@ -141,6 +143,16 @@ impl Peer {
                 _ => find(&world.core, self.id).map(Ok),
             });
         found.unwrap_or_else(|| Err(Error::TimedOut { what: what() }))
+    }
+
+    /// Reports that the peer is told something.
+    fn told(&self, payload: &[u8]) {
+        let bytes = payload.len() as u64;
+        let now = self.shared.clock.now();
+        self.shared.observer.trace(now, || Event::NotificationSent {
+            peer: self.name.clone(),
+            bytes,
+        });
     }
 
     /// "Not connected" hides the reason, which is known.
@@ -238,7 +250,7 @@ impl<'a> TransferBuilder<'a> {
             peer: self.peer.clone(),
             direction: self.direction,
             legs: legs.into(),
-            _keep: keep,
+            memory: keep.into(),
             deadline: self.deadline.into(),
             checksum: self.checksum,
             notify: self.notify,
@@ -258,7 +270,7 @@ pub struct Prepared {
     direction: Direction,
     legs: Arc<[Arc<Leg>]>,
     /// Registered as long as somebody may post.
-    _keep: Vec<Arc<Registered>>,
+    memory: Arc<[Arc<Registered>]>,
     deadline: Time,
     checksum: bool,
     notify: Option<Vec<u8>>,
@@ -283,12 +295,21 @@ impl Prepared {
             };
             let deadline = request.deadline;
             let id = world.core.submit(request, self.notify.as_deref(), now)?;
-            let cell = Arc::new(Cell::new(peer.name.clone(), self.direction, now));
+            let cell = Arc::new(Cell::new(peer.name.clone(), self.direction, now, self.memory.clone()));
             world.transfers.insert(id, cell.clone());
             Ok((id, cell, deadline))
         });
         let (id, cell, deadline) =
             posted.map_err(|error: weft_protocol::agent::PeerError| peer.explain(error.into()))?;
+        peer.shared.observer.trace(cell.started, || Event::TransferSubmitted {
+            id: id.0,
+            peer: peer.name.clone(),
+            direction: self.direction,
+            bytes: self.bytes(),
+        });
+        if let Some(payload) = &self.notify {
+            peer.told(payload);
+        }
         Ok(Transfer {
             shared: peer.shared.clone(),
             id,

@@ -27,10 +27,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use weft_plan::Bytes;
+
 pub use page::{markdown, table};
 pub use secret::SecretError;
 pub use sources::{Origin, SettingsError, Sources};
-pub use value::{ForeignMemory, Hidden, RendezvousChoice, Size, TransportChoice, When};
+pub use value::{ForeignMemory, Hidden, RendezvousChoice, TransportChoice, When};
 
 use sources::Chosen;
 use value::Value;
@@ -125,8 +127,6 @@ settings! {
     secret_file: Option<PathBuf> = "secret_file", "";
     /// TCP connections per peer and local address.
     tcp_connections: usize = "tcp.connections", "4", within 1..=64;
-    /// Whether large sends hand pages to the kernel instead of copying them; auto measures both.
-    tcp_zerocopy: When = "tcp.zerocopy", "auto";
     /// A certificate chain (PEM); with it, TCP runs over TLS.
     tcp_tls_cert: Option<PathBuf> = "tcp.tls_cert", "";
     /// The private key of `tcp.tls_cert` (PEM).
@@ -142,15 +142,13 @@ settings! {
     /// Whether a second thread helps with large copies when a core is idle.
     shared_memory_helper: bool = "shared_memory.helper", "true";
     /// When a request ends with an error if it names no deadline of its own.
-    deadline: Duration = "deadline", "30s", within 1_000..=31_536_000_000_000_000;
+    deadline: Duration = "deadline", "30s", within 1_000..=17_280_000_000_000_000;
     /// How often a session that has nothing to say shows that it lives.
     heartbeat: Duration = "heartbeat", "1s", within 1_000_000..=3_600_000_000_000;
     /// How long a peer may stay silent before its session is lost.
     silence_max: Duration = "silence_max", "5s", within 2_000_000..=86_400_000_000_000;
     /// Transfers up to this size may be copied in the caller's thread; larger ones never are.
-    inline_bytes: Size = "inline_bytes", "256KiB", within 0..=1_048_576;
-    /// The most bytes in flight over all peers.
-    inflight_bytes: Size = "inflight_bytes", "256MiB", within 65_536..=1_099_511_627_776;
+    inline_bytes: Bytes = "inline_bytes", "256KiB", within 0..=1_048_576;
     /// How long the progress thread looks for work before it sleeps.
     spin: Duration = "spin", "50us", within 0..=1_000_000_000;
     /// The core to pin the progress thread to; unset leaves it to the kernel.

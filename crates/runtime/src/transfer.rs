@@ -13,6 +13,7 @@ use weft_protocol::transfer::{Summary, TransferError, TransferId};
 
 use crate::driver::Shared;
 use crate::error::{Error, TransferFailed};
+use crate::memory::Registered;
 
 /// A transfer under way. It goes on by itself; dropping the handle does not end it.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ pub(crate) struct Cell {
     pub(crate) peer: Arc<str>,
     pub(crate) direction: Direction,
     pub(crate) started: Time,
+    /// Registered until the transfer has ended and nobody asks about it any more.
+    _memory: Arc<[Arc<Registered>]>,
     ended: AtomicBool,
     slot: Mutex<Slot>,
 }
@@ -41,11 +44,12 @@ struct Slot {
 }
 
 impl Cell {
-    pub(crate) fn new(peer: Arc<str>, direction: Direction, started: Time) -> Cell {
+    pub(crate) fn new(peer: Arc<str>, direction: Direction, started: Time, memory: Arc<[Arc<Registered>]>) -> Cell {
         Cell {
             peer,
             direction,
             started,
+            _memory: memory,
             ended: AtomicBool::new(false),
             slot: Mutex::default(),
         }

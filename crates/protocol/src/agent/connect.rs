@@ -240,8 +240,13 @@ impl<T: ?Sized + Transport> Core<T> {
             // An address that has worked is better than one that the peer believes it has.
             let there: Vec<_> = state.rails.iter().filter(|r| r.slot == slot).collect();
             let used = there.first().map(|r| &r.address);
-            let told = identity.addresses.iter().find(|a| a.transport() == name);
-            let Some(address) = used.or(told).cloned() else {
+            // The first rail of this side meets the first of the peer's, the second the second; who has fewer shares them.
+            let told: Vec<_> = identity.addresses.iter().filter(|a| a.transport() == name).collect();
+            let before = self.slots[..slot]
+                .iter()
+                .filter(|s| s.transport.capabilities().name == name);
+            let met = told.get(before.count() % told.len().max(1)).copied();
+            let Some(address) = used.or(met).cloned() else {
                 continue;
             };
             let missing = kind.paths.saturating_sub(there.len());

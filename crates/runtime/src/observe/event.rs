@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use weft_plan::Time;
 use weft_protocol::session::SessionLoss;
-use weft_protocol::{Direction, Failure, Loss, Refusal};
+use weft_protocol::{Direction, Failure, Loss};
 
 /// Something that happened to an agent. Peers are named as they named themselves.
 #[derive(Clone, Debug)]
@@ -56,16 +56,6 @@ pub enum Event {
     NotificationReceived {
         peer: Arc<str>,
         bytes: u64,
-    },
-    /// This agent refused what a peer asked for.
-    RequestRefused {
-        peer: Arc<str>,
-        refusal: Refusal,
-    },
-    /// This agent turned a connection away before it knew who was there.
-    ConnectionRefused {
-        from: String,
-        cause: String,
     },
 }
 

@@ -67,7 +67,5 @@ pub(super) fn write(agent: &str, at: Time, event: &Event) {
         }
         Event::NotificationSent { peer, bytes } => debug!(agent, at, %peer, bytes, "notification sent"),
         Event::NotificationReceived { peer, bytes } => debug!(agent, at, %peer, bytes, "notification received"),
-        Event::RequestRefused { peer, refusal } => warn!(agent, at, %peer, %refusal, "request refused"),
-        Event::ConnectionRefused { from, cause } => warn!(agent, at, from, cause, "connection refused"),
     }
 }

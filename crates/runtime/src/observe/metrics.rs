@@ -31,8 +31,6 @@ pub(super) struct Metrics {
     sessions_lost: Counter,
     paths_lost: Family<Carrier, Counter>,
     notifications: Family<Sense, Counter>,
-    refused: Counter,
-    connections_refused: Counter,
     dropped: Counter,
 }
 
@@ -73,8 +71,6 @@ impl Metrics {
             sessions_lost: Counter::default(),
             paths_lost: Family::default(),
             notifications: Family::default(),
-            refused: Counter::default(),
-            connections_refused: Counter::default(),
             dropped: Counter::default(),
         };
         let m = &metrics;
@@ -92,12 +88,6 @@ impl Metrics {
         registry.register("sessions_lost", "Sessions lost", m.sessions_lost.clone());
         registry.register("paths_lost", "Paths lost", m.paths_lost.clone());
         registry.register("notifications", "Notifications", m.notifications.clone());
-        registry.register("requests_refused", "Requests of peers refused here", m.refused.clone());
-        registry.register(
-            "connections_refused",
-            "Connections turned away",
-            m.connections_refused.clone(),
-        );
         registry.register("events_dropped", "Events that found the queue full", m.dropped.clone());
         metrics.registry = registry;
         metrics
@@ -147,12 +137,6 @@ impl Metrics {
             }
             Event::NotificationReceived { .. } => {
                 self.notifications.get_or_create(&Sense { sense: "received" }).inc();
-            }
-            Event::RequestRefused { .. } => {
-                self.refused.inc();
-            }
-            Event::ConnectionRefused { .. } => {
-                self.connections_refused.inc();
             }
             Event::AgentStarted { .. } | Event::AgentStopped | Event::PathOpened { .. } => {}
         }

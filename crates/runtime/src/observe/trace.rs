@@ -88,13 +88,6 @@ impl TraceFile {
             Event::NotificationReceived { peer, bytes } => {
                 instant("notification received", json!({"peer": &**peer, "bytes": bytes}))
             }
-            Event::RequestRefused { peer, refusal } => instant(
-                "request refused",
-                json!({"peer": &**peer, "refusal": refusal.to_string()}),
-            ),
-            Event::ConnectionRefused { from, cause } => {
-                instant("connection refused", json!({"from": from, "cause": cause}))
-            }
         };
         self.push(entry, at);
     }
