@@ -1,8 +1,10 @@
 //! The real transports and the memory they touch. No policy lives here: what moves, when and over which path is decided above.
 
+pub mod bell;
 pub mod calibrate;
 pub mod clock;
 pub mod copy;
+pub mod cpu;
 pub mod discover;
 pub mod memory;
 pub mod shared_memory;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
-use weft::Access;
 use weft::settings::TABLE;
+use weft::{Access, HostMemory};
 
 use crate::asyncio::{Outcome, future_of};
 use crate::errors::{Stopped, invalid, raise};
@@ -119,7 +119,8 @@ impl Agent {
         }
         // SAFETY: the owner keeps the memory where it is until it is dropped, which the agent does last. Python objects hand
         // their memory out to many at once, so nobody holds a Rust reference to it.
-        let inner = unsafe { agent.register_raw(shared.start, shared.len, Box::new(shared.owner)) };
+        let host = unsafe { HostMemory::from_raw(shared.start, shared.len, Box::new(shared.owner)) };
+        let inner = agent.register(host);
         Ok(Memory {
             inner: inner.map_err(|error| raise(py, &error))?,
             writable,

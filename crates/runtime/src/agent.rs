@@ -116,13 +116,10 @@ impl Agent {
             std::thread::Builder::new()
                 .name("weft-progress".to_owned())
                 .spawn(move || {
-                    transports::pin(core);
+                    pin(core);
                     shared.run();
                 })
-                .map_err(|source| Error::System {
-                    step: "starting the progress thread",
-                    source: Arc::new(source),
-                })?
+                .map_err(Error::system("starting the progress thread"))?
         };
         let mut inner = Inner {
             shared,
@@ -178,30 +175,14 @@ impl Agent {
         self.register(HostMemory::from_vec(bytes))
     }
 
-    /// Registers memory that was allocated elsewhere: by malloc, NumPy, torch. The same memory registered again, while a
-    /// handle of it lives, is the same registration and costs a look-up.
-    ///
-    /// # Safety
-    /// As for [`HostMemory::from_raw`]: the bytes must stay valid until `owner` is dropped, and nobody may hold a Rust
-    /// reference to them while a transfer uses them.
-    pub unsafe fn register_raw(
-        &self,
-        ptr: *mut u8,
-        len: usize,
-        owner: Box<dyn std::any::Any + Send + Sync>,
-    ) -> Result<Memory, Error> {
-        let known = self.inner.shared.lock().registrations.find(ptr as usize, len);
-        if let Some(inner) = known {
+    /// Registers host memory of any kind; [`HostMemory::from_raw`] is the way to memory that was allocated elsewhere: by malloc,
+    /// NumPy, torch. The same foreign memory registered again, while a handle of it lives, is the same registration and costs
+    /// a look-up.
+    pub fn register(&self, host: HostMemory) -> Result<Memory, Error> {
+        let foreign = host.file().is_none();
+        if foreign && let Some(inner) = self.inner.shared.lock().registrations.find(&host) {
             return Ok(Memory { inner });
         }
-        // SAFETY: the caller promises what `from_raw` asks for.
-        let memory = self.register(unsafe { HostMemory::from_raw(ptr, len, owner) })?;
-        self.inner.shared.lock().registrations.remember(&memory.inner);
-        Ok(memory)
-    }
-
-    /// Registers host memory of any kind.
-    pub fn register(&self, host: HostMemory) -> Result<Memory, Error> {
         let host = Arc::new(host);
         let place = Place::Dram {
             numa: host.numa().and_then(|node| u16::try_from(node).ok()),
@@ -213,9 +194,11 @@ impl Agent {
                 what: "registering memory".to_owned(),
                 refusal,
             })?;
-        Ok(Memory {
-            inner: Arc::new(Registered { shared, region, host }),
-        })
+        let inner = Arc::new(Registered { shared, region, host });
+        if foreign {
+            self.inner.shared.lock().registrations.remember(&inner);
+        }
+        Ok(Memory { inner })
     }
 
     /// Lets peers reach memory under a name.
@@ -380,6 +363,15 @@ impl Drop for Inner {
             // A panic of the progress thread has been printed; there is nobody left to tell.
             let _ = thread.join();
         }
+    }
+}
+
+/// Keeps the calling thread on one core, where one was asked for.
+fn pin(core: Option<usize>) {
+    if let Some(core) = core
+        && let Err(error) = weft_fabric::cpu::pin(core)
+    {
+        tracing::warn!(core, %error, "the progress thread is not pinned");
     }
 }
 

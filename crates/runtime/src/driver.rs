@@ -8,13 +8,13 @@
 //! the waiting threads the mutex.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Duration;
 
-use weft_fabric::{Clock, Live};
+use weft_fabric::bell::Bell;
+use weft_fabric::{Clock, Live, cpu};
 use weft_plan::Time;
 use weft_protocol::agent::{Core, Event};
 use weft_protocol::region::RegionKey;
@@ -197,13 +197,8 @@ impl World {
 
 impl Shared {
     pub(crate) fn new(world: World, clock: Clock, spin: Time, observer: Observer) -> Result<Arc<Shared>, Error> {
-        let bell = Bell::new(
-            world
-                .core
-                .slots()
-                .iter()
-                .map(|slot| slot.transport.wake_fd().as_raw_fd()),
-        )?;
+        let watched = world.core.slots().iter().map(|slot| slot.transport.wake_fd());
+        let bell = Bell::new(watched).map_err(Error::system("watching the transports"))?;
         Ok(Arc::new(Shared {
             clock,
             spin,
@@ -263,7 +258,7 @@ impl Shared {
             if now < spin_until {
                 drop(world);
                 self.finish(&mut later);
-                let_others_run();
+                cpu::look_again();
                 continue;
             }
             // Nothing has happened for a while: leave the turning to the progress thread and sleep.
@@ -354,7 +349,7 @@ impl Shared {
             if now < spin_until {
                 drop(world);
                 self.finish(&mut later);
-                let_others_run();
+                cpu::look_again();
                 continue;
             }
             // Set under the mutex: whoever changes the world after this sees it and rings.
@@ -362,7 +357,9 @@ impl Shared {
             self.asleep_until.store(due.as_ps().max(1), Ordering::Relaxed);
             drop(world);
             self.finish(&mut later);
-            let rung = self.bell.sleep(due.saturating_sub(now), due == Time::MAX);
+            let rung = self
+                .bell
+                .sleep((due != Time::MAX).then(|| due.saturating_sub(now).into()));
             self.asleep_until.store(0, Ordering::Relaxed);
             if rung {
                 self.yield_to_caller();
@@ -375,7 +372,7 @@ impl Shared {
     fn yield_to_caller(&self) {
         let until = self.clock.now().saturating_add(CALLER_RETURNS);
         while self.drivers.load(Ordering::Relaxed) == 0 && self.clock.now() < until {
-            let_others_run();
+            cpu::look_again();
         }
     }
 
@@ -395,12 +392,6 @@ impl Shared {
         later.wake.drain(..).for_each(Waker::wake);
         later.spent.clear();
     }
-}
-
-/// One step of looking for work. Two ends that look for each other's bytes on one core would keep each other from sending
-/// them, so each step lets whoever else is ready run first.
-fn let_others_run() {
-    std::thread::yield_now();
 }
 
 /// Marks the calling thread as one that turns the core.
@@ -432,81 +423,4 @@ impl Drop for Driving<'_> {
             self.shared.drivers.fetch_sub(1, Ordering::Relaxed);
         }
     }
-}
-
-/// What the progress thread sleeps on: the transports' descriptors, and one that anybody can ring.
-#[derive(Debug)]
-struct Bell {
-    epoll: OwnedFd,
-    event: OwnedFd,
-}
-
-impl Bell {
-    fn new(descriptors: impl Iterator<Item = i32>) -> Result<Bell, Error> {
-        // SAFETY: plain system calls; what they return is checked before it is owned.
-        let (epoll, event) = unsafe {
-            (
-                owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?,
-                owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?,
-            )
-        };
-        for fd in descriptors.chain([event.as_raw_fd()]) {
-            let mut interest = libc::epoll_event {
-                events: libc::EPOLLIN as u32,
-                u64: fd as u64,
-            };
-            // SAFETY: `interest` is valid for the call and both descriptors are open.
-            if unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut interest) } < 0 {
-                return Err(Error::system("epoll_ctl"));
-            }
-        }
-        Ok(Bell { epoll, event })
-    }
-
-    fn ring(&self) {
-        let one = 1u64;
-        // SAFETY: eight bytes are read from a live local. A full counter is as good as a rung bell, so the result is not needed.
-        unsafe { libc::write(self.event.as_fd().as_raw_fd(), (&raw const one).cast(), 8) };
-    }
-
-    /// Sleeps until something happens or the time is up; tells whether somebody rang.
-    fn sleep(&self, most: Time, for_ever: bool) -> bool {
-        let most = Duration::from(most);
-        let timeout = libc::timespec {
-            tv_sec: most.as_secs().min(i32::MAX as u64) as libc::time_t,
-            tv_nsec: most.subsec_nanos().into(),
-        };
-        let timeout = if for_ever { std::ptr::null() } else { &raw const timeout };
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
-        // SAFETY: the array holds as many events as the call is told; the timeout is null or points at a live local.
-        let woken = unsafe {
-            libc::epoll_pwait2(
-                self.epoll.as_raw_fd(),
-                events.as_mut_ptr(),
-                events.len() as i32,
-                timeout,
-                std::ptr::null(),
-            )
-        };
-        let rung = events
-            .iter()
-            .take(woken.max(0) as usize)
-            .any(|e| e.u64 == self.event.as_raw_fd() as u64);
-        if rung {
-            let mut count = 0u64;
-            // SAFETY: eight bytes are written to a live local. An empty counter is no error: somebody else has read it.
-            unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
-        }
-        rung
-    }
-}
-
-/// # Safety
-/// `fd` must be a descriptor that nobody else owns, or negative.
-unsafe fn owned(fd: i32) -> Result<OwnedFd, Error> {
-    if fd < 0 {
-        return Err(Error::system("opening a descriptor"));
-    }
-    // SAFETY: the caller hands over a fresh descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

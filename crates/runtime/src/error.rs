@@ -121,10 +121,10 @@ impl fmt::Display for TransferFailed {
 impl std::error::Error for TransferFailed {}
 
 impl Error {
-    pub(crate) fn system(step: &'static str) -> Error {
-        Error::System {
+    pub(crate) fn system(step: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+        move |source| Error::System {
             step,
-            source: Arc::new(std::io::Error::last_os_error()),
+            source: Arc::new(source),
         }
     }
 

@@ -1,4 +1,5 @@
 //! Threads and handles over the pure code: the API that people call.
+#![forbid(unsafe_code)]
 
 mod agent;
 mod borrow;

@@ -96,14 +96,14 @@ impl Drop for Registered {
 /// freed and given to something else.
 #[derive(Debug, Default)]
 pub(crate) struct Registrations {
-    by_place: HashMap<(usize, usize), Weak<Registered>>,
+    by_place: HashMap<(usize, u64), Weak<Registered>>,
     /// Entries whose handles are gone are swept when there are this many.
     sweep_at: usize,
 }
 
 impl Registrations {
-    pub(crate) fn find(&self, address: usize, len: usize) -> Option<Arc<Registered>> {
-        self.by_place.get(&(address, len))?.upgrade()
+    pub(crate) fn find(&self, host: &HostMemory) -> Option<Arc<Registered>> {
+        self.by_place.get(&place(host))?.upgrade()
     }
 
     pub(crate) fn remember(&mut self, registered: &Arc<Registered>) {
@@ -111,9 +111,13 @@ impl Registrations {
             self.by_place.retain(|_, known| known.strong_count() > 0);
             self.sweep_at = 2 * self.by_place.len() + 64;
         }
-        let place = (registered.host.as_ptr() as usize, registered.host.len() as usize);
-        self.by_place.insert(place, Arc::downgrade(registered));
+        self.by_place
+            .insert(place(&registered.host), Arc::downgrade(registered));
     }
+}
+
+fn place(host: &HostMemory) -> (usize, u64) {
+    (host.as_ptr() as usize, host.len())
 }
 
 /// The deadline of a wait that starts now.

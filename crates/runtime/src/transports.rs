@@ -133,17 +133,3 @@ fn failed<E: std::error::Error + Send + Sync + 'static>(transport: &'static str)
         source: Arc::new(source),
     }
 }
-
-/// Keeps the calling thread on one core, where one was asked for.
-pub(crate) fn pin(core: Option<usize>) {
-    let Some(core) = core else { return };
-    // SAFETY: an all-zero set is the empty set; the macro-like helpers only touch the local set.
-    let pinned = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(core, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
-    };
-    if pinned != 0 {
-        tracing::warn!(core, error = %std::io::Error::last_os_error(), "the progress thread is not pinned");
-    }
-}

@@ -1,0 +1,96 @@
+//! Which core a thread runs on, as far as it matters to threads that look for work in a loop.
+
+use std::cell::Cell;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// A yield that takes longer than this means that somebody else ran meanwhile.
+const CROWDED: Duration = Duration::from_micros(2);
+/// So many crowded looks, less the others, and a thread looks for another core.
+const CROWDED_LOOKS_MAX: u32 = 24;
+/// A thread moves at most this often.
+const MOVE_INTERVAL: Duration = Duration::from_millis(5);
+
+thread_local! {
+    static CROWDED_LOOKS: Cell<u32> = const { Cell::new(0) };
+    static MOVED: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// One step of looking for work in a loop.
+///
+/// Two ends that look for each other's bytes on one core would keep each other from sending them, so each step lets whoever
+/// else is ready run first. The kernel likes to put a thread that is woken by a packet on the core of its sender, which it expects to
+/// go to sleep; where that does not happen both would share the core for good while others are idle. So a thread that keeps
+/// finding its core crowded steps aside to another one.
+pub fn look_again() {
+    let before = Instant::now();
+    std::thread::yield_now();
+    let after = Instant::now();
+    let looks = CROWDED_LOOKS.get();
+    if after - before < CROWDED {
+        CROWDED_LOOKS.set(looks.saturating_sub(1));
+        return;
+    }
+    CROWDED_LOOKS.set(looks + 1);
+    if looks < CROWDED_LOOKS_MAX || MOVED.get().is_some_and(|moved| after - moved < MOVE_INTERVAL) {
+        return;
+    }
+    CROWDED_LOOKS.set(0);
+    MOVED.set(Some(after));
+    // Of two that crowd each other one should move; the low bits of the time are a good enough coin.
+    if (after - before).subsec_nanos() & 1 == 0 {
+        step_aside();
+    }
+}
+
+/// Moves the calling thread to another of the cores that it may run on, where there is one.
+fn step_aside() {
+    let size = size_of::<libc::cpu_set_t>();
+    // SAFETY: an all-zero set is the empty set; the calls and helpers read and write local sets of the size that they are told.
+    unsafe {
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        let current = libc::sched_getcpu();
+        if current < 0 || libc::sched_getaffinity(0, size, &mut allowed) != 0 {
+            return;
+        }
+        let mut others = allowed;
+        libc::CPU_CLR(current as usize, &mut others);
+        if libc::CPU_COUNT(&others) == 0 || libc::sched_setaffinity(0, size, &others) != 0 {
+            return;
+        }
+        libc::sched_setaffinity(0, size, &allowed);
+    }
+}
+
+/// Keeps the calling thread on one core.
+pub fn pin(core: usize) -> io::Result<()> {
+    // SAFETY: as in `step_aside`; the helper checks that the core fits the set.
+    let pinned = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+    };
+    if pinned == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stepping_aside_leaves_the_allowed_cores_as_they_were() {
+        let cores = || std::thread::available_parallelism().unwrap();
+        let before = cores();
+        step_aside();
+        assert_eq!(cores(), before);
+    }
+
+    #[test]
+    fn a_core_that_is_not_there_is_an_error() {
+        std::thread::spawn(|| assert!(pin(1000).is_err())).join().unwrap();
+    }
+}
