@@ -285,7 +285,7 @@ impl Borrowed {
     /// Whether the lease still holds.
     #[getter]
     fn held(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.inner.held_until()).is_some()
+        py.detach(|| self.inner.remaining()).is_some()
     }
 
     fn __len__(&self) -> PyResult<usize> {
@@ -304,7 +304,7 @@ impl Borrowed {
     /// Called by Python with a view to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let borrowed = slf.get();
-        if slf.py().detach(|| borrowed.inner.held_until()).is_none() {
+        if slf.py().detach(|| borrowed.inner.remaining()).is_none() {
             return Err(LeaseEnded::new_err("the lease is over"));
         }
         let exported = (borrowed.inner.as_ptr().cast_mut(), borrowed.inner.len(), true);

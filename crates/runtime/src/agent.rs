@@ -20,6 +20,7 @@ use crate::observe::{Event, Observer, ObserverOptions};
 use crate::peer::{Defaults, Peer};
 use crate::rendezvous::{Registration, Rendezvous};
 use crate::settings::{Settings, Sources, When};
+use crate::transfer::remember;
 use crate::transports;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes. Clones are the same agent; the last one to go
@@ -281,7 +282,7 @@ impl Agent {
     /// The next notification, from whichever peer; `None` where none comes in time.
     pub fn next_notification(&self, timeout: Duration) -> Option<Notification> {
         let shared = &self.inner.shared;
-        let told = shared.wait_until(after(shared, timeout), |world| world.notifications.pop_front());
+        let told = shared.wait_until(after(shared, timeout), |world| world.take_notification());
         told.map(|(id, name, payload)| Notification {
             from: self.peer(id, &name),
             payload,
@@ -291,7 +292,7 @@ impl Agent {
     /// The next notification, without waiting.
     pub fn try_notification(&self) -> Option<Notification> {
         self.inner.shared.turn();
-        let told = self.inner.shared.lock().notifications.pop_front();
+        let told = self.inner.shared.lock().take_notification();
         told.map(|(id, name, payload)| Notification {
             from: self.peer(id, &name),
             payload,
@@ -302,13 +303,13 @@ impl Agent {
     pub fn notified(&self) -> impl Future<Output = Notification> + Send + '_ {
         std::future::poll_fn(|context| {
             let mut world = self.inner.shared.lock();
-            match world.notifications.pop_front() {
+            match world.take_notification() {
                 Some((id, name, payload)) => std::task::Poll::Ready(Notification {
                     from: self.peer(id, &name),
                     payload,
                 }),
                 None => {
-                    world.wakers.push(context.waker().clone());
+                    remember(&mut world.wakers, context.waker());
                     std::task::Poll::Pending
                 }
             }
@@ -318,11 +319,6 @@ impl Agent {
     /// The metrics of this agent as Prometheus reads them; empty unless `metrics_listen` is set.
     pub fn metrics(&self) -> String {
         self.inner.shared.observer.metrics()
-    }
-
-    /// CPU time and other facts of the agent's own threads are the process's; this is its observer.
-    pub fn observer(&self) -> &Observer {
-        &self.inner.shared.observer
     }
 
     fn peer(&self, id: PeerId, name: &str) -> Peer {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weft_fabric::BorrowedMapping;
-use weft_plan::Time;
 use weft_protocol::session::LeaseId;
 
 use crate::driver::{LeaseState, PeerState, World};
@@ -140,21 +139,23 @@ impl Borrowed {
         self.mapping.is_empty()
     }
 
-    /// Until when, on this agent's clock, the lease holds; `None` once it is over.
-    pub fn held_until(&self) -> Option<Time> {
+    /// How much longer the lease holds; `None` once it is over.
+    pub fn remaining(&self) -> Option<Duration> {
         let now = self.peer.shared.clock.now();
         let world = self.peer.shared.lock();
         match world.leases.get(&(self.peer.id, self.lease)) {
-            Some(LeaseState::Held { until }) if *until > now && self.mapping.is_live() => Some(*until),
+            Some(LeaseState::Held { until }) if *until > now && self.mapping.is_live() => {
+                Some(until.saturating_sub(now).into())
+            }
             _ => None,
         }
     }
 
     /// Copies bytes out. After the lease it is an error, also if it ended while they were being copied.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.held_until().ok_or(Error::LeaseEnded)?;
+        self.remaining().ok_or(Error::LeaseEnded)?;
         self.mapping.read(offset, into);
-        self.held_until().map(drop).ok_or(Error::LeaseEnded)
+        self.remaining().map(drop).ok_or(Error::LeaseEnded)
     }
 
     /// The first byte. The pages stay mapped while this value lives; what they mean is only as good as the lease.

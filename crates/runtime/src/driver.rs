@@ -34,6 +34,8 @@ const LOOK_IN: Duration = Duration::from_micros(100);
 const GRACE: Time = Time::from_us(200);
 /// How long a caller that has posted something large takes to come back and wait for it, if it does.
 const CALLER_RETURNS: Time = Time::from_us(10);
+/// So many peers that are gone are remembered with the reason.
+const GRAVES_MAX: usize = 1024;
 /// How often a region that a peer was inside of is tried again.
 const RELEASE_RETRY: Time = Time::from_ms(1);
 
@@ -63,7 +65,9 @@ pub(crate) struct World {
     pub(crate) peers: BTreeMap<PeerId, PeerState>,
     pub(crate) transfers: BTreeMap<TransferId, Arc<Cell>>,
     pub(crate) leases: BTreeMap<(PeerId, LeaseId), LeaseState>,
-    pub(crate) notifications: VecDeque<(PeerId, String, Vec<u8>)>,
+    notifications: VecDeque<(PeerId, String, Vec<u8>)>,
+    /// Peers that are gone, oldest first.
+    graves: VecDeque<PeerId>,
     /// Futures that wait for anything but the end of a transfer.
     pub(crate) wakers: Vec<Waker>,
     pub(crate) registrations: Registrations,
@@ -108,6 +112,7 @@ impl World {
             transfers: BTreeMap::new(),
             leases: BTreeMap::new(),
             notifications: VecDeque::new(),
+            graves: VecDeque::new(),
             wakers: Vec::new(),
             registrations: Registrations::default(),
             releasing: Vec::new(),
@@ -125,6 +130,7 @@ impl World {
             self.on_event(event, shared, now, later);
         }
         if any {
+            self.core.set_untaken(self.notifications.len());
             later.wake.append(&mut self.wakers);
         }
         any
@@ -147,14 +153,13 @@ impl World {
                 self.peers.insert(peer, PeerState::Connected { name: identity.name });
             }
             Event::ConnectFailed { peer, error } => {
-                self.peers.insert(peer, PeerState::Gone(error.into()));
+                self.bury(peer, error.into());
             }
             Event::PeerLost { peer, name, cause } => {
                 for (_, state) in self.leases.iter_mut().filter(|((p, _), _)| *p == peer) {
                     *state = LeaseState::Ended;
                 }
-                self.peers
-                    .insert(peer, PeerState::Gone(Error::PeerLost { peer: name, cause }));
+                self.bury(peer, Error::PeerLost { peer: name, cause });
             }
             Event::Leased { peer, lease, until } => self.lease(peer, lease, LeaseState::Held { until }),
             Event::LeaseRefused { peer, lease, refusal } => self.lease(peer, lease, LeaseState::Refused(refusal)),
@@ -170,6 +175,24 @@ impl World {
             Some(known) => *known = state,
             None if matches!(state, LeaseState::Held { .. }) => self.core.give_back(peer, lease, Time::ZERO),
             None => {}
+        }
+    }
+
+    /// The next notification that the application has not looked at.
+    pub(crate) fn take_notification(&mut self) -> Option<(PeerId, String, Vec<u8>)> {
+        let taken = self.notifications.pop_front();
+        self.core.set_untaken(self.notifications.len());
+        taken
+    }
+
+    /// Remembers why a peer is gone for as long as somebody may hold a handle of it and ask.
+    fn bury(&mut self, peer: PeerId, reason: Error) {
+        self.peers.insert(peer, PeerState::Gone(reason));
+        self.graves.push_back(peer);
+        if self.graves.len() > GRAVES_MAX
+            && let Some(oldest) = self.graves.pop_front()
+        {
+            self.peers.remove(&oldest);
         }
     }
 

@@ -66,7 +66,8 @@ impl Memory {
     /// Peers are refused from the start of this call. A peer that is frozen in the middle of a copy holds the memory until it
     /// goes on or dies; if that lasts longer than `timeout`, the error says so.
     pub fn release(&self, timeout: Duration) -> Result<(), Error> {
-        let Registered { shared, region, .. } = &*self.inner;
+        let Registered { shared, region, host } = &*self.inner;
+        shared.lock().registrations.forget(host);
         let until = shared.clock.now().saturating_add(timeout.into());
         let released = shared.wait_until(until, |world| {
             match world.core.release(&region.key, shared.clock.now()) {
@@ -104,6 +105,11 @@ pub(crate) struct Registrations {
 impl Registrations {
     pub(crate) fn find(&self, host: &HostMemory) -> Option<Arc<Registered>> {
         self.by_place.get(&place(host))?.upgrade()
+    }
+
+    /// What is being released is not given to anybody else.
+    pub(crate) fn forget(&mut self, host: &HostMemory) {
+        self.by_place.remove(&place(host));
     }
 
     pub(crate) fn remember(&mut self, registered: &Arc<Registered>) {

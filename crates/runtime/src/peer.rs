@@ -195,11 +195,13 @@ impl<'a> TransferBuilder<'a> {
     }
 
     /// Which bytes, in order, of the last leg's two sides.
+    ///
+    /// # Panics
+    /// Where no leg has been described yet.
     pub fn spans(mut self, local: Spans, remote: Spans) -> TransferBuilder<'a> {
-        if let Some(leg) = self.legs.last_mut() {
-            leg.1 = local;
-            leg.3 = remote;
-        }
+        let leg = self.legs.last_mut().expect("spans belong to a leg");
+        leg.1 = local;
+        leg.3 = remote;
         self
     }
 

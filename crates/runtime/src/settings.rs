@@ -133,7 +133,7 @@ settings! {
     tcp_tls_key: Option<PathBuf> = "tcp.tls_key", "";
     /// The certificates that peers must be signed by (PEM).
     tcp_tls_roots: Option<PathBuf> = "tcp.tls_roots", "";
-    /// The name that a peer's certificate must carry; by default the host connected to.
+    /// The name that every agent's certificate carries; by default `weft`.
     tcp_tls_name: Option<String> = "tcp.tls_name", "";
     /// Local addresses to spread connections over, one per network card; none means that the kernel chooses.
     tcp_rails: Vec<IpAddr> = "tcp.rails", "";

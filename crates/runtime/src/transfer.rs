@@ -40,7 +40,8 @@ pub(crate) struct Cell {
 #[derive(Debug, Default)]
 struct Slot {
     outcome: Option<Result<Summary, TransferError>>,
-    waker: Option<Waker>,
+    /// Every clone of the handle may be awaited.
+    wakers: Vec<Waker>,
 }
 
 impl Cell {
@@ -55,11 +56,11 @@ impl Cell {
         }
     }
 
-    pub(crate) fn end(&self, outcome: Result<Summary, TransferError>) -> Option<Waker> {
+    pub(crate) fn end(&self, outcome: Result<Summary, TransferError>) -> Vec<Waker> {
         let mut slot = self.lock();
         slot.outcome = Some(outcome);
         self.ended.store(true, Ordering::Release);
-        slot.waker.take()
+        std::mem::take(&mut slot.wakers)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Slot> {
@@ -128,10 +129,17 @@ impl Future for Transfer {
         if !self.is_ended() {
             let mut slot = self.cell.lock();
             if slot.outcome.is_none() {
-                slot.waker = Some(context.waker().clone());
+                remember(&mut slot.wakers, context.waker());
                 return Poll::Pending;
             }
         }
         self.outcome().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+/// Remembers whom to wake, once each.
+pub(crate) fn remember(wakers: &mut Vec<Waker>, waker: &Waker) {
+    if !wakers.iter().any(|known| known.will_wake(waker)) {
+        wakers.push(waker.clone());
     }
 }

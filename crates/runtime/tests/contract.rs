@@ -369,6 +369,44 @@ fn contract_4_a_notification_comes_after_its_data() {
     }
 }
 
+// ---- 5: an error says with whom, over what, how far, and why
+
+#[test]
+fn contract_5_an_error_tells_what_is_done_and_what_is_not() {
+    for way in [Way::Bounce, Way::Tcp] {
+        let child = Child::spawn(way, "frozen", BIG);
+        let agent = way.agent("initiator");
+        let (peer, remote) = connect(&agent, &child);
+        let local = way.memory(&agent, BIG);
+        let transfer = peer
+            .read(&local, &remote)
+            .deadline(Duration::from_millis(400))
+            .post()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(3));
+        child.freeze();
+        let Err(Error::Transfer(failed)) = transfer.wait() else {
+            // The whole of it went through before the freeze: nothing to tell.
+            continue;
+        };
+        let error = &failed.error;
+        assert_eq!((failed.peer.as_str(), error.transport), ("frozen", way.transport()));
+        assert_eq!((error.cause, error.bytes_total), (Failure::Expired, BIG as u64));
+        let bytes = |parts: &[(usize, std::ops::Range<u64>)]| parts.iter().map(|(_, r)| r.end - r.start).sum::<u64>();
+        assert_eq!(bytes(&error.done), error.bytes_done, "{way:?}");
+        assert_eq!(bytes(&error.done) + bytes(&error.undone), BIG as u64, "{way:?}");
+        let (got, truth) = (local.to_vec(), pattern(1, BIG));
+        for (_, range) in &error.done {
+            let range = range.start as usize..range.end as usize;
+            assert!(
+                got[range.clone()] == truth[range],
+                "{way:?}: what is called done is not there"
+            );
+        }
+        child.thaw();
+    }
+}
+
 // ---- 6: a checksum finds what the wire has changed
 
 #[test]
@@ -428,6 +466,7 @@ fn contract_6_a_flipped_byte_on_the_wire_is_an_error_never_data() {
     let remote = peer.region("data", LONG).unwrap();
     let local = agent.allocate(len).unwrap();
     let truth = pattern(1, len);
+    let mut caught = 0;
     for place in [20_000, 70_000, 1_000_000, 3_000_000] {
         local.write(0, &vec![0; len]);
         flip_at.store(place, Ordering::SeqCst);
@@ -439,8 +478,11 @@ fn contract_6_a_flipped_byte_on_the_wire_is_an_error_never_data() {
             .unwrap()
             .wait()
         {
-            // Found and fetched again.
-            Ok(_) => assert!(local.to_vec() == truth, "a flipped byte was taken for data"),
+            Ok(summary) => {
+                assert!(local.to_vec() == truth, "a flipped byte was taken for data");
+                // Found and fetched again.
+                caught += u32::from(summary.retries > 0);
+            }
             Err(error) => assert!(
                 matches!(
                     failure(&error),
@@ -454,6 +496,7 @@ fn contract_6_a_flipped_byte_on_the_wire_is_an_error_never_data() {
             break;
         }
     }
+    assert!(caught > 0, "no flip was found by the checksum");
 }
 
 // ---- 7: settings

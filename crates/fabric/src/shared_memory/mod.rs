@@ -57,7 +57,7 @@ pub use target::BorrowedMapping;
 #[derive(Clone, Debug)]
 pub struct SharedMemoryOptions {
     pub foreign: Foreign,
-    /// What one call of `post` copies itself, in the caller's thread; more waits for `poll`.
+    /// What posts copy themselves between two polls, in the caller's thread; more waits for `poll`.
     pub inline_bytes_max: u64,
     /// What one call of `poll` copies before it returns.
     pub poll_bytes_max: u64,
@@ -135,6 +135,11 @@ pub struct SharedMemory {
     /// What the next call of `poll` has to say.
     ready: Vec<Signal>,
     quick_polls: u32,
+    /// What posts may still copy themselves before the next poll.
+    inline_bytes: u64,
+    /// A post has left work for whoever polls.
+    posted: bool,
+
     /// Whose turn it is to copy.
     turn: usize,
     datagram: Box<[u8]>,
@@ -165,6 +170,7 @@ impl SharedMemory {
             .map_err(failed("watching the listener"))?;
         let reserve = poller::reserve_descriptor().map_err(failed("reserving a descriptor"))?;
         let worker = Worker::new(Hazard::new()?, options.helper);
+        let inline_bytes = options.inline_bytes_max;
         Ok(SharedMemory {
             capabilities: Capabilities {
                 name: address::NAME,
@@ -191,6 +197,8 @@ impl SharedMemory {
             lingering: Vec::new(),
             ready: Vec::new(),
             quick_polls: 0,
+            inline_bytes,
+            posted: false,
             turn: 0,
             datagram: vec![0; frame::MAX_DATAGRAM_BYTES].into_boxed_slice(),
         })

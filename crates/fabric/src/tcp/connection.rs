@@ -96,8 +96,11 @@ impl Connection {
         clock: Clock,
         vectors: &mut Vectors,
         epoll: &Epoll,
+        sends: u32,
     ) -> Result<(), Gone> {
-        let flushed = self.outbound.flush(&mut self.stream, far_clock, clock, vectors)?;
+        let flushed = self
+            .outbound
+            .flush(&mut self.stream, far_clock, clock, vectors, sends)?;
         if self.outbound.is_abused() {
             return Err(Gone::GARBAGE);
         }

@@ -82,6 +82,8 @@ pub struct Tcp {
     /// No deadline is earlier than this.
     earliest: Time,
     hot: Option<(PathId, usize)>,
+    /// A post has left bytes for whoever polls.
+    posted: bool,
     polls: u32,
     polled: Time,
     numbered_paths: u32,
@@ -137,6 +139,7 @@ impl Tcp {
             ready: Vec::new(),
             earliest: Time::MAX,
             hot: None,
+            posted: false,
             polls: 0,
             polled: Time::ZERO,
             numbered_paths: 0,
@@ -155,6 +158,7 @@ impl Tcp {
             vectors: &mut self.vectors,
             epoll: &self.epoll,
             clock: self.clock,
+            sends: u32::MAX,
         };
         let result = act(path, &mut world);
         if path.is_over() {
@@ -261,7 +265,13 @@ impl Tcp {
                     echo: sent,
                     sent: now,
                 });
-                let _ = outbound.flush(stream, &far_clock::FarClock::default(), self.clock, &mut self.vectors);
+                let _ = outbound.flush(
+                    stream,
+                    &far_clock::FarClock::default(),
+                    self.clock,
+                    &mut self.vectors,
+                    u32::MAX,
+                );
             }
             Ok(Some(_)) | Err(_) => {}
         }
@@ -402,7 +412,10 @@ impl Transport for Tcp {
 
     fn post(&mut self, path: PathId, ops: &[Op], now: Time) -> Result<usize, Loss> {
         let mut earliest = self.earliest;
+        let mut left_over = false;
         let accepted = self.with_path(path, |path, world| {
+            // The caller's thread hands over one system call's worth a connection; whoever polls does the rest.
+            world.sends = 1;
             let mut touched = 0u64;
             let mut accepted = 0;
             for op in ops {
@@ -414,12 +427,15 @@ impl Transport for Tcp {
                 accepted += 1;
             }
             while touched != 0 {
-                path.flush_or_lose(touched.trailing_zeros() as usize, world);
+                let index = touched.trailing_zeros() as usize;
+                path.flush_or_lose(index, world);
+                left_over |= path.is_blocked(index);
                 touched &= touched - 1;
             }
             accepted
         });
         self.earliest = self.earliest.min(earliest);
+        self.posted |= left_over;
         accepted.ok_or(Loss::Closed)
     }
 
@@ -428,6 +444,11 @@ impl Transport for Tcp {
     }
 
     fn poll(&mut self, now: Time, signals: &mut Vec<Signal>) -> Progress {
+        // Straight after a post this only tells what came of it, so that the poster is not made to do the work.
+        if std::mem::take(&mut self.posted) {
+            signals.append(&mut self.ready);
+            return Progress::Busy;
+        }
         if now >= self.earliest {
             self.on_timeout(now);
         }

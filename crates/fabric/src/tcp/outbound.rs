@@ -201,13 +201,15 @@ impl Outbound {
         }
     }
 
-    /// Sends as much as the socket takes.
+    /// Sends as much as the socket takes, with at most `sends` system calls of about [`SEND_BYTES`] each. What is left then waits
+    /// for room like what the socket did not take.
     pub(super) fn flush(
         &mut self,
         stream: &mut Stream,
         far_clock: &FarClock,
         clock: Clock,
         vectors: &mut Vectors,
+        mut sends: u32,
     ) -> io::Result<Flushed> {
         loop {
             self.commit();
@@ -228,6 +230,10 @@ impl Outbound {
                 self.advance(0);
                 continue;
             }
+            if sends == 0 {
+                return Ok(Flushed::Blocked);
+            }
+            sends -= 1;
             match stream.send(vectors) {
                 Ok(sent) => {
                     self.advance(sent);

@@ -63,6 +63,8 @@ pub(super) struct World<'a> {
     pub(super) vectors: &'a mut Vectors,
     pub(super) epoll: &'a Epoll,
     pub(super) clock: Clock,
+    /// System calls that one flush of a connection may make.
+    pub(super) sends: u32,
 }
 
 impl Path {
@@ -132,7 +134,7 @@ impl Path {
             echo,
             sent: world.clock.now(),
         });
-        connection.flush(&self.far_clock, world.clock, world.vectors, world.epoll)?;
+        connection.flush(&self.far_clock, world.clock, world.vectors, world.epoll, world.sends)?;
         self.connections[index] = Some(connection);
         Ok(())
     }
@@ -579,7 +581,7 @@ impl Path {
 
     fn flush(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Gone> {
         match &mut self.connections[index] {
-            Some(connection) => connection.flush(&self.far_clock, world.clock, world.vectors, world.epoll),
+            Some(connection) => connection.flush(&self.far_clock, world.clock, world.vectors, world.epoll, world.sends),
             None => Ok(()),
         }
     }

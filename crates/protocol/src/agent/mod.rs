@@ -66,6 +66,8 @@ pub struct Core<T: ?Sized + Transport> {
     /// Peers whose session has more to say than there is room for among the events.
     stalled: Vec<PeerId>,
     events: VecDeque<Event>,
+    /// Notifications that have left the events, but that the application has not looked at.
+    untaken: usize,
     next_peer: u32,
     next_path: u32,
     next_message: u64,
@@ -290,6 +292,7 @@ impl<T: ?Sized + Transport> Core<T> {
             unsent: VecDeque::new(),
             stalled: Vec::new(),
             events: VecDeque::new(),
+            untaken: 0,
             next_peer: 0,
             next_path: 0,
             next_message: 0,
@@ -397,6 +400,12 @@ impl<T: ?Sized + Transport> Core<T> {
             session.return_lease(lease, now);
             self.touch(peer);
         }
+    }
+
+    /// Says how many notifications the application has been given and not looked at. They count as events, so that peers
+    /// are held back when nobody looks.
+    pub fn set_untaken(&mut self, notifications: usize) {
+        self.untaken = notifications;
     }
 
     pub fn next_event(&mut self) -> Option<Event> {

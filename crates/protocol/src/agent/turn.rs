@@ -101,7 +101,7 @@ impl<T: ?Sized + Transport> Core<T> {
 
     /// Hands over everything that the engine and the sessions want done; tells whether there was anything.
     fn flush(&mut self, now: Time) -> bool {
-        if self.events.len() <= self.settings.events_max / 2 {
+        if self.events.len() + self.untaken <= self.settings.events_max / 2 {
             self.touched.append(&mut self.stalled);
         }
         let mut any = false;
@@ -310,7 +310,7 @@ impl<T: ?Sized + Transport> Core<T> {
         self.send_messages(peer, now);
         loop {
             // What nobody takes holds the peer back, not this agent's memory down.
-            if self.events.len() >= self.settings.events_max {
+            if self.events.len() + self.untaken >= self.settings.events_max {
                 if !self.stalled.contains(&peer) {
                     self.stalled.push(peer);
                 }

@@ -160,6 +160,11 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// From the submission to the end.
+    pub fn duration(&self) -> Time {
+        self.ended.saturating_sub(self.started)
+    }
+
     /// The transport that carried most of it.
     pub fn transport(&self) -> &'static str {
         self.carried

@@ -335,12 +335,12 @@ mod tests {
         );
         assert_eq!(nearest(Sources::default().set("hartbeat", "1s")), "heartbeat");
         assert_eq!(
-            nearest(Sources::default().file("f", "[tpc]\nzerocopy = \"on\"")),
-            "tcp.zerocopy"
+            nearest(Sources::default().file("f", "[tpc]\nconnections = 1")),
+            "tcp.connections"
         );
         assert_eq!(
             nearest(Sources::default().file("f", "[tcp.zero]\ncopy = \"on\"")),
-            "tcp.zerocopy"
+            "tcp.connections"
         );
         assert!(load(Sources::default().file("f", "[tpc]")).is_err());
         assert!(load(Sources::default().file("f", "[tcp]")).is_ok());
