@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use thiserror::Error;
-use weft_plan::{Bandwidth, LinkCost, Time};
+use weft_plan::{LinkCost, Time};
 use weft_protocol::{Capabilities, Epoch, Failure, Loss, PathId, RegionKey, RegionTable, Signal};
 
 use crate::Clock;
@@ -80,11 +80,7 @@ impl Default for SharedMemoryOptions {
             helper: true,
             paths_max: 4096,
             handshake_max: Time::from_secs(5),
-            cost: LinkCost {
-                latency: Time::from_ns(600),
-                per_span: Time::from_ns(40),
-                bandwidth: Bandwidth::from_bytes_per_sec(10_000_000_000),
-            },
+            cost: crate::cost_unmeasured(address::NAME),
         }
     }
 }
