@@ -378,7 +378,7 @@ fn pin(core: Option<usize>) {
 fn parse_addresses(text: &str) -> Result<Vec<PeerAddress>, Error> {
     let known = |part: &str| {
         let of = |name: &&str| part.strip_prefix(*name).is_some_and(|rest| rest.starts_with(':'));
-        transports::NAMES.iter().any(|name| of(name))
+        transports::NAMES.iter().any(of)
     };
     let mut addresses = Vec::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
