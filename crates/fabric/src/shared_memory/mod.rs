@@ -51,6 +51,7 @@ use socket::Socket;
 use worker::Worker;
 
 pub use address::host_identity;
+pub(crate) use frame::check as check_frame;
 pub use target::BorrowedMapping;
 
 /// How to move memory between processes of one host.
