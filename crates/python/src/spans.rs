@@ -1,5 +1,6 @@
 //! Which bytes, as Python writes it.
 
+use std::ffi::CStr;
 use std::fmt::Display;
 
 use pyo3::buffer::{Element, PyBuffer};
@@ -90,6 +91,9 @@ impl Array {
         let Ok(buffer) = PyBuffer::<T>::get(value) else {
             return Ok(None);
         };
+        if !in_our_byte_order(buffer.format()) {
+            return Ok(None);
+        }
         let numbers = buffer.to_vec(value.py())?.into_iter().map(|number| {
             let whole = number.try_into();
             whole.map_err(|_| invalid(format!("{expected}; not {number}")))
@@ -98,6 +102,15 @@ impl Array {
             shape: buffer.shape().to_vec(),
             numbers: numbers.collect::<PyResult<_>>()?,
         }))
+    }
+}
+
+/// An element type is taken for its size alone, whichever byte comes first in it.
+fn in_our_byte_order(format: &CStr) -> bool {
+    match format.to_bytes().first() {
+        Some(b'<') => cfg!(target_endian = "little"),
+        Some(b'>' | b'!') => cfg!(target_endian = "big"),
+        _ => true,
     }
 }
 
