@@ -7,6 +7,10 @@
 //! A path is one socket. Keys are presented over it, and only the right one is answered with a descriptor or an address. What keeps
 //! a region from being touched after its owner took it back is told in `ledger.rs`.
 //!
+//! Any process of the host can call, because the socket has a name and no file. Only callers of the same user, or of root, are let
+//! in; agents of different users reach each other by another transport. And a caller is nobody until it has presented a key: it
+//! cannot hold up a release, and of those that do not even introduce themselves only a few are kept.
+//!
 //! ```
 //! use weft_fabric::shared_memory::{SharedMemory, SharedMemoryOptions};
 //! use weft_fabric::Clock;
@@ -32,7 +36,7 @@ mod tests;
 mod transport;
 mod worker;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -154,6 +158,8 @@ struct Lingering {
     id: PathId,
     _socket: Socket,
     hazard: HazardView,
+    /// Regions that the peer was given; it lingers only as long as there are any.
+    given: HashSet<Entry>,
 }
 
 impl SharedMemory {
