@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use weft_plan::Bytes;
-use weft_protocol::{Body, Direction, Done, Failure, Loss, Move, Op, OpId, Refusal, Signal};
+use weft_protocol::{Body, Direction, Done, Failure, Loss, Move, Op, OpId, Refusal, RegionKey, Signal};
 
 use super::{Job, Outgoing, Packet, Side, Stage};
 use crate::world::{Happening, State};
@@ -49,6 +49,10 @@ impl State {
                 self.complete(wire_id, side, op.id, outcome);
             }
             Body::Move(part) => {
+                if let Err(refusal) = self.ends[end].table.lookup(&part.leg.local().key) {
+                    self.complete(wire_id, side, op.id, Err(refusal.into()));
+                    return;
+                }
                 let mut bytes = Vec::new();
                 if part.direction == Direction::Write && !fabric.local {
                     bytes = gather(part);
@@ -199,6 +203,21 @@ impl State {
         }
         for (wire_id, side, op) in over {
             self.complete(wire_id, side, op, Err(Failure::Expired));
+        }
+    }
+
+    /// Ends what would still touch a near side that is being released. A write over the network has taken its bytes already.
+    pub(crate) fn release_near(&mut self, end: usize, key: &RegionKey) {
+        let paths: Vec<(u32, Side)> = self.ends[end].paths.values().copied().collect();
+        for (wire_id, side) in paths {
+            let Some(wire) = self.wires.get(&wire_id) else { continue };
+            let (local, half) = (wire.fabric.local, wire.half(side));
+            let touches = |part: &Move| part.leg.local().key == *key && (local || part.direction == Direction::Read);
+            let ops = half.ops.iter().filter(|(_, outgoing)| touches(&outgoing.job.part));
+            let ops: Vec<OpId> = ops.map(|(op, _)| *op).collect();
+            for op in ops {
+                self.complete(wire_id, side, op, Err(Refusal::Released.into()));
+            }
         }
     }
 
