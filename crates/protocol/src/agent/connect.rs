@@ -137,7 +137,7 @@ impl<T: ?Sized + Transport> Core<T> {
 
     /// Which transport here goes to which address: the first of a name to the peer's first of that name, the second to the
     /// second, and again from the first where the peer has more.
-    fn candidates(&self, addresses: &[PeerAddress]) -> Vec<(usize, PeerAddress)> {
+    pub(super) fn candidates(&self, addresses: &[PeerAddress]) -> Vec<(usize, PeerAddress)> {
         let mut met: BTreeMap<&str, usize> = BTreeMap::new();
         let candidate = |address: &'_ PeerAddress, ordinal: usize| {
             let slots = self.slots.iter().enumerate();

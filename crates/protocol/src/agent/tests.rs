@@ -1,5 +1,7 @@
 //! Two agents over loopback, turned by hand.
 
+mod bounds;
+
 use std::sync::Arc;
 
 use weft_plan::{Place, Spans, Time};

@@ -1,5 +1,8 @@
 //! The engine: which part goes over which lane, when, and what follows.
 
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 

@@ -1,5 +1,6 @@
 //! Two sessions joined by paths that lose, repeat, delay and reorder, on a virtual clock, by seed.
 
+mod arrivals;
 mod close;
 mod hostile;
 mod idle;
