@@ -13,6 +13,7 @@ pub mod harness;
 pub mod leg;
 pub mod loopback;
 pub mod memory;
+mod numbered;
 pub mod recorded;
 pub mod region;
 pub mod seeded;

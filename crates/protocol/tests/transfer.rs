@@ -110,6 +110,8 @@ enum Byte {
     Open,
     Done,
     Hanging(LaneId),
+    /// Lost for certain, but perhaps after it had landed, so that the peer may have been notified.
+    Withheld,
 }
 
 struct Expected {
@@ -117,8 +119,25 @@ struct Expected {
     bytes: Vec<Vec<Byte>>,
     parts: BTreeMap<u32, (usize, std::ops::Range<u64>)>,
     announced: Option<u32>,
+    /// What the peer has counted.
+    landed: BTreeSet<u32>,
+    recalled: bool,
+    /// The peer has heard of the recall in time.
+    revoked: bool,
+    notified: bool,
+    /// The engine has been told that the peer was notified, or may conclude that it was not.
+    decided: bool,
     cancelled: bool,
     trouble: bool,
+    /// Where it has lost parts after it was announced.
+    lanes: BTreeSet<LaneId>,
+}
+
+impl Expected {
+    fn notify_if_all_is_there(&mut self) {
+        let all = self.announced == Some(self.landed.len() as u32);
+        self.notified |= all && !self.revoked && self.request.direction == Direction::Write;
+    }
 }
 
 #[derive(Default)]
@@ -182,6 +201,12 @@ impl World {
                         bytes,
                         parts: BTreeMap::new(),
                         announced: None,
+                        landed: BTreeSet::new(),
+                        recalled: false,
+                        revoked: false,
+                        notified: false,
+                        decided: false,
+                        lanes: BTreeSet::new(),
                         cancelled: false,
                         trouble: false,
                     };
@@ -231,16 +256,25 @@ impl World {
                 });
             }
             Action::Fence => {
+                self.hear_of_notifications();
                 for lane in std::mem::take(&mut self.fences) {
                     self.lose(lane.0 as usize, false);
                     for expected in self.live.values_mut() {
+                        let hangs = expected.bytes.iter().flatten().any(|b| *b == Byte::Hanging(lane));
+                        expected.decided |= expected.revoked && (hangs || expected.lanes.contains(&lane));
+                        let decided = expected.decided || !expected.recalled;
                         for byte in expected.bytes.iter_mut().flatten() {
-                            if *byte == Byte::Hanging(lane) {
+                            match *byte {
+                                Byte::Hanging(on) if on == lane => *byte = Byte::Withheld,
+                                _ => {}
+                            }
+                            if *byte == Byte::Withheld && decided {
                                 *byte = Byte::Untouched;
                             }
                         }
                     }
                     self.engine.on_lane_fenced(lane, self.now);
+                    self.take_events();
                 }
             }
             Action::PeerGone { peer } if peer < PEERS => {
@@ -252,6 +286,28 @@ impl World {
             Action::PeerGone { .. } => {}
         }
         self.take_events();
+    }
+
+    /// The peer says which notifications it has delivered, and has heard which were recalled.
+    fn hear_of_notifications(&mut self) {
+        let ids: Vec<TransferId> = self.live.keys().copied().collect();
+        for id in ids {
+            let Some(expected) = self.live.get_mut(&id) else {
+                continue;
+            };
+            expected.revoked |= expected.recalled && !expected.notified;
+            if !expected.notified {
+                continue;
+            }
+            expected.decided = true;
+            for byte in expected.bytes.iter_mut().flatten() {
+                if matches!(byte, Byte::Hanging(_) | Byte::Withheld) {
+                    *byte = Byte::Done;
+                }
+            }
+            self.engine.on_all_arrived(id, self.now);
+            self.take_events();
+        }
     }
 
     fn open_ops(&self) -> Vec<(usize, OpId)> {
@@ -319,13 +375,29 @@ impl World {
             Outcome::Cancelled => Err(Failure::Cancelled),
         };
         let is_write = part.direction == Direction::Write;
+        let lost = matches!(outcome, Err(Failure::PathLost { .. }));
+        let is_counted = expected.request.tag.is_some() && expected.announced.is_some();
         let after = match outcome {
             Ok(done) if done.far_sum == sum => Byte::Done,
-            Err(Failure::PathLost { fenced: false, .. }) if is_write && self.now < expected.request.deadline => {
-                Byte::Hanging(id)
+            Err(Failure::PathLost { fenced, .. }) if is_write && self.now < expected.request.deadline => {
+                match (is_counted, expected.decided) {
+                    (true, true) if expected.notified => Byte::Done,
+                    (true, false) if fenced => Byte::Withheld,
+                    _ if fenced => Byte::Untouched,
+                    _ => Byte::Hanging(id),
+                }
             }
             _ => Byte::Untouched,
         };
+        if lost && is_counted {
+            expected.lanes.insert(id);
+        }
+        // What is lost has landed as often as not.
+        if is_write && (outcome.is_ok() || lost && op.0 % 2 == 0) {
+            assert!(!expected.notified, "a write that lands after the peer was notified");
+            expected.landed.extend(part.arrival.map(|arrival| arrival.index));
+            expected.notify_if_all_is_there();
+        }
         expected.trouble |= after != Byte::Done;
         expected.bytes[leg][part.range.start as usize..part.range.end as usize].fill(after);
         self.engine.on_completion(id, op, outcome, self.now);
@@ -346,7 +418,8 @@ impl World {
             for expected in self.live.values_mut() {
                 for byte in expected.bytes.iter_mut().flatten() {
                     if *byte == Byte::Hanging(LaneId(lane as u32)) {
-                        *byte = Byte::Untouched;
+                        let undecided = expected.recalled && !expected.decided;
+                        *byte = if undecided { Byte::Withheld } else { Byte::Untouched };
                     }
                 }
             }
@@ -363,8 +436,15 @@ impl World {
                     let expected = self.live.get_mut(&id).expect("a live transfer is announced");
                     assert_eq!(tag, 77);
                     assert_eq!(expected.announced.replace(parts), None, "announced twice");
+                    expected.notify_if_all_is_there();
                 }
-                TransferEvent::FenceWanted { lane } => {
+                TransferEvent::Recall { id, tag } => {
+                    let expected = self.live.get_mut(&id).expect("a live transfer is recalled");
+                    assert_eq!(tag, 77);
+                    assert!(expected.announced.is_some(), "recalled before it was announced");
+                    assert!(!std::mem::replace(&mut expected.recalled, true), "recalled twice");
+                }
+                TransferEvent::FenceWanted { lane, .. } => {
                     assert!(self.lanes[lane.0 as usize].lost, "a fence for a lane that lives");
                     assert!(self.fences.insert(lane), "a fence is wanted twice");
                 }
@@ -399,7 +479,8 @@ impl World {
                     summary.carried.iter().map(|(_, bytes)| bytes).sum::<u64>(),
                     summary.bytes
                 );
-                if expected.request.direction == Direction::Write && expected.request.tag.is_some() {
+                let counted = !expected.recalled || expected.notified;
+                if expected.request.direction == Direction::Write && expected.request.tag.is_some() && counted {
                     assert_eq!(
                         expected.announced,
                         Some(expected.parts.len() as u32),

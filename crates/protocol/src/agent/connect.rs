@@ -1,14 +1,14 @@
 //! Peers: connecting, being connected to, keeping paths open, and parting.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use weft_plan::Time;
 
 use super::paths::Stage;
 use super::{ConnectError, Core, Event, PeerError, Target};
 use crate::error::Loss;
-use crate::session::{CloseReason, Config, Identity, Session, SessionError, SessionLoss, Via};
-use crate::transfer::PeerId;
+use crate::session::{CloseReason, Config, Identity, NotificationId, Session, SessionError, SessionLoss, Via};
+use crate::transfer::{PeerId, TransferId};
 use crate::transport::{PeerAddress, Transport};
 
 #[derive(Debug)]
@@ -27,6 +27,12 @@ pub(super) struct Peer {
     pub(super) attempt: Option<Attempt>,
     /// Published names of which the session still has to be told something, because its queue was full.
     unsaid: BTreeSet<String>,
+    /// Announcements that wait for room in the session's queue, in their order.
+    pub(super) unsent: VecDeque<TransferId>,
+    /// Announcements that the peer holds until their parts are there, and whose transfers are under way.
+    pub(super) awaited: BTreeMap<NotificationId, TransferId>,
+    /// How many announcements there are in all.
+    pub(super) announced: usize,
     /// The session has ended, and is kept until then to answer a peer that has not heard of it.
     pub(super) over: Option<Time>,
     /// The peer has closed its last path: it has until then to come back.
@@ -114,12 +120,7 @@ impl<T: ?Sized + Transport> Core<T> {
         if self.peers.len() >= max {
             return Err(ConnectError::TooManyPeers { max });
         }
-        let slot_of = |address: &PeerAddress| {
-            let mut names = self.slots.iter().map(|s| s.transport.capabilities().name);
-            names.position(|name| name == address.transport())
-        };
-        let candidates = target.addresses.iter();
-        let candidates: Vec<_> = candidates.filter_map(|a| Some((slot_of(a)?, a.clone()))).collect();
+        let candidates = self.candidates(&target.addresses);
         if candidates.is_empty() {
             let address = first.clone();
             return Err(ConnectError::NoTransport { address });
@@ -132,6 +133,29 @@ impl<T: ?Sized + Transport> Core<T> {
         }));
         self.try_next(id, now);
         Ok(id)
+    }
+
+    /// Which transport here goes to which address: the first of a name to the peer's first of that name, the second to the
+    /// second, and again from the first where the peer has more.
+    pub(super) fn candidates(&self, addresses: &[PeerAddress]) -> Vec<(usize, PeerAddress)> {
+        let mut met: BTreeMap<&str, usize> = BTreeMap::new();
+        let candidate = |address: &'_ PeerAddress, ordinal: usize| {
+            let slots = self.slots.iter().enumerate();
+            let ours: Vec<usize> = slots
+                .filter(|(_, s)| s.transport.capabilities().name == address.transport())
+                .map(|(slot, _)| slot)
+                .collect();
+            let slot = ours.get(ordinal.checked_rem(ours.len())?)?;
+            Some((*slot, address.clone()))
+        };
+        let numbered = addresses.iter().map(|address| {
+            let count = met.entry(address.transport()).or_default();
+            *count += 1;
+            (address, *count - 1)
+        });
+        numbered
+            .filter_map(|(address, ordinal)| candidate(address, ordinal))
+            .collect()
     }
 
     /// Ends a session. The peer is told; [`Event::PeerLost`] follows, and the end of every transfer with it.
@@ -216,9 +240,10 @@ impl<T: ?Sized + Transport> Core<T> {
             self.lay_rails(peer, &identity, now);
         }
         let published: Vec<String> = self.regions.names().map(str::to_owned).collect();
-        for name in published {
-            self.say(peer, &name, now);
+        if let Some(state) = self.peers.at_mut(peer.0) {
+            state.unsaid.extend(published);
         }
+        self.say_unsaid(peer, now);
         self.events.push_back(Event::Connected {
             peer,
             identity,
@@ -260,35 +285,44 @@ impl<T: ?Sized + Transport> Core<T> {
     }
 
     /// Tells a peer what is or is no longer published under a name.
-    pub(super) fn say(&mut self, peer: PeerId, name: &str, now: Time) {
+    fn say(&mut self, peer: PeerId, name: &str, now: Time) -> Result<(), SessionError> {
         let region = self.regions.published(name);
-        let Ok(session) = self.established(peer) else { return };
+        let session = self.established(peer).map_err(|_| SessionError::Ended)?;
         let said = match &region {
             Some(region) => session.publish(name, region, now),
             None => session.withdraw(name, now),
         };
         match (said, self.peers.at_mut(peer.0)) {
             (Ok(()), _) => self.touch(peer),
-            // Every acknowledgement makes room, and is an occasion to say it.
-            (Err(SessionError::QueueFull), Some(state)) => {
+            // Every acknowledgement makes room, and is an occasion to say it; and so does a withdrawal that was left unsaid.
+            (Err(SessionError::QueueFull | SessionError::TooManyRegions), Some(state)) => {
                 state.unsaid.insert(name.to_owned());
             }
+            // The session is over: what else could be wrong was found before it was published.
             (Err(_), _) => {}
         }
+        said
     }
 
     pub(super) fn say_to_all(&mut self, name: &str, now: Time) {
         let peers: Vec<PeerId> = self.peers.iter().map(|(number, _)| PeerId(number)).collect();
         for peer in peers {
-            self.say(peer, name, now);
+            // What cannot be said now is said later, or has become pointless.
+            let _ = self.say(peer, name, now);
         }
     }
 
     /// Tells a peer what its full queue had no room for.
     pub(super) fn say_unsaid(&mut self, peer: PeerId, now: Time) {
         let Some(state) = self.peers.at_mut(peer.0) else { return };
-        for name in std::mem::take(&mut state.unsaid) {
-            self.say(peer, &name, now);
+        let mut unsaid = std::mem::take(&mut state.unsaid);
+        while let Some(name) = unsaid.pop_first() {
+            if self.say(peer, &name, now) == Err(SessionError::QueueFull) {
+                break;
+            }
+        }
+        if let Some(state) = self.peers.at_mut(peer.0) {
+            state.unsaid.append(&mut unsaid);
         }
     }
 
@@ -388,7 +422,7 @@ impl<T: ?Sized + Transport> Core<T> {
     /// A peer that has closed its last path, or died, gets a moment to come back; one whose host answers that nobody listens
     /// any more is gone. Anything else may be the network's fault and gets the whole patience of the session.
     pub(super) fn consider_gone(&mut self, peer: PeerId, loss: Loss, now: Time) {
-        let pathless = !self.paths.iter().any(|(_, path)| path.peer == Some(peer));
+        let pathless = self.is_pathless(peer);
         let rejoin_by = now.saturating_add(self.settings.rejoin_max);
         let Some(state) = self
             .peers
@@ -415,6 +449,9 @@ impl<T: ?Sized + Transport> Core<T> {
             rails: Vec::new(),
             attempt,
             unsaid: BTreeSet::new(),
+            unsent: VecDeque::new(),
+            awaited: BTreeMap::new(),
+            announced: 0,
             over: None,
             rejoin_by: None,
             timer: None,
@@ -464,14 +501,30 @@ impl<T: ?Sized + Transport> Core<T> {
             state.over = Some(linger);
             state.rails.clear();
             self.touch(peer);
+            self.forget_if_cut_off(peer);
         }
     }
 
-    pub(super) fn forget(&mut self, peer: PeerId) {
-        if let Some(Peer { timer: Some(at), .. }) = self.peers.remove(peer.0) {
-            self.timers.remove(&(at, peer));
+    /// A session that is over is kept to answer its peer. Without a path there is nobody to answer.
+    pub(super) fn forget_if_cut_off(&mut self, peer: PeerId) {
+        let over = self.peers.at(peer.0).is_some_and(|p| p.over.is_some());
+        if over && self.is_pathless(peer) {
+            self.forget(peer);
         }
-        self.lost_lanes.retain(|_, whose| *whose != peer);
+    }
+
+    fn is_pathless(&self, peer: PeerId) -> bool {
+        !self.paths.iter().any(|(_, path)| path.peer == Some(peer))
+    }
+
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        if let Some(state) = self.peers.remove(peer.0) {
+            if let Some(at) = state.timer {
+                self.timers.remove(&(at, peer));
+            }
+            self.drop_unsent(state.unsent);
+        }
+        self.engine.forget_peer(peer);
         let of_peer = self.paths.iter().filter(|(_, path)| path.peer == Some(peer));
         let vias: Vec<u32> = of_peer.map(|(via, _)| via).collect();
         for via in vias {

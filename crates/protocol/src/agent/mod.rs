@@ -11,8 +11,8 @@
 //! submit: it posts, and polls only the transports that took something, so that a small read over shared memory completes
 //! inside one call. Neither blocks; [`Core::next_timeout`] says when to turn again if no transport wakes its owner earlier.
 
+mod announce;
 mod connect;
-mod numbered;
 mod paths;
 mod regions;
 #[cfg(test)]
@@ -27,13 +27,14 @@ use weft_plan::Time;
 
 use crate::error::{Loss, Refusal};
 use crate::leg::Direction;
+use crate::numbered::Numbered;
 use crate::region::{Epoch, RegionKey, RemoteRegion};
 use crate::session::{Config, Identity, LeaseId, MAX_PAYLOAD_BYTES, NotificationId, SessionError, SessionLoss};
 use crate::transfer::{Engine, Limits, PeerId, Request, SubmitError, Summary, TransferError, TransferId};
 use crate::transport::{Op, PeerAddress, Signal, Transport};
 
+use announce::Announcement;
 use connect::Peer;
-use numbered::Numbered;
 use paths::Path;
 use regions::Regions;
 
@@ -54,8 +55,6 @@ pub struct Core<T: ?Sized + Transport> {
     by_path: Vec<Numbered<u32>>,
     /// Transports that have been given something since they were last polled.
     posted: Vec<bool>,
-    /// Whose the lanes were that were lost without a fence, the latest.
-    lost_lanes: BTreeMap<u32, PeerId>,
     /// When something of a peer falls due.
     timers: BTreeSet<(Time, PeerId)>,
     /// Peers whose session has been touched and not yet looked at.
@@ -63,8 +62,6 @@ pub struct Core<T: ?Sized + Transport> {
     /// Accepted paths that have not said who they are, oldest first, with the time by which they must.
     unclaimed: VecDeque<(Time, u32)>,
     announcements: BTreeMap<TransferId, Announcement>,
-    /// Announcements that the peer's queue had no room for.
-    unsent: VecDeque<TransferId>,
     /// Peers whose session has more to say than there is room for among the events.
     stalled: Vec<PeerId>,
     events: VecDeque<Event>,
@@ -257,19 +254,6 @@ pub enum PeerError {
     Submit(#[from] SubmitError),
 }
 
-/// What a transfer tells the peer once its bytes are in place.
-#[derive(Debug)]
-struct Announcement {
-    peer: PeerId,
-    payload: Vec<u8>,
-    /// The tag that the peer counts the parts under; none where it is told when the transfer has ended.
-    tag: Option<u64>,
-    /// The tag and the number of parts, once all are cut.
-    after: Option<(u64, u32)>,
-    sent: bool,
-    ended: bool,
-}
-
 impl<T: ?Sized + Transport> Core<T> {
     pub fn new(settings: Settings, slots: Vec<Slot<T>>, random: Random) -> Core<T> {
         Core {
@@ -279,12 +263,10 @@ impl<T: ?Sized + Transport> Core<T> {
             paths: Numbered::new(),
             by_path: slots.iter().map(|_| Numbered::new()).collect(),
             posted: vec![false; slots.len()],
-            lost_lanes: BTreeMap::new(),
             timers: BTreeSet::new(),
             touched: Vec::new(),
             unclaimed: VecDeque::new(),
             announcements: BTreeMap::new(),
-            unsent: VecDeque::new(),
             stalled: Vec::new(),
             events: VecDeque::new(),
             untaken: 0,
@@ -340,25 +322,20 @@ impl<T: ?Sized + Transport> Core<T> {
         if self.identity(peer).is_none() {
             return Err(PeerError::NotConnected);
         }
+        // Parts are counted where something is announced, and nowhere else.
+        request.tag = None;
         let Some(payload) = announce else {
             return Ok(self.engine.submit(request, now)?);
         };
         if payload.len() > MAX_PAYLOAD_BYTES {
             return Err(SessionError::PayloadTooLong { len: payload.len() }.into());
         }
+        self.may_announce(peer)?;
         let tag = (request.direction == Direction::Write).then_some(self.next_tag);
         self.next_tag += 1;
         request.tag = tag;
         let id = self.engine.submit(request, now)?;
-        let announcement = Announcement {
-            peer,
-            payload: payload.to_vec(),
-            tag,
-            after: None,
-            sent: false,
-            ended: false,
-        };
-        self.announcements.insert(id, announcement);
+        self.add_announcement(id, peer, payload, tag);
         Ok(id)
     }
 

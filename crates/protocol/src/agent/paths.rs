@@ -12,9 +12,6 @@ use crate::session::{self, Peek, Session, SessionLoss, Via};
 use crate::transfer::{Lane, LaneId, PeerId};
 use crate::transport::{PathId, Transport};
 
-/// Lost lanes whose peer is remembered, so that it can be asked for a fence.
-const LOST_LANES_MAX: usize = 4096;
-
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) slot: usize,
@@ -196,12 +193,6 @@ impl<T: ?Sized + Transport> Core<T> {
         let transport = self.slots[path.slot].transport.capabilities().name;
         let Some(peer) = path.peer else { return };
         if path.carries {
-            if !fenced {
-                self.lost_lanes.insert(via, peer);
-                if self.lost_lanes.len() > LOST_LANES_MAX {
-                    self.lost_lanes.pop_first();
-                }
-            }
             self.engine.on_lane_lost(LaneId(via), loss, fenced, now);
         }
         let backoff_max = self.settings.backoff_max;
@@ -228,6 +219,7 @@ impl<T: ?Sized + Transport> Core<T> {
             self.events.push_back(Event::PathDown { peer, transport, loss });
         }
         self.consider_gone(peer, loss, now);
+        self.forget_if_cut_off(peer);
         self.touch(peer);
     }
 }

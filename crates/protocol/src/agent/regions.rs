@@ -1,6 +1,6 @@
 //! What this agent has registered and published, and who may still be looking at it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -10,7 +10,7 @@ use super::Core;
 use crate::error::Refusal;
 use crate::memory::Memory;
 use crate::region::{Access, Epoch, Region, RegionKey, RemoteRegion};
-use crate::session::LeaseId;
+use crate::session::{LeaseId, MAX_REGIONS, SessionError, check_publication};
 use crate::transfer::PeerId;
 use crate::transport::{Grant, Progress, Transport};
 
@@ -22,6 +22,9 @@ pub enum RegionError {
     NotPublished { name: String },
     #[error("{name:?} is already published")]
     NameTaken { name: String },
+    /// No peer could be told of it.
+    #[error("{name:?} cannot be published: {error}")]
+    Unpublishable { name: String, error: SessionError },
     #[error("this region is not registered here: {0}")]
     NotRegistered(#[from] Refusal),
 }
@@ -42,6 +45,10 @@ struct Registered {
     grants: Arc<[(String, Grant)]>,
     /// The slot of the memory that this one publishes; its own where it was registered for local use.
     source: u32,
+    /// The slots that publish this one.
+    publications: BTreeSet<u32>,
+    /// What it is published as.
+    name: Option<String>,
     /// Transports, by index, that may still be inside.
     held: Vec<bool>,
     revoked: bool,
@@ -163,41 +170,43 @@ impl<T: ?Sized + Transport> Core<T> {
             return Err(Refusal::Released.into());
         }
         let (memory, place) = (registered.region.memory.clone(), registered.region.place);
-        let region = self.enter(memory, place, access, Some(source.slot))?;
-        self.regions.by_name.insert(name.to_owned(), region.key.slot);
+        if self.regions.by_name.len() >= MAX_REGIONS {
+            let (name, error) = (name.to_owned(), SessionError::TooManyRegions);
+            return Err(RegionError::Unpublishable { name, error });
+        }
+        let key = self.enter(memory, place, access, Some(source.slot))?.key;
+        self.regions.by_name.insert(name.to_owned(), key.slot);
+        if let Some(registered) = self.regions.by_slot.get_mut(&key.slot) {
+            registered.name = Some(name.to_owned());
+            if let Err(error) = check_publication(name, &registered.remote()) {
+                let name = name.to_owned();
+                // No peer has heard of it, so none is inside.
+                self.release(&key, now)?;
+                return Err(RegionError::Unpublishable { name, error });
+            }
+        }
         self.say_to_all(name, now);
-        Ok(region.key)
+        Ok(key)
     }
 
-    /// Takes a published name back: peers are told, and refused from now on. [`Core::release`] of the key tells when the last
-    /// of them is out.
-    pub fn withdraw(&mut self, name: &str, now: Time) -> Result<RegionKey, RegionError> {
-        let slot = self
-            .regions
-            .by_name
-            .remove(name)
-            .ok_or_else(|| RegionError::NotPublished { name: name.to_owned() })?;
-        self.say_to_all(name, now);
-        let key = self.regions.by_slot[&slot].region.key;
-        self.release(&key, now)?;
-        Ok(key)
+    /// Takes a published name back: peers are told, and refused from now on. [`Progress::Busy`]: one of them is still inside, or
+    /// has a lease; call [`Core::release`] with the key until it is out.
+    pub fn withdraw(&mut self, name: &str, now: Time) -> Result<(RegionKey, Progress), RegionError> {
+        let slot = self.regions.by_name.get(name);
+        let slot = slot.ok_or_else(|| RegionError::NotPublished { name: name.to_owned() })?;
+        let key = self.regions.by_slot[slot].region.key;
+        Ok((key, self.release(&key, now)?))
     }
 
     /// Revokes a region, and everything published from it. [`Progress::Busy`]: peers are refused from now on, but one is still
     /// inside or has a lease; call again. After [`Progress::Idle`] nobody touches the memory.
     pub fn release(&mut self, key: &RegionKey, now: Time) -> Result<Progress, Refusal> {
-        self.regions.registered(key)?;
-        let published = self
-            .regions
-            .by_slot
-            .iter()
-            .filter(|(slot, r)| r.source == key.slot && **slot != key.slot);
-        let published: Vec<u32> = published.map(|(slot, _)| *slot).collect();
+        let published = self.regions.registered(key)?.publications.clone();
         let mut progress = Progress::Idle;
         // Itself comes last, so that the key is good for the next call as long as anything published from it is in use.
         for slot in published.into_iter().chain([key.slot]) {
-            let named = self.regions.by_name.iter().find(|(_, s)| **s == slot);
-            if let Some(name) = named.map(|(name, _)| name.clone()) {
+            let registered = self.regions.by_slot.get_mut(&slot);
+            if let Some(name) = registered.and_then(|r| r.name.take()) {
                 self.regions.by_name.remove(&name);
                 self.say_to_all(&name, now);
             }
@@ -239,7 +248,11 @@ impl<T: ?Sized + Transport> Core<T> {
             match transport.transport.register(&region) {
                 Ok(grant) => {
                     held[index] = true;
-                    grants.push((transport.transport.capabilities().name.to_owned(), grant));
+                    // Peers find a grant by the name of the transport, so transports of one name must have the same.
+                    let name = transport.transport.capabilities().name;
+                    if !grants.iter().any(|(known, _)| known == name) {
+                        grants.push((name.to_owned(), grant));
+                    }
                 }
                 Err(r) => refusal = r,
             }
@@ -252,10 +265,15 @@ impl<T: ?Sized + Transport> Core<T> {
             region: region.clone(),
             grants: grants.into(),
             source: source.unwrap_or(slot),
+            publications: BTreeSet::new(),
+            name: None,
             held,
             revoked: false,
         };
         self.regions.by_slot.insert(slot, registered);
+        if let Some(source) = source.and_then(|source| self.regions.by_slot.get_mut(&source)) {
+            source.publications.insert(slot);
+        }
         Ok(region)
     }
 
@@ -265,14 +283,21 @@ impl<T: ?Sized + Transport> Core<T> {
             return Progress::Idle;
         };
         registered.revoked = true;
-        for (transport, held) in self.slots.iter_mut().zip(&mut registered.held) {
+        let transports = self.slots.iter_mut().zip(&mut registered.held).zip(&mut self.posted);
+        for ((transport, held), posted) in transports.filter(|((_, held), _)| **held) {
             // A transport that no longer knows the key is out of the region as surely as one that says so.
-            *held = *held && matches!(transport.transport.release(&registered.region.key), Ok(Progress::Busy));
+            *held = matches!(transport.transport.release(&registered.region.key), Ok(Progress::Busy));
+            // Operations on the region end with it.
+            *posted = true;
         }
         if leased || registered.held.contains(&true) {
             return Progress::Busy;
         }
+        let source = registered.source;
         self.regions.by_slot.remove(&slot);
+        if let Some(source) = self.regions.by_slot.get_mut(&source) {
+            source.publications.remove(&slot);
+        }
         Progress::Idle
     }
 }

@@ -1,5 +1,7 @@
 //! Two agents over loopback, turned by hand.
 
+mod bounds;
+
 use std::sync::Arc;
 
 use weft_plan::{Place, Spans, Time};
@@ -172,7 +174,7 @@ fn withdrawn_is_refused_and_released_is_free() {
         .expect("memory");
     // The key that the peer knows outlives the name, but not the region.
     let late = pair.transfer(peer, Direction::Read, &near, None);
-    let key = pair.far.withdraw("kv", pair.now).expect("published");
+    let (key, _) = pair.far.withdraw("kv", pair.now).expect("published");
     assert_eq!(pair.outcome(late), Err(Failure::Refused(Refusal::Released)));
     assert_eq!(pair.far.release(&key, pair.now), Err(Refusal::Released));
     assert_eq!(pair.far.release(&far.key, pair.now), Ok(Progress::Idle));

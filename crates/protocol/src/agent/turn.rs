@@ -2,10 +2,9 @@
 
 use weft_plan::Time;
 
-use super::connect::Peer;
 use super::{Core, Event};
-use crate::session::{SessionError, SessionEvent, Via};
-use crate::transfer::{LaneId, PeerId, Post, TransferEvent, TransferId};
+use crate::session::{SessionEvent, Via};
+use crate::transfer::{LaneId, PeerId, Post, TransferEvent};
 use crate::transport::{Body, Op, OpId, Progress, Signal, Transport};
 
 /// Rounds in one turn before others get theirs.
@@ -45,7 +44,8 @@ impl<T: ?Sized + Transport> Core<T> {
     pub fn push(&mut self, now: Time) -> Progress {
         let mut progress = Progress::Idle;
         for _ in 0..ROUNDS_MAX {
-            if !self.flush(now) {
+            // A release may have set something going without leaving anything to hand over.
+            if !self.flush(now) && !self.posted.contains(&true) {
                 break;
             }
             progress = Progress::Idle;
@@ -195,6 +195,8 @@ impl<T: ?Sized + Transport> Core<T> {
             Signal::Completed { op, outcome, .. } => {
                 if op.0 & MESSAGE_BIT == 0 {
                     self.engine.on_completion(LaneId(via), op, outcome, now);
+                } else {
+                    self.engine.on_room(LaneId(via));
                 }
                 self.send_waiting(via, now);
             }
@@ -203,7 +205,7 @@ impl<T: ?Sized + Transport> Core<T> {
                     return;
                 };
                 if let Some(session) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()) {
-                    session.on_arrival(arrival, now);
+                    session.on_arrival(Via(via), arrival, now);
                     self.touch(peer);
                 }
             }
@@ -217,90 +219,19 @@ impl<T: ?Sized + Transport> Core<T> {
     fn on_transfer_event(&mut self, event: TransferEvent, now: Time) {
         match event {
             TransferEvent::Cut { id, tag, parts } => {
-                if let Some(announcement) = self.announcements.get_mut(&id) {
-                    announcement.after = Some((tag, parts));
-                    self.announce(id, now);
-                }
+                self.announce(id, Some((tag, parts)), now);
             }
+            TransferEvent::Recall { id, tag } => self.recall_announcement(id, tag, now),
             TransferEvent::Ended { id, outcome } => {
                 self.end_announcement(id, outcome.is_ok(), now);
                 self.events.push_back(Event::Ended { id, outcome });
             }
-            TransferEvent::FenceWanted { lane } => {
-                let Some(&peer) = self.lost_lanes.get(&lane.0) else {
-                    return;
-                };
+            TransferEvent::FenceWanted { peer, lane } => {
                 if let Ok(session) = self.established(peer) {
                     // Where the session cannot ask, the deadline is the fence.
                     let _ = session.ask_fence(Via(lane.0), now);
                     self.touch(peer);
                 }
-            }
-        }
-    }
-
-    /// Sends what a transfer announces; where the peer has too much unread already, it is sent later.
-    fn announce(&mut self, id: TransferId, now: Time) {
-        let Some(announcement) = self.announcements.get_mut(&id) else {
-            return;
-        };
-        let peer = announcement.peer;
-        let session = match self.peers.at_mut(peer.0) {
-            Some(Peer {
-                session: Some(session), ..
-            }) => session,
-            _ => {
-                self.announcements.remove(&id);
-                return;
-            }
-        };
-        match session.notify(&announcement.payload, announcement.after, now) {
-            Ok(_) => {
-                announcement.sent = true;
-                if announcement.ended {
-                    self.announcements.remove(&id);
-                }
-                self.touch(peer);
-            }
-            Err(SessionError::QueueFull | SessionError::TooManyHeld) => self.unsent.push_back(id),
-            Err(_) => {
-                self.announcements.remove(&id);
-            }
-        }
-    }
-
-    fn end_announcement(&mut self, id: TransferId, ok: bool, now: Time) {
-        let Some(announcement) = self.announcements.get_mut(&id) else {
-            return;
-        };
-        announcement.ended = true;
-        match (ok, announcement.sent, announcement.after) {
-            // Nobody counts the parts of this one: the end of the transfer is what the peer waits for.
-            (true, false, None) => self.announce(id, now),
-            // It waits for room, and goes out then.
-            (true, false, Some(_)) => {}
-            (true, true, _) => {
-                self.announcements.remove(&id);
-            }
-            (false, ..) => {
-                let (peer, tag) = (announcement.peer, announcement.tag);
-                self.announcements.remove(&id);
-                if let (Some(tag), Ok(session)) = (tag, self.established(peer)) {
-                    // Also where nothing was announced, so that the parts that did arrive are not counted for ever.
-                    session.revoke(tag, now);
-                    self.touch(peer);
-                }
-            }
-        }
-    }
-
-    fn announce_unsent(&mut self, peer: PeerId, now: Time) {
-        for _ in 0..self.unsent.len() {
-            let Some(id) = self.unsent.pop_front() else { return };
-            match self.announcements.get(&id) {
-                Some(a) if a.peer == peer => self.announce(id, now),
-                Some(_) => self.unsent.push_back(id),
-                None => {}
             }
         }
     }
@@ -343,10 +274,17 @@ impl<T: ?Sized + Transport> Core<T> {
             SessionEvent::Published { name, .. } => self.events.push_back(Event::Published { peer, name }),
             SessionEvent::Withdrawn { name } => self.events.push_back(Event::Withdrawn { peer, name }),
             SessionEvent::Notified { payload } => self.events.push_back(Event::Notified { peer, payload }),
-            SessionEvent::NotificationDelivered { id } => self.events.push_back(Event::Delivered { peer, id }),
+            SessionEvent::NotificationDelivered { id } => {
+                self.on_announcement_delivered(peer, id, now);
+                self.events.push_back(Event::Delivered { peer, id });
+            }
             SessionEvent::FenceAsked { label, via } => {
-                // A closed path acts on nothing any more, whatever of it is still under way.
                 if let Some(Via(via)) = via {
+                    // What the peer holds for done may have arrived here unseen.
+                    if let Some(slot) = self.paths.at(via).map(|path| path.slot) {
+                        self.poll_slot(slot, now);
+                    }
+                    // A closed path acts on nothing any more, whatever of it is still under way.
                     self.close_path(via);
                 }
                 if let Ok(session) = self.established(peer) {
@@ -354,7 +292,6 @@ impl<T: ?Sized + Transport> Core<T> {
                 }
             }
             SessionEvent::Fenced { via } => {
-                self.lost_lanes.remove(&via.0);
                 self.engine.on_lane_fenced(LaneId(via.0), now);
             }
             SessionEvent::LeaseAsked {

@@ -357,5 +357,6 @@ impl Session {
         self.heard = now;
         self.sent = now;
         self.announce_paths(now);
+        self.count_early();
     }
 }

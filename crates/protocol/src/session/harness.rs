@@ -39,7 +39,7 @@ pub(crate) fn controls(bytes: &[u8]) {
             (1, _) => {
                 let word = |at: usize| piece.get(at).copied().unwrap_or_default();
                 let (tag, index) = (u64::from(word(0) % 4), u32::from(word(1)) * (1 + u32::from(word(2))));
-                victim.on_arrival(Arrival { tag, index }, now);
+                victim.on_arrival(Via(0), Arrival { tag, index }, now);
             }
             _ => {
                 if let Ok(control) = Control::decode(piece) {

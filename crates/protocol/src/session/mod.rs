@@ -66,12 +66,12 @@ pub use wire::{Peek, peek};
 
 use crate::error::Refusal;
 use crate::region::{RegionKey, RemoteRegion};
-use crate::transport::Arrival;
+use crate::transport::{Arrival, Grant};
 use arrivals::Arrivals;
 use handshake::Handshake;
 use keys::{Keys, Role};
 use leases::Leases;
-use paths::Paths;
+use paths::{Paths, Standing};
 use stream::{Inbox, Outbox, Replay};
 use wire::{After, Control};
 
@@ -248,15 +248,16 @@ impl Session {
         }
     }
 
-    /// A part of a write is in place here.
-    pub fn on_arrival(&mut self, arrival: Arrival, now: Time) {
+    /// A part of a write is in place here, and came over this path. It counts once the peer has proved itself there.
+    pub fn on_arrival(&mut self, via: Via, arrival: Arrival, now: Time) {
         self.advance(now);
         if self.state == State::Ended {
             return;
         }
-        match self.arrivals.arrive(arrival.tag, arrival.index) {
-            Ok(ready) => self.deliver(ready),
-            Err(misbehaviour) => self.on_misbehaviour(misbehaviour),
+        match self.paths.on_arrival(via, arrival, self.open.is_some()) {
+            Standing::Counts => self.count(arrival),
+            Standing::Early => {}
+            Standing::Strange => self.refused_messages += 1,
         }
     }
 
@@ -264,15 +265,7 @@ impl Session {
     pub fn publish(&mut self, name: &str, region: &RemoteRegion, now: Time) -> Result<(), SessionError> {
         self.advance(now);
         self.check_alive()?;
-        if name.is_empty() || name.len() > MAX_NAME_BYTES {
-            return Err(SessionError::RegionName);
-        }
-        let fits = |(transport, grant): &(String, crate::transport::Grant)| {
-            transport.len() <= MAX_NAME_BYTES && grant.0.len() <= MAX_GRANT_BYTES
-        };
-        if region.grants.len() > MAX_GRANTS || !region.grants.iter().all(fits) {
-            return Err(SessionError::Grants);
-        }
+        check_publication(name, region)?;
         if region.key.epoch != self.config.epoch {
             return Err(SessionError::StaleRegion);
         }
@@ -346,6 +339,15 @@ impl Session {
         }
     }
 
+    /// Takes the notification behind `tag` back, if it is not too late. If it is, [`SessionEvent::NotificationDelivered`] comes
+    /// before [`SessionEvent::Fenced`] of any fence that is asked for after this.
+    pub fn recall(&mut self, tag: u64, now: Time) {
+        self.advance(now);
+        if self.check_alive().is_ok() {
+            self.say(Control::Revoke { tag });
+        }
+    }
+
     /// Asks the peer to close its end of a path that this end has given up. [`SessionEvent::Fenced`] follows.
     pub fn ask_fence(&mut self, lost: Via, now: Time) -> Result<(), SessionError> {
         self.advance(now);
@@ -360,6 +362,7 @@ impl Session {
     pub fn fence_done(&mut self, label: u64, now: Time) {
         self.advance(now);
         if self.check_alive().is_ok() {
+            self.paths.on_fence_done(label);
             self.say(Control::FenceDone { label });
         }
     }
@@ -488,10 +491,39 @@ impl Session {
         }
     }
 
+    fn count(&mut self, arrival: Arrival) {
+        match self.arrivals.arrive(arrival.tag, arrival.index) {
+            Ok(ready) => self.deliver(ready),
+            Err(misbehaviour) => self.on_misbehaviour(misbehaviour),
+        }
+    }
+
+    /// Counts what arrived before its path was known to be the peer's.
+    fn count_early(&mut self) {
+        for arrival in self.paths.take_early() {
+            if self.state != State::Ended {
+                self.count(arrival);
+            }
+        }
+    }
+
     fn end(&mut self, cause: SessionLoss) {
         if self.state != State::Ended {
             self.state = State::Ended;
             self.events.push_back(SessionEvent::Lost { cause });
         }
     }
+}
+
+/// Whether any peer at all could be told of this region under this name.
+pub(crate) fn check_publication(name: &str, region: &RemoteRegion) -> Result<(), SessionError> {
+    if name.is_empty() || name.len() > MAX_NAME_BYTES {
+        return Err(SessionError::RegionName);
+    }
+    let fits =
+        |(transport, grant): &(String, Grant)| transport.len() <= MAX_NAME_BYTES && grant.0.len() <= MAX_GRANT_BYTES;
+    if region.grants.len() > MAX_GRANTS || !region.grants.iter().all(fits) {
+        return Err(SessionError::Grants);
+    }
+    Ok(())
 }

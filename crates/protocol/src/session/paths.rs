@@ -11,11 +11,14 @@ use weft_plan::Time;
 use super::config::MAX_PATHS;
 use super::event::Via;
 use super::keys::Role;
+use crate::transport::Arrival;
 
 /// The label of the path that the handshake went over.
 const FIRST_LABEL: u64 = 0;
 /// Lost paths that can still be fenced.
 const MAX_GONE: usize = 1024;
+/// Parts that may arrive over one path before the peer has proved itself there. It posts no more than that at once.
+const MAX_EARLY: usize = 1024;
 /// The first pause before a join is repeated.
 const JOIN_PAUSE: Time = Time::from_ms(100);
 const JOIN_PAUSE_MAX: Time = Time::from_secs(1);
@@ -44,6 +47,8 @@ pub(super) struct Path {
     spoken: Time,
     /// How often something sent here had to be resent since anything was heard.
     failures: u32,
+    /// Parts that were in place here before the peer was known to be behind the path.
+    early: Vec<Arrival>,
 }
 
 /// A path that is gone, or that the peer has asked to be.
@@ -51,6 +56,18 @@ pub(super) struct Path {
 struct Gone {
     via: Option<Via>,
     label: u64,
+    /// Parts that arrive over it still count, because the peer has not been told otherwise.
+    counts: bool,
+}
+
+/// What is to be done with a part that has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Counts,
+    /// It is kept until the peer has proved itself on this path.
+    Early,
+    /// It came over a path that is not the peer's.
+    Strange,
 }
 
 impl Paths {
@@ -122,7 +139,38 @@ impl Paths {
         let index = self.live.iter().position(|path| path.via == via)?;
         let path = self.live.remove(index);
         self.bar(path.label, Some(via));
+        if let Some(gone) = self.gone.last_mut().filter(|gone| gone.label == path.label) {
+            gone.counts = path.joined;
+        }
         Some(path)
+    }
+
+    /// What a part counts for that has arrived over this path.
+    pub(super) fn on_arrival(&mut self, via: Via, arrival: Arrival, established: bool) -> Standing {
+        match self.live.iter_mut().find(|path| path.via == via) {
+            Some(path) if path.joined && established => Standing::Counts,
+            Some(path) => {
+                if path.early.len() < MAX_EARLY {
+                    path.early.push(arrival);
+                }
+                Standing::Early
+            }
+            None if self.gone.iter().any(|gone| gone.via == Some(via) && gone.counts) => Standing::Counts,
+            None => Standing::Strange,
+        }
+    }
+
+    /// The parts that arrived too early over paths on which the peer has proved itself by now.
+    pub(super) fn take_early(&mut self) -> Vec<Arrival> {
+        let joined = self.live.iter_mut().filter(|path| path.joined);
+        joined.flat_map(|path| std::mem::take(&mut path.early)).collect()
+    }
+
+    /// The peer is told that nothing has effect any more that was sent over this path.
+    pub(super) fn on_fence_done(&mut self, label: u64) {
+        for gone in self.gone.iter_mut().filter(|gone| gone.label == label) {
+            gone.counts = false;
+        }
     }
 
     /// Never again a path of this label.
@@ -133,7 +181,8 @@ impl Paths {
         if self.gone.len() >= MAX_GONE {
             self.gone.remove(0);
         }
-        self.gone.push(Gone { via, label });
+        let counts = false;
+        self.gone.push(Gone { via, label, counts });
     }
 
     pub(super) fn any_joined(&self) -> bool {
@@ -196,6 +245,7 @@ impl Path {
             round_trip: None,
             spoken: Time::ZERO,
             failures: 0,
+            early: Vec::new(),
         }
     }
 

@@ -146,6 +146,7 @@ impl Session {
         }
         if path.on_heard(now) {
             self.events.push_back(SessionEvent::PathJoined { via });
+            self.count_early();
         }
         self.heard = now;
         self.finish_handshake();

@@ -1,5 +1,8 @@
 //! The engine: which part goes over which lane, when, and what follows.
 
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -7,16 +10,15 @@ use weft_plan::Time;
 
 use super::cut::PartLimits;
 use super::error::SubmitError;
-use super::lane::{Choice, Classes, Lane, LaneSlot, LaneState, Rest};
+use super::lane::{Choice, Classes, Lane, LaneState, Rest};
 use super::slab::Slab;
-use super::state::{Measure, Part, Transfer};
+use super::state::{Hanging, Measure, Notice, Part, Transfer};
 use super::{LaneId, Limits, PeerId, Post, Request, TransferEvent, TransferId};
 use crate::error::{Failure, Loss, Refusal};
 use crate::leg::Direction;
+use crate::numbered::Numbered;
 use crate::transport::{Arrival, Body, Done, Move, Op, OpId};
 
-/// How long a lane rests that is full of what is not ours.
-const ROOM_AGAIN: Time = Time::from_us(50);
 /// How long a lane rests on which an operation was lost, if nothing more is heard of it.
 const SHAKEN: Time = Time::from_ms(1);
 /// A part is carried this often in all if its checksums differ.
@@ -29,8 +31,9 @@ const MISMATCHES_MAX: u8 = 2;
 pub struct Engine {
     limits: Limits,
     now: Time,
-    lanes: Vec<LaneSlot>,
-    peers: Vec<Peer>,
+    /// Those that are live.
+    lanes: Numbered<Box<LaneState>>,
+    peers: Numbered<Peer>,
     transfers: Slab<Transfer>,
     ops: Slab<OpenOp>,
     /// Peers that may have something to post, each in its turn.
@@ -49,6 +52,8 @@ struct Peer {
     in_turn: bool,
     transfers: usize,
     gone: Option<Loss>,
+    /// Nobody will ask for it again: to be dropped once nothing of it is left.
+    forgotten: bool,
     /// Why the last lane went, and which transport's it was, while there is no other: the reason behind the peer's absence.
     last_loss: Option<(Loss, &'static str)>,
 }
@@ -61,13 +66,22 @@ struct OpenOp {
     part: Part,
 }
 
+/// Whose word it is that the far end acts no more on a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    /// The transport of this end says so.
+    Ours,
+    /// The far end has been asked.
+    TheirOwn,
+}
+
 impl Engine {
     pub fn new(limits: Limits) -> Engine {
         Engine {
             limits,
             now: Time::ZERO,
-            lanes: Vec::new(),
-            peers: Vec::new(),
+            lanes: Numbered::new(),
+            peers: Numbered::new(),
             transfers: Slab::new(),
             ops: Slab::new(),
             turn: VecDeque::new(),
@@ -81,34 +95,20 @@ impl Engine {
     /// A path to a peer is there. Transfers that wait for one go on.
     pub fn add_lane(&mut self, lane: Lane) {
         let (id, peer) = (lane.id, lane.peer);
-        let index = id.0 as usize;
-        if index >= self.lanes.len() {
-            self.lanes.resize_with(index + 1, LaneSlot::default);
-        }
         let entry = self.peer(peer);
         entry.gone = None;
         entry.last_loss = None;
         entry.classes.remove(id);
         entry.classes.add(&lane);
-        self.lanes[index] = LaneSlot::Live(Box::new(LaneState::new(lane)));
+        self.lanes.insert(id.0, Box::new(LaneState::new(lane)));
         self.take_turn(peer);
     }
 
     /// A lane is gone. Its operations count as lost where their completions have not come before.
     pub fn on_lane_lost(&mut self, lane: LaneId, loss: Loss, fenced: bool, now: Time) {
         self.advance(now);
-        let Some(slot) = self.lanes.get_mut(lane.0 as usize) else {
-            return;
-        };
-        let LaneSlot::Live(state) = slot else { return };
-        let (peer, fence_wanted, transport) = (state.lane.peer, state.fence_wanted, state.lane.transport);
-        *slot = LaneSlot::Lost {
-            fenced,
-            fence_wanted: false,
-        };
-        if fence_wanted && !fenced {
-            self.want_fence(lane);
-        }
+        let Some(state) = self.lanes.at(lane.0) else { return };
+        let (peer, transport) = (state.lane.peer, state.lane.transport);
         let entry = self.peer(peer);
         entry.classes.remove(lane);
         entry.last_loss = Some((loss, transport));
@@ -124,18 +124,49 @@ impl Engine {
             }
         }
         if fenced {
-            self.release_hanging(lane);
+            self.release_hanging(lane, Word::Ours);
+        }
+        // Last, so that what is recalled because of this lane is recalled before the far end confirms that it is closed.
+        let hangs = |(_, t): (u64, &Transfer)| t.hanging.iter().any(|lost| lost.lane == lane);
+        let state = self.lanes.remove(lane.0);
+        if state.is_some_and(|state| state.fence_wanted) && self.transfers.iter().any(hangs) {
+            self.events.push_back(TransferEvent::FenceWanted { peer, lane });
         }
         self.take_turn(peer);
+        self.drop_forgotten(peer);
     }
 
-    /// The far end has confirmed that it acts no more on what was sent over a lost lane.
+    /// The far end has confirmed that it acts no more on what was sent over a lost lane, nor counts its arrivals.
     pub fn on_lane_fenced(&mut self, lane: LaneId, now: Time) {
         self.advance(now);
-        if let Some(LaneSlot::Lost { fenced, .. }) = self.lanes.get_mut(lane.0 as usize) {
-            *fenced = true;
+        self.release_hanging(lane, Word::TheirOwn);
+    }
+
+    /// Something that is not the engine's has completed on a lane, so there is room.
+    pub fn on_room(&mut self, lane: LaneId) {
+        if let Some(state) = self.lanes.at_mut(lane.0)
+            && matches!(state.rest, Rest::UntilRoom(_))
+        {
+            state.on_room();
+            let peer = state.lane.peer;
+            self.take_turn(peer);
         }
-        self.release_hanging(lane);
+    }
+
+    /// The notification of a tagged write has been delivered: whatever of it seems lost has arrived, and must not be repeated.
+    pub fn on_all_arrived(&mut self, id: TransferId, now: Time) {
+        self.advance(now);
+        let Some(transfer) = self.transfers.get_mut(id.0) else {
+            return;
+        };
+        if !matches!(transfer.notice, Notice::Told | Notice::Recalled) {
+            return;
+        }
+        transfer.notice = Notice::Delivered;
+        for lost in std::mem::take(&mut transfer.hanging) {
+            transfer.on_part_done(&lost.part, lost.transport);
+        }
+        self.end_if_over(id);
     }
 
     /// The peer is gone for good: its transfers fail, each as soon as nothing of it is open.
@@ -150,6 +181,14 @@ impl Engine {
         for id in ids {
             self.fail(TransferId(id), Failure::PathLost { loss, fenced: true }, None);
         }
+    }
+
+    /// Nothing more is asked of this peer: it is dropped with the last of its transfers and lanes.
+    pub fn forget_peer(&mut self, peer: PeerId) {
+        if let Some(entry) = self.peers.at_mut(peer.0) {
+            entry.forgotten = true;
+        }
+        self.drop_forgotten(peer);
     }
 
     /// Accepts a transfer. What becomes of it is told by [`TransferEvent::Ended`], and by nothing else.
@@ -196,7 +235,10 @@ impl Engine {
             return None;
         }
         while let Some(peer) = self.turn.pop_front() {
-            self.peer(peer).in_turn = false;
+            let Some(entry) = self.peers.at_mut(peer.0) else {
+                continue;
+            };
+            entry.in_turn = false;
             if let Some(post) = self.post_for(peer) {
                 if !self.peer(peer).ready.is_empty() {
                     self.take_turn(peer);
@@ -213,17 +255,13 @@ impl Engine {
         let Some(op) = self.ops.remove(post.op.id.0) else {
             return;
         };
-        let wake = self.now.saturating_add(ROOM_AGAIN);
-        if let Some(LaneSlot::Live(lane)) = self.lanes.get_mut(op.lane.0 as usize) {
+        if let Some(lane) = self.lanes.at_mut(op.lane.0) {
             lane.inflight_ops -= 1;
             lane.inflight_bytes -= op.part.len();
-            lane.rest = if lane.inflight_ops > 0 {
-                Rest::UntilCompletion
+            if lane.inflight_ops > 0 {
+                lane.rest = Rest::UntilCompletion;
             } else {
-                Rest::UntilRoom(wake)
-            };
-            if lane.inflight_ops == 0 {
-                self.resting.push((wake, op.lane));
+                self.resting.push((lane.on_full(self.now), op.lane));
             }
         }
         if let Some(transfer) = self.transfers.get_mut(op.transfer.0) {
@@ -251,22 +289,24 @@ impl Engine {
             return;
         }
         let Some(op) = self.ops.remove(op.0) else { return };
-        if let Some(LaneSlot::Live(state)) = self.lanes.get_mut(lane.0 as usize) {
+        if let Some(state) = self.lanes.at_mut(lane.0) {
             state.inflight_ops -= 1;
             state.inflight_bytes -= op.part.len();
             match outcome {
-                Ok(_) => state.rest = Rest::None,
+                Ok(_) => {
+                    state.on_room();
+                    state.rest = Rest::None;
+                }
                 Err(Failure::PathLost { .. }) if matches!(state.rest, Rest::Shaken(_)) => {}
                 Err(Failure::PathLost { .. }) => {
                     let wake = self.now.saturating_add(SHAKEN);
                     state.rest = Rest::Shaken(wake);
                     self.resting.push((wake, lane));
                 }
-                Err(_) if state.rest == Rest::UntilCompletion => state.rest = Rest::None,
-                Err(_) => {}
+                Err(_) => state.on_room(),
             }
             let peer = state.lane.peer;
-            if !self.peers[peer.0 as usize].ready.is_empty() {
+            if self.peers.at(peer.0).is_some_and(|p| !p.ready.is_empty()) {
                 self.take_turn(peer);
             }
         }
@@ -285,7 +325,7 @@ impl Engine {
                 transfer.overdue = true;
                 // The target itself touches nothing after the deadline, so what hung on a lost lane hangs no more.
                 let hanging = std::mem::take(&mut transfer.hanging);
-                transfer.redo.extend(hanging.into_iter().map(|(_, part)| part));
+                transfer.redo.extend(hanging.into_iter().map(|lost| lost.part));
                 self.fail(id, Failure::Expired, None);
             }
         }
@@ -297,7 +337,7 @@ impl Engine {
                 continue;
             }
             self.resting.swap_remove(at);
-            if let Some(LaneSlot::Live(state)) = self.lanes.get_mut(lane.0 as usize)
+            if let Some(state) = self.lanes.at_mut(lane.0)
                 && matches!(state.rest, Rest::UntilRoom(until) | Rest::Shaken(until) if until <= now)
             {
                 state.rest = Rest::None;
@@ -323,11 +363,14 @@ impl Engine {
     }
 
     fn peer(&mut self, id: PeerId) -> &mut Peer {
-        let index = id.0 as usize;
-        if index >= self.peers.len() {
-            self.peers.resize_with(index + 1, Peer::default);
+        self.peers.at_or_insert(id.0, Peer::default)
+    }
+
+    fn drop_forgotten(&mut self, peer: PeerId) {
+        let over = |p: &Peer| p.forgotten && p.transfers == 0 && p.classes.is_empty();
+        if self.peers.at(peer.0).is_some_and(over) {
+            self.peers.remove(peer.0);
         }
-        &mut self.peers[index]
     }
 
     fn take_turn(&mut self, peer: PeerId) {
@@ -354,7 +397,7 @@ impl Engine {
 
     /// The next post of a peer, if one of its transfers has a part and a lane for it.
     fn post_for(&mut self, peer: PeerId) -> Option<Post> {
-        let entry = &mut self.peers[peer.0 as usize];
+        let entry = self.peers.at_mut(peer.0)?;
         let mut waiting = 0;
         while waiting < entry.ready.len() {
             let id = entry.ready.pop_front()?;
@@ -375,9 +418,7 @@ impl Engine {
                 waiting += 1;
                 continue;
             };
-            let LaneSlot::Live(state) = &self.lanes[lane.0 as usize] else {
-                return None;
-            };
+            let state = self.lanes.at(lane.0)?;
             let mut limits = state.part_limits();
             if transfer.request.tag.is_some() {
                 // Counted parts stay as they are cut, so every lane on which they may end up must be able to carry them.
@@ -400,8 +441,7 @@ impl Engine {
     }
 
     fn open(&mut self, id: TransferId, part: Part, lane: LaneId) -> Post {
-        let (LaneSlot::Live(state), Some(transfer)) = (&mut self.lanes[lane.0 as usize], self.transfers.get_mut(id.0))
-        else {
+        let (Some(state), Some(transfer)) = (self.lanes.at_mut(lane.0), self.transfers.get_mut(id.0)) else {
             unreachable!("the lane was chosen and the transfer has a part");
         };
         state.inflight_ops += 1;
@@ -415,10 +455,11 @@ impl Engine {
             checksum: request.checksum,
             arrival: request.tag.map(|tag| Arrival { tag, index: part.index }),
         });
-        // With a checksum it must wait until every part is known to be whole.
-        let tell = transfer.all_cut() && !request.checksum && !transfer.announced;
+        // With a checksum it must wait until every part is known to be whole. With a part that was repeated, until the repeat is
+        // known to have landed: the peer may have counted the first attempt, and would believe the memory its own too early.
+        let tell = transfer.all_cut() && !request.checksum && !transfer.repeated && transfer.notice == Notice::Held;
         if let Some(tag) = request.tag.filter(|_| tell) {
-            transfer.announced = true;
+            transfer.notice = Notice::Told;
             self.events.push_back(TransferEvent::Cut {
                 id,
                 tag,
@@ -456,8 +497,7 @@ impl Engine {
         };
         match outcome {
             Ok(()) => {
-                transfer.bytes_done += op.part.len();
-                transfer.carried.add(op.transport, op.part.len());
+                transfer.on_part_done(&op.part, op.transport);
                 if transfer.open == 0 {
                     self.end_if_over(id);
                 }
@@ -476,18 +516,40 @@ impl Engine {
         let Some(transfer) = self.transfers.get_mut(id.0) else {
             return;
         };
-        let may_still_land = matches!(failure, Failure::PathLost { fenced: false, .. })
+        part.attempts += 1;
+        if let Failure::PathLost { fenced, .. } = failure
             && transfer.request.direction == Direction::Write
             && !transfer.overdue
-            && !matches!(self.lanes[lane.0 as usize], LaneSlot::Lost { fenced: true, .. });
-        if may_still_land {
-            transfer.setback = Some(failure);
-            part.attempts += 1;
-            transfer.hanging.push((lane, part));
-            self.want_fence(lane);
-            return;
+        {
+            match (transfer.notice, transfer.request.tag) {
+                (Notice::Delivered, _) => {
+                    transfer.on_part_done(&part, transport);
+                    self.end_if_over(id);
+                    return;
+                }
+                (Notice::Told, Some(tag)) if transfer.failure.is_none() => {
+                    transfer.notice = Notice::Recalled;
+                    self.events.push_back(TransferEvent::Recall { id, tag });
+                }
+                _ => {}
+            }
+            if !fenced || transfer.is_undecided() {
+                transfer.repeated = true;
+                transfer.setback = Some(failure);
+                transfer.hanging.push(Hanging {
+                    lane,
+                    transport,
+                    part,
+                    may_land: !fenced,
+                });
+                if let Some(state) = self.lanes.at_mut(lane.0) {
+                    state.fence_wanted = true;
+                }
+                return;
+            }
         }
-        part.attempts += 1;
+        // What was refused has not touched the far end's memory.
+        transfer.repeated |= !matches!(failure, Failure::Refused(_));
         let give_up = match failure {
             Failure::Cancelled | Failure::PathLost { .. } => part.attempts >= self.limits.max_attempts,
             Failure::ChecksumMismatch => {
@@ -498,8 +560,9 @@ impl Engine {
                 if !transfer.avoid.contains(&transport) {
                     transfer.avoid.push(transport);
                 }
-                let classes = &self.peers[transfer.request.peer.0 as usize].classes;
-                classes.transports().all(|other| transfer.avoid.contains(&other))
+                let peer = self.peers.at(transfer.request.peer.0);
+                let mut transports = peer.into_iter().flat_map(|p| p.classes.transports());
+                transports.all(|other| transfer.avoid.contains(&other))
             }
             Failure::Expired | Failure::Refused(_) => true,
         };
@@ -519,35 +582,31 @@ impl Engine {
         }
     }
 
-    /// Asks for a fence, once, and not before the loss of the lane has been told: only then is there something to confirm.
-    fn want_fence(&mut self, lane: LaneId) {
-        match &mut self.lanes[lane.0 as usize] {
-            LaneSlot::Live(state) => state.fence_wanted = true,
-            LaneSlot::Lost { fence_wanted, .. } => {
-                if !std::mem::replace(fence_wanted, true) {
-                    self.events.push_back(TransferEvent::FenceWanted { lane });
-                }
-            }
-            LaneSlot::Unknown => {}
-        }
-    }
-
-    /// Carries again what hung on a lane that is now known to be closed at the far end.
-    fn release_hanging(&mut self, lane: LaneId) {
-        let hangs = |(_, t): &(u64, &Transfer)| t.hanging.iter().any(|(on, _)| *on == lane);
+    /// Carries again what hung on a lane that is now known to be closed at the far end, unless it must be known first whether the
+    /// peer's application has been notified.
+    fn release_hanging(&mut self, lane: LaneId, word: Word) {
+        let hangs = |(_, t): &(u64, &Transfer)| t.hanging.iter().any(|lost| lost.lane == lane);
         let ids: Vec<u64> = self.transfers.iter().filter(hangs).map(|(id, _)| id).collect();
         for id in ids {
             let Some(transfer) = self.transfers.get_mut(id) else {
                 continue;
             };
-            let (freed, hanging) = std::mem::take(&mut transfer.hanging)
-                .into_iter()
-                .partition(|(on, _)| *on == lane);
-            transfer.hanging = hanging;
-            let freed: Vec<(LaneId, Part)> = freed;
+            for lost in transfer.hanging.iter_mut().filter(|lost| lost.lane == lane) {
+                lost.may_land = false;
+            }
+            if word == Word::TheirOwn && transfer.notice == Notice::Recalled {
+                // It was asked after the recall and has said nothing of a delivery before it answered: there was none, and none
+                // will be. Nobody counts the parts any more.
+                transfer.notice = Notice::Held;
+                transfer.request.tag = None;
+            }
+            if transfer.is_undecided() {
+                continue;
+            }
+            let freed = transfer.unhang();
             transfer.retries += freed.len() as u32;
-            let worn = freed.iter().any(|(_, part)| part.attempts >= self.limits.max_attempts);
-            transfer.redo.extend(freed.into_iter().map(|(_, part)| part));
+            let worn = freed.iter().any(|part| part.attempts >= self.limits.max_attempts);
+            transfer.redo.extend(freed);
             let setback = transfer.setback;
             match setback {
                 Some(failure) if worn => self.fail(TransferId(id), failure, None),
@@ -565,13 +624,14 @@ impl Engine {
             return;
         };
         if transfer.failure.is_none() {
-            let peer = &self.peers[transfer.request.peer.0 as usize];
-            let lost = || peer.last_loss.map(|(_, transport)| transport);
-            let transport = transport
-                .or_else(|| peer.classes.transports().next())
-                .or_else(lost)
-                .unwrap_or("none");
+            let peer = self.peers.at(transfer.request.peer.0);
+            let next = || peer.and_then(|p| p.classes.transports().next());
+            let lost = || peer.and_then(|p| p.last_loss).map(|(_, transport)| transport);
+            let transport = transport.or_else(next).or_else(lost).unwrap_or("none");
             transfer.failure = Some((failure, transport));
+            // Nothing is repeated any more, so there is nothing to find out first.
+            let freed = transfer.unhang();
+            transfer.redo.extend(freed);
             if transfer.open > 0 {
                 let recalled = self.ops.iter().filter(|(_, op)| op.transfer == id);
                 self.cancels.extend(recalled.map(|(op_id, op)| (op.lane, OpId(op_id))));
@@ -587,14 +647,16 @@ impl Engine {
         let Some(transfer) = self.transfers.remove(id.0) else {
             return;
         };
-        self.peer(transfer.request.peer).transfers -= 1;
+        let peer = transfer.request.peer;
+        self.peer(peer).transfers -= 1;
+        self.drop_forgotten(peer);
         let succeeded = transfer.bytes_done == transfer.bytes_total;
         let outcome = match transfer.failure {
             Some((cause, transport)) if !succeeded || transfer.bytes_total == 0 => {
                 Err(transfer.error(cause, transport))
             }
             _ => {
-                if let Some(tag) = transfer.request.tag.filter(|_| !transfer.announced) {
+                if let Some(tag) = transfer.request.tag.filter(|_| transfer.notice == Notice::Held) {
                     self.events.push_back(TransferEvent::Cut {
                         id,
                         tag,
@@ -623,11 +685,10 @@ impl Engine {
 }
 
 /// The limits that every live lane of a peer keeps.
-fn tightest(lanes: &[LaneSlot], classes: &Classes, of_lane: PartLimits) -> PartLimits {
-    let live = classes.lanes().filter_map(|id| match lanes.get(id.0 as usize) {
-        Some(LaneSlot::Live(state)) => Some(state.part_limits()),
-        _ => None,
-    });
+fn tightest(lanes: &Numbered<Box<LaneState>>, classes: &Classes, of_lane: PartLimits) -> PartLimits {
+    let live = classes
+        .lanes()
+        .filter_map(|id| lanes.at(id.0).map(|state| state.part_limits()));
     live.fold(of_lane, |a, b| PartLimits {
         max_bytes: a.max_bytes.min(b.max_bytes),
         max_runs: a.max_runs.min(b.max_runs),

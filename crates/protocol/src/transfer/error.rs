@@ -34,6 +34,8 @@ pub struct TransferError {
 pub enum SubmitError {
     #[error("as many transfers as the limits allow are under way; wait for one to end")]
     TooManyTransfers,
+    #[error("as many transfers with a notification as one peer can keep apart are under way; wait for one to end")]
+    TooManyAnnounced,
     #[error("more than 2^64 bytes")]
     TooLarge,
     #[error("the peer is gone: {0}")]

@@ -4,6 +4,7 @@ use weft_plan::{Bytes, LinkCost, Time};
 
 use super::cut::PartLimits;
 use super::{LaneId, PeerId};
+use crate::numbered::Numbered;
 use crate::transport::Capabilities;
 
 /// A path to a peer, with what it costs and what it holds.
@@ -55,24 +56,19 @@ pub(super) struct LaneState {
     pub inflight_ops: usize,
     pub inflight_bytes: u64,
     pub rest: Rest,
+    /// Writes hang on it: when it is lost, the far end is asked to confirm.
     pub fence_wanted: bool,
+    /// The next rest of a lane that has no room.
+    room_again: Time,
     /// Parts smaller than this would cost more in latency than they gain by being spread.
     pub min_part: u64,
     latency_ps: f64,
     ps_per_byte: f64,
 }
 
-/// What the engine remembers of a lane number.
-#[derive(Debug, Default)]
-pub(super) enum LaneSlot {
-    #[default]
-    Unknown,
-    Live(Box<LaneState>),
-    Lost {
-        fenced: bool,
-        fence_wanted: bool,
-    },
-}
+/// How long a lane rests at first that is full of what is not ours, and at most: each time in vain doubles it.
+const ROOM_AGAIN: Time = Time::from_us(50);
+const ROOM_AGAIN_MAX: Time = Time::from_ms(10);
 
 /// A part is worth the latencies of this many operations at least.
 const LATENCIES_PER_PART: f64 = 8.0;
@@ -88,6 +84,7 @@ impl LaneState {
             inflight_bytes: 0,
             rest: Rest::None,
             fence_wanted: false,
+            room_again: ROOM_AGAIN,
             min_part: worthwhile
                 .max(PART_BYTES_MIN)
                 .next_multiple_of(4096)
@@ -102,6 +99,22 @@ impl LaneState {
         PartLimits {
             max_bytes: self.lane.max_op_bytes,
             max_runs: self.lane.max_op_runs,
+        }
+    }
+
+    /// It is full of what is not ours. Returns when to try again: ever later, so that a lane which stays full costs nothing.
+    pub fn on_full(&mut self, now: Time) -> Time {
+        let wake = now.saturating_add(self.room_again);
+        self.room_again = self.room_again.saturating_add(self.room_again).min(ROOM_AGAIN_MAX);
+        self.rest = Rest::UntilRoom(wake);
+        wake
+    }
+
+    /// Something has completed on it.
+    pub fn on_room(&mut self) {
+        self.room_again = ROOM_AGAIN;
+        if matches!(self.rest, Rest::UntilRoom(_) | Rest::UntilCompletion) {
+            self.rest = Rest::None;
         }
     }
 
@@ -172,13 +185,17 @@ impl Classes {
         self.classes.iter().map(|c| c.transport)
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.classes.is_empty()
+    }
+
     pub fn lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
         self.classes.iter().flat_map(|c| c.lanes.iter().copied())
     }
 
     /// The lane of the best class that would be done first. A class whose lanes are merely full is waited for; one whose lanes have
     /// all been shaken is passed over, unless there is no other.
-    pub fn choose(&self, slots: &[LaneSlot], avoid: &[&'static str]) -> Choice {
+    pub fn choose(&self, lanes: &Numbered<Box<LaneState>>, avoid: &[&'static str]) -> Choice {
         let mut none = Choice::Nowhere;
         for class in &self.classes {
             if avoid.contains(&class.transport) {
@@ -187,7 +204,7 @@ impl Classes {
             let mut best: Option<(f64, LaneId)> = None;
             let mut firm = false;
             for &id in &class.lanes {
-                let Some(LaneSlot::Live(state)) = slots.get(id.0 as usize) else {
+                let Some(state) = lanes.at(id.0) else {
                     continue;
                 };
                 firm |= !matches!(state.rest, Rest::Shaken(_));

@@ -8,6 +8,7 @@
 //! - when it has ended, none of its operations is open anywhere: its memory is the caller's again;
 //! - a write that may still land unseen is neither repeated nor ended before its deadline, or before the far end has confirmed
 //!   that the path is closed;
+//! - a write of which the peer's application may have been notified is not repeated before it is known that it has not been;
 //! - a peer that does not answer holds up nobody else.
 //!
 //! The turn of an engine, in full:
@@ -79,11 +80,11 @@ pub use engine::Engine;
 pub use error::{LegRange, SubmitError, TransferError};
 pub use lane::Lane;
 
-/// A peer, numbered by whoever turns the engine. Numbers index a table, so they should be small.
+/// A peer, numbered by whoever turns the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
 
-/// A path to a peer, numbered by whoever turns the engine and never reused. Numbers index a table, so they should be small.
+/// A path to a peer, numbered by whoever turns the engine, best in ascending order, and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u32);
 
@@ -137,15 +138,20 @@ pub struct Post {
 pub enum TransferEvent {
     /// A tagged write has all its parts under way, `parts` of them: its notification may be sent, to wait for them at the far end.
     ///
-    /// With a checksum it comes only when every part has been found whole, since a part that arrives spoiled counts as arrived too.
+    /// With a checksum it comes only when every part has been found whole, since a part that arrives spoiled counts as arrived too;
+    /// and where a part was lost before, only when nothing is under way any more.
     Cut { id: TransferId, tag: u64, parts: u32 },
     /// A transfer is over, and nothing of it is open anywhere.
     Ended {
         id: TransferId,
         outcome: Result<Summary, TransferError>,
     },
+    /// A part of a write was lost after its [`TransferEvent::Cut`], and must be carried again: take the notification back, before
+    /// any fence that is asked for later. It may be too late for that, so say [`Engine::on_all_arrived`] whenever a notification
+    /// turns out to have been delivered. If the transfer succeeds otherwise, the notification may be sent then, to wait for nothing.
+    Recall { id: TransferId, tag: u64 },
     /// Writes hang on a lost lane: ask the peer, over another path, to close its end, then call [`Engine::on_lane_fenced`].
-    FenceWanted { lane: LaneId },
+    FenceWanted { peer: PeerId, lane: LaneId },
 }
 
 /// A transfer that succeeded.

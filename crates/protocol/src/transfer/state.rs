@@ -27,6 +27,29 @@ impl Part {
     }
 }
 
+/// A lost write that is not repeated yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hanging {
+    pub lane: LaneId,
+    pub transport: &'static str,
+    pub part: Part,
+    /// The far end may still act on it. Otherwise it waits only for word of the transfer's notification.
+    pub may_land: bool,
+}
+
+/// What the peer may have been told of a tagged write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notice {
+    /// Nothing: [`TransferEvent::Cut`](super::TransferEvent::Cut) is still to come.
+    Held,
+    /// That it is notified when all parts are there. Each of them was posted once.
+    Told,
+    /// The same, and then that it is not. Which of the two it acted on is not known.
+    Recalled,
+    /// Its application has been notified, so every part has landed and none may land again.
+    Delivered,
+}
+
 /// What parts to make: the lane's limits, and the size to aim at so that every lane of the class gets its share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measure {
@@ -52,13 +75,14 @@ pub(super) struct Transfer {
     /// Why it will end, once nothing of it is open, and over which transport that came.
     pub failure: Option<(Failure, &'static str)>,
     pub setback: Option<Failure>,
-    /// [`TransferEvent::Cut`](super::TransferEvent::Cut) has been told.
-    pub announced: bool,
+    pub notice: Notice,
+    /// A part that may have landed was carried again: the notification waits until nothing is under way.
+    pub repeated: bool,
     pub carried: Carried,
     /// Parts to be carried again, or, in a transfer that fails, parts that are not done.
     pub redo: Vec<Part>,
-    /// Writes lost where the far end may still act on them.
-    pub hanging: Vec<(LaneId, Part)>,
+    /// Lost writes that it is too early to repeat.
+    pub hanging: Vec<Hanging>,
     /// Transports that cannot reach this memory.
     pub avoid: Vec<&'static str>,
     /// Where the next part begins.
@@ -85,7 +109,8 @@ impl Transfer {
             overdue: false,
             failure: None,
             setback: None,
-            announced: false,
+            notice: Notice::Held,
+            repeated: false,
             carried: Carried::default(),
             redo: Vec::new(),
             hanging: Vec::new(),
@@ -107,7 +132,25 @@ impl Transfer {
     }
 
     pub fn is_over(&self) -> bool {
-        self.open == 0 && (self.bytes_done == self.bytes_total || (self.failure.is_some() && self.hanging.is_empty()))
+        let may_land = || self.hanging.iter().any(|lost| lost.may_land);
+        self.open == 0 && (self.bytes_done == self.bytes_total || (self.failure.is_some() && !may_land()))
+    }
+
+    /// Whether parts were lost and nobody knows yet if the peer's application has been notified.
+    pub fn is_undecided(&self) -> bool {
+        self.notice == Notice::Recalled && self.failure.is_none()
+    }
+
+    /// A part is where it belongs.
+    pub fn on_part_done(&mut self, part: &Part, transport: &'static str) {
+        self.bytes_done += part.len();
+        self.carried.add(transport, part.len());
+    }
+
+    /// Gives up waiting for what can no longer land, and returns it.
+    pub fn unhang(&mut self) -> Vec<Part> {
+        let freed = self.hanging.extract_if(.., |lost| !lost.may_land);
+        freed.map(|lost| lost.part).collect()
     }
 
     /// The next part to post: one that failed before, else a new one.

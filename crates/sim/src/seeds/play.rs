@@ -438,7 +438,7 @@ impl Play {
             return Ok(());
         }
         let now = agent.now();
-        let key = agent.core.withdraw(name, now).expect("it is published");
+        let (key, _) = agent.core.withdraw(name, now).expect("it is published");
         self.bury(region);
         self.regions[region].leaving = Some((key, self.world.now()));
         self.on_release(region)

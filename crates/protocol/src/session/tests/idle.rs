@@ -122,7 +122,7 @@ fn notifications_that_wait_are_bounded() {
     assert_eq!(more(&mut world), Err(SessionError::TooManyHeld));
     world.run_for(Time::from_ms(50));
     assert_eq!(more(&mut world), Err(SessionError::TooManyHeld));
-    world.ends[ACCEPTOR].on_arrival(Arrival { tag: 0, index: 0 }, world.now);
+    world.ends[ACCEPTOR].on_arrival(Via(0), Arrival { tag: 0, index: 0 }, world.now);
     world.run_for(Time::from_ms(50));
     assert_eq!(world.notified(ACCEPTOR), [b"x"]);
     more(&mut world).unwrap();

@@ -1,5 +1,6 @@
 //! Two sessions joined by paths that lose, repeat, delay and reorder, on a virtual clock, by seed.
 
+mod arrivals;
 mod close;
 mod hostile;
 mod idle;
@@ -215,7 +216,7 @@ pub(super) fn whole_life() -> World {
     a.publish("kv", &region(1, 0), now).unwrap();
     b.notify(b"plain", None, now).unwrap();
     a.notify(b"after", Some((9, 1)), now).unwrap();
-    b.on_arrival(Arrival { tag: 9, index: 0 }, now);
+    b.on_arrival(Via(0), Arrival { tag: 9, index: 0 }, now);
     let lease = b.ask_lease(region(1, 0).key, Time::from_ms(50), now).unwrap();
     world.add_path(INITIATOR, Via(1), Weather::FINE);
     world.run_for(Time::from_ms(20));

@@ -123,6 +123,7 @@ impl Model {
                     let index = (pick / 7) as u32 % awaited.parts;
                     awaited.arrived.insert(index);
                     world.ends[1 - end].on_arrival(
+                        Via(0),
                         Arrival {
                             tag: awaited.tag,
                             index,
@@ -182,7 +183,7 @@ proptest! {
             for awaited in &mut model.awaited[end] {
                 for index in 0..awaited.parts {
                     awaited.arrived.insert(index);
-                    world.ends[1 - end].on_arrival(Arrival { tag: awaited.tag, index }, world.now);
+                    world.ends[1 - end].on_arrival(Via(0), Arrival { tag: awaited.tag, index }, world.now);
                 }
             }
         }
