@@ -12,7 +12,7 @@ use weft_protocol::agent::{Core, Slot, Target};
 use weft_protocol::region::{Access, Epoch};
 use weft_protocol::session::{Config, Secret};
 use weft_protocol::transfer::PeerId;
-use weft_protocol::transport::PeerAddress;
+use weft_protocol::transport::{PeerAddress, Progress};
 
 use crate::driver::{PeerState, Shared, World};
 use crate::error::Error;
@@ -213,8 +213,13 @@ impl Agent {
 
     /// Takes a published name back. Peers are refused from now on; [`Memory::release`] tells when the last of them is out.
     pub fn withdraw(&self, name: &str) -> Result<(), Error> {
-        self.inner.shared.act(|world, now| world.core.withdraw(name, now))?;
-        Ok(())
+        self.inner.shared.act(|world, now| {
+            let (key, progress) = world.core.withdraw(name, now)?;
+            if progress == Progress::Busy {
+                world.releasing.push(key);
+            }
+            Ok(())
+        })
     }
 
     /// Connects to an agent by its [`address`](Agent::address), or by `host:port`, within the default deadline.
