@@ -1,5 +1,6 @@
 """What is raised when, and what it says."""
 
+import errno
 import pickle
 import threading
 import time
@@ -69,7 +70,7 @@ def test_what_the_system_refuses_has_its_number():
     with weft.Agent("a", secret=SECRET) as agent:
         with pytest.raises(weft.OsFailure) as failure:
             agent.allocate(1 << 62)
-        assert str(failure.value)
+        assert failure.value.errno == errno.ENOMEM
 
 
 def test_closing_ends_a_wait_for_a_notification():
