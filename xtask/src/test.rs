@@ -11,6 +11,9 @@ pub struct Arguments {
     /// Leave the Python package out.
     #[arg(long)]
     no_python: bool,
+    /// Test with torch too: 3 GB to download, because the wheel does not load without CUDA's libraries.
+    #[arg(long, conflicts_with = "no_python")]
+    torch: bool,
 }
 
 /// What the suite needs beside Rust and Python: how to notice that it is missing, and the package that has it.
@@ -59,6 +62,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         let installed = suite.step("Python package", || {
             let environment = Environment::make(".venv")?;
             environment.pip_install(&["pytest", "numpy"])?;
+            if arguments.torch {
+                environment.pip_install(&["torch"])?;
+            }
             environment.pip_install(&["."])
         });
         if installed {

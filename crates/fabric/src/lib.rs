@@ -6,6 +6,7 @@ pub mod clock;
 pub mod copy;
 pub mod cpu;
 pub mod discover;
+pub mod harness;
 pub mod memory;
 pub mod shared_memory;
 pub mod tcp;
@@ -13,12 +14,17 @@ pub mod tcp;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use weft_plan::Time;
+use weft_plan::{LinkCost, Platform, Time};
 use weft_protocol::{Failure, PathId, Refusal, RegionKey, Transport};
 
 pub use clock::Clock;
 pub use memory::HostMemory;
 pub use shared_memory::{BorrowedMapping, SharedMemory, SharedMemoryOptions};
+
+/// What a transport is taken to cost where nobody has measured it.
+fn cost_unmeasured(transport: &str) -> LinkCost {
+    Platform::laptop().transports[transport]
+}
 
 /// A transport that a thread can sleep on.
 pub trait Live: Transport {

@@ -8,10 +8,9 @@ use peer::{Kind, Near, Peer, pattern, whole_leg};
 use weft_fabric::memory::AllocateOptions;
 use weft_fabric::shared_memory::{Foreign, host_identity};
 use weft_fabric::{Clock, HostMemory, SharedMemory, SharedMemoryOptions};
-use weft_plan::{Spans, Time};
-use weft_protocol::transfer::{PartLimits, cut};
+use weft_plan::Time;
 use weft_protocol::{
-    Arrival, Body, Direction, Epoch, Failure, Leg, Loss, Op, PeerAddress, Progress, Refusal, Signal, Transport,
+    Arrival, Body, Direction, Epoch, Failure, Loss, Op, PeerAddress, Progress, Refusal, Signal, Transport,
 };
 
 const LEN: usize = 24 << 20;
@@ -283,91 +282,4 @@ fn an_idle_end_has_nothing_to_do() {
     near.signals.clear();
     assert_eq!(near.transport.poll(near.clock.now(), &mut near.signals), Progress::Idle);
     assert_eq!(weft_fabric::Live::next_timeout(&near.transport), None);
-}
-
-/// Run with `cargo test --release -p weft-fabric --test shared_memory_processes -- --ignored --nocapture`.
-#[test]
-#[ignore = "prints figures, asserts nothing"]
-fn speed() {
-    const BYTES: usize = 64 << 20;
-    println!(
-        "\n{:<26}{:>12}{:>10}   {:>12}{:>10}",
-        "READ", "mapped", "GB/s", "foreign", "GB/s"
-    );
-    let peer = Peer::start(BYTES);
-    for (block, count) in [
-        (4 << 10, 1),
-        (4 << 10, 64),
-        (4 << 10, 1024),
-        (4 << 10, 4096),
-        (64 << 10, 1024),
-        (1 << 20, 64),
-        (64 << 20, 1),
-    ] {
-        let mut row = format!("{:<26}", format!("{} KiB x {count}", block >> 10));
-        for (helper, kind) in [
-            (true, Kind::Mapped),
-            (true, Kind::Foreign),
-            (false, Kind::Mapped),
-            (false, Kind::Foreign),
-        ] {
-            let options = SharedMemoryOptions {
-                helper,
-                ..SharedMemoryOptions::default()
-            };
-            let mut near = Near::connected(options, &peer);
-            let local = near.local(match kind {
-                Kind::Mapped => HostMemory::allocate(BYTES, AllocateOptions::default()).unwrap(),
-                Kind::Foreign => HostMemory::from_vec(vec![1; BYTES]),
-            });
-            let blocks = (BYTES / block) as u64;
-            // A permutation without neighbours, so that nothing merges.
-            let spans = |step: u64| Spans::paged(0, block as u64, (0..count).map(|i| (i * step + step / 2) % blocks));
-            let leg = Leg::new(
-                local,
-                spans((blocks / 2 + 3) | 1),
-                peer.region(kind),
-                spans((blocks / 3 + 1) | 1),
-            )
-            .unwrap();
-            let leg = Arc::new(leg);
-            let capabilities = near.transport.capabilities().clone();
-            let limits = PartLimits {
-                max_bytes: capabilities.max_op_bytes,
-                max_runs: capabilities.max_op_runs,
-            };
-            let bytes = leg.bytes();
-            let rounds = (400_000_000 / bytes).clamp(7, 20_000);
-            let mut times = Vec::new();
-            for _ in 0..rounds {
-                let mut ops = Vec::new();
-                let mut at = 0;
-                while at < bytes {
-                    let end = cut(&leg, at, limits);
-                    ops.push(near.op(Direction::Read, &leg, at..end, Time::MAX));
-                    at = end;
-                }
-                let started = std::time::Instant::now();
-                let now = near.clock.now();
-                assert_eq!(near.transport.post(near.path, &ops, now), Ok(ops.len()));
-                let mut left = ops.len();
-                while left > 0 {
-                    near.transport.poll(now, &mut near.signals);
-                    for signal in near.signals.drain(..) {
-                        let Signal::Completed { outcome, .. } = signal else {
-                            continue;
-                        };
-                        outcome.unwrap();
-                        left -= 1;
-                    }
-                }
-                times.push(started.elapsed());
-            }
-            times.sort();
-            let median = times[times.len() / 2];
-            let rate = bytes as f64 / median.as_secs_f64() / 1e9;
-            row += &format!("{:>12}{rate:>10.2}   ", format!("{median:.2?}"));
-        }
-        println!("{row}");
-    }
 }

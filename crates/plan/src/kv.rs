@@ -183,18 +183,6 @@ impl KvLayout {
         self.end
     }
 
-    /// The order that gives the fewest spans where both ends have this layout.
-    pub fn natural_order(&self) -> KvOrder {
-        let KvStrides { layer, part, block, .. } = self.strides;
-        if self.shape.layers > 1 && block > layer {
-            KvOrder::BlockLayerPart
-        } else if self.shape.parts > 1 && block > part {
-            KvOrder::LayerBlockPart
-        } else {
-            KvOrder::LayerPartBlock
-        }
-    }
-
     /// The bytes of `blocks` in all layers, in the default order.
     pub fn spans<B>(&self, blocks: B) -> Result<Spans, KvError>
     where
@@ -420,21 +408,5 @@ mod tests {
                 extent: 16
             })
         );
-    }
-
-    #[test]
-    fn the_natural_order_gives_the_fewest_spans() {
-        for layout in [
-            KvLayout::layers_outermost(SHAPE).unwrap(),
-            KvLayout::parts_innermost(SHAPE).unwrap(),
-            KvLayout::blocks_outermost(SHAPE).unwrap(),
-        ] {
-            let count = |order| layout.spans_in(order, [4, 5, 9]).unwrap().count();
-            assert_eq!(
-                Some(count(layout.natural_order())),
-                ORDERS.map(count).into_iter().min(),
-                "{layout:?}"
-            );
-        }
     }
 }

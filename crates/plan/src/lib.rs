@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cost;
+pub mod harness;
 pub mod kv;
 pub mod place;
 pub mod platform;

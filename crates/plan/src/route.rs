@@ -8,10 +8,10 @@
 //! use weft_plan::{Bytes, Place, Platform};
 //! let costs = Platform::laptop().transports;
 //! let tcp = Carrier { transport: "tcp", reach: Reach::Anywhere, from: Kinds::DRAM, to: Kinds::DRAM, cost: costs["tcp"] };
-//! let shared = Carrier { transport: "shared_memory", reach: Reach::SameMachine, cost: costs["shared_memory"], ..tcp };
-//! let mut journey = Journey { from: Place::DRAM, to: Place::DRAM, same_machine: true, bytes: Bytes(1 << 20), spans: 1 };
+//! let shared = Carrier { transport: "shared_memory", reach: Reach::SameHost, cost: costs["shared_memory"], ..tcp };
+//! let mut journey = Journey { from: Place::DRAM, to: Place::DRAM, same_host: true, bytes: Bytes(1 << 20), spans: 1 };
 //! assert_eq!(route(&journey, &[tcp, shared])?, Route::Direct { transport: "shared_memory" });
-//! journey.same_machine = false;
+//! journey.same_host = false;
 //! assert_eq!(route(&journey, &[tcp, shared])?, Route::Direct { transport: "tcp" });
 //! # Ok::<(), weft_plan::route::NoRoute>(())
 //! ```
@@ -27,8 +27,8 @@ use crate::units::{Bytes, Time};
 pub struct Journey {
     pub from: Place,
     pub to: Place,
-    /// Whether both places are in one machine.
-    pub same_machine: bool,
+    /// Whether both places are on one host.
+    pub same_host: bool,
     pub bytes: Bytes,
     pub spans: u64,
 }
@@ -47,9 +47,20 @@ pub struct Carrier<'a> {
 /// How far a transport reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
-    SameMachine,
-    OtherMachine,
+    SameHost,
+    OtherHost,
     Anywhere,
+}
+
+impl Reach {
+    /// Whether it joins two ends that are on one host, or that are not.
+    pub const fn joins(self, same_host: bool) -> bool {
+        match self {
+            Reach::SameHost => same_host,
+            Reach::OtherHost => !same_host,
+            Reach::Anywhere => true,
+        }
+    }
 }
 
 /// A set of kinds of places.
@@ -61,7 +72,7 @@ pub struct Kinds(u8);
 pub enum Route<'a> {
     /// One transport does it.
     Direct { transport: &'a str },
-    /// Through host memory, on one machine or on both: the stages in order.
+    /// Through host memory, on one host or on both: the stages in order.
     Staged { stages: Vec<Stage<'a>> },
 }
 
@@ -76,36 +87,33 @@ pub struct Stage<'a> {
 /// Nothing that is there can do it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("no transport here moves bytes from {from} to {to} {}, not even through host memory",
-    if *same_machine { "of the same machine" } else { "of another machine" })]
+    if *same_host { "of the same host" } else { "of another host" })]
 pub struct NoRoute {
     pub from: Place,
     pub to: Place,
-    pub same_machine: bool,
+    pub same_host: bool,
 }
 
 /// The cheapest way. Of equal ones, the one with fewer stages; of those, the one whose transports were named first.
 pub fn route<'a>(journey: &Journey, carriers: &[Carrier<'a>]) -> Result<Route<'a>, NoRoute> {
     let Journey {
-        from, to, same_machine, ..
+        from, to, same_host, ..
     } = *journey;
     let near = |place| Site { place, far: false };
-    let far = |place| Site {
-        place,
-        far: !same_machine,
-    };
+    let far = |place| Site { place, far: !same_host };
     let (start, goal) = (near(from), far(to));
 
     // Host memory on the way helps only where the bytes are not in that host memory already.
     let stops_near = from.kind() != PlaceKind::Dram;
     let stops_far = to.kind() != PlaceKind::Dram;
     let mut ways: Vec<Vec<Site>> = vec![vec![start, goal]];
-    if stops_near && (stops_far || !same_machine) {
+    if stops_near && (stops_far || !same_host) {
         ways.push(vec![start, near(Place::DRAM), goal]);
     }
-    if stops_far && !same_machine {
+    if stops_far && !same_host {
         ways.push(vec![start, far(Place::DRAM), goal]);
     }
-    if stops_near && stops_far && !same_machine {
+    if stops_near && stops_far && !same_host {
         ways.push(vec![start, near(Place::DRAM), far(Place::DRAM), goal]);
     }
 
@@ -124,7 +132,7 @@ pub fn route<'a>(journey: &Journey, carriers: &[Carrier<'a>]) -> Result<Route<'a
             },
             _ => Route::Staged { stages },
         }),
-        None => Err(NoRoute { from, to, same_machine }),
+        None => Err(NoRoute { from, to, same_host }),
     }
 }
 
@@ -145,7 +153,7 @@ impl Kinds {
     }
 }
 
-/// A place on this machine or on the other one.
+/// A place on this host or on the other one.
 #[derive(Clone, Copy, Debug)]
 struct Site {
     place: Place,
@@ -175,12 +183,9 @@ fn cheapest<'a>(way: &[Site], journey: &Journey, carriers: &[Carrier<'a>]) -> Op
 
 impl Carrier<'_> {
     fn carries(&self, from: Site, to: Site) -> bool {
-        let reaches = match self.reach {
-            Reach::SameMachine => from.far == to.far,
-            Reach::OtherMachine => from.far != to.far,
-            Reach::Anywhere => true,
-        };
-        reaches && self.from.contains(from.place.kind()) && self.to.contains(to.place.kind())
+        self.reach.joins(from.far == to.far)
+            && self.from.contains(from.place.kind())
+            && self.to.contains(to.place.kind())
     }
 }
 
@@ -212,18 +217,18 @@ mod tests {
         }
     }
 
-    const DOWN: Carrier<'static> = carrier("cuda", Reach::SameMachine, PlaceKind::Gpu, PlaceKind::Dram, 5);
-    const UP: Carrier<'static> = carrier("cuda", Reach::SameMachine, PlaceKind::Dram, PlaceKind::Gpu, 5);
+    const DOWN: Carrier<'static> = carrier("cuda", Reach::SameHost, PlaceKind::Gpu, PlaceKind::Dram, 5);
+    const UP: Carrier<'static> = carrier("cuda", Reach::SameHost, PlaceKind::Dram, PlaceKind::Gpu, 5);
     const TCP: Carrier<'static> = carrier("tcp", Reach::Anywhere, PlaceKind::Dram, PlaceKind::Dram, 20);
-    const RDMA: Carrier<'static> = carrier("verbs", Reach::OtherMachine, PlaceKind::Gpu, PlaceKind::Gpu, 3);
-    const SLOW_RDMA: Carrier<'static> = carrier("verbs", Reach::OtherMachine, PlaceKind::Gpu, PlaceKind::Gpu, 90);
-    const WRITE: Carrier<'static> = carrier("file", Reach::SameMachine, PlaceKind::Dram, PlaceKind::File, 50);
+    const RDMA: Carrier<'static> = carrier("verbs", Reach::OtherHost, PlaceKind::Gpu, PlaceKind::Gpu, 3);
+    const SLOW_RDMA: Carrier<'static> = carrier("verbs", Reach::OtherHost, PlaceKind::Gpu, PlaceKind::Gpu, 90);
+    const WRITE: Carrier<'static> = carrier("file", Reach::SameHost, PlaceKind::Dram, PlaceKind::File, 50);
 
-    fn journey(from: Place, to: Place, same_machine: bool) -> Journey {
+    fn journey(from: Place, to: Place, same_host: bool) -> Journey {
         Journey {
             from,
             to,
-            same_machine,
+            same_host,
             bytes: Bytes(4096),
             spans: 1,
         }
@@ -255,7 +260,7 @@ mod tests {
             Err(NoRoute {
                 from: GPU,
                 to: GPU,
-                same_machine: false
+                same_host: false
             }),
             "nothing goes up again"
         );
@@ -325,14 +330,14 @@ mod tests {
     proptest! {
         #[test]
         fn a_route_leads_from_start_to_goal_by_transports_that_can(
-            from in any_place(), to in any_place(), same_machine: bool,
+            from in any_place(), to in any_place(), same_host: bool,
             picks in prop::collection::vec((0usize..6, 0u64..1000), 0..8),
         ) {
             let all = [DOWN, UP, TCP, RDMA, SLOW_RDMA, WRITE];
             let carriers: Vec<Carrier> = picks.into_iter().map(|(i, us)| {
                 Carrier { cost: LinkCost { latency: Time::from_us(us), ..all[i].cost }, ..all[i] }
             }).collect();
-            let Ok(Route::Staged { stages }) = route(&journey(from, to, same_machine), &carriers) else { return Ok(()) };
+            let Ok(Route::Staged { stages }) = route(&journey(from, to, same_host), &carriers) else { return Ok(()) };
             prop_assert!((2..=3).contains(&stages.len()));
             prop_assert_eq!((stages[0].from, stages[stages.len() - 1].to), (from, to));
             for pair in stages.windows(2) {

@@ -1,6 +1,7 @@
 //! What the transfer engine itself costs: submit, post, completion and event, with a lane that does nothing.
 //!
 //! `cargo run --release -p weft-protocol --example engine_cost`
+#![expect(clippy::disallowed_methods, reason = "it measures, and nothing here is simulated")]
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -29,6 +29,7 @@ pub enum Failure {
 /// Why a target would not touch its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
+#[repr(u8)]
 pub enum Refusal {
     #[error("no region has this key")]
     UnknownKey,
@@ -50,6 +51,35 @@ pub enum Refusal {
     Unsupported,
 }
 
+impl Refusal {
+    /// Every refusal, at the place of its code.
+    pub const ALL: [Refusal; 9] = [
+        Refusal::UnknownKey,
+        Refusal::StaleEpoch,
+        Refusal::Released,
+        Refusal::OutOfBounds,
+        Refusal::NotReadable,
+        Refusal::NotWritable,
+        Refusal::Late,
+        Refusal::Malformed,
+        Refusal::Unsupported,
+    ];
+
+    /// Its number on every wire.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The refusal with this number. One that only a later version knows is still a refusal: it counts as
+    /// [`Refusal::Unsupported`], after which the same memory may be tried another way.
+    pub fn from_code(code: u8) -> Refusal {
+        Refusal::ALL
+            .get(usize::from(code))
+            .copied()
+            .unwrap_or(Refusal::Unsupported)
+    }
+}
+
 /// Why a path went away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
@@ -67,4 +97,19 @@ pub enum Loss {
     /// An error number of the operating system.
     #[error("system error {0}")]
     System(i32),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_refusal_has_a_code_and_every_code_a_refusal() {
+        for (place, refusal) in Refusal::ALL.into_iter().enumerate() {
+            assert_eq!(usize::from(refusal.code()), place);
+            assert_eq!(Refusal::from_code(refusal.code()), refusal);
+        }
+        assert_eq!(Refusal::from_code(Refusal::ALL.len() as u8), Refusal::Unsupported);
+        assert_eq!(Refusal::from_code(u8::MAX), Refusal::Unsupported);
+    }
 }

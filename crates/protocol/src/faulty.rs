@@ -65,10 +65,6 @@ impl<T: Transport> Faulty<T> {
         }
     }
 
-    pub fn into_inner(self) -> T {
-        self.inner
-    }
-
     /// When something that was held back is due.
     pub fn next_timeout(&self) -> Option<Time> {
         self.held.iter().map(|(due, _)| *due).min()

@@ -17,7 +17,7 @@
 use weft_plan::{Spans, Time};
 
 use crate::error::Refusal;
-use crate::region::{Epoch, RegionKey};
+use crate::region::RegionKey;
 use crate::transport::Arrival;
 use crate::wire::{DecodeError, Reader, Writer};
 
@@ -441,45 +441,19 @@ fn spans(r: &mut Reader<'_>) -> Result<Spans, DecodeError> {
 }
 
 fn encode_request(w: &mut Writer, op: u64, deadline: Time, key: &RegionKey) {
-    w.varint(op).varint(deadline.as_ps());
-    w.u64_fixed(key.epoch.0)
-        .varint(u64::from(key.slot))
-        .u128_fixed(key.secret);
+    w.varint(op).varint(deadline.as_ps()).key(key);
 }
 
 fn decode_request(r: &mut Reader<'_>) -> Result<(u64, Time, RegionKey), DecodeError> {
-    let (op, deadline) = (r.varint()?, time(r)?);
-    let key = RegionKey {
-        epoch: Epoch(r.u64_fixed()?),
-        slot: r.u32()?,
-        secret: r.u128_fixed()?,
-    };
-    Ok((op, deadline, key))
+    Ok((r.varint()?, time(r)?, r.key()?))
 }
-
-/// Refusals by their number on the wire, from 3 on.
-const REFUSALS: [Refusal; 9] = [
-    Refusal::UnknownKey,
-    Refusal::StaleEpoch,
-    Refusal::Released,
-    Refusal::OutOfBounds,
-    Refusal::NotReadable,
-    Refusal::NotWritable,
-    Refusal::Late,
-    Refusal::Malformed,
-    Refusal::Unsupported,
-];
 
 fn encode_outcome(w: &mut Writer, outcome: &Result<Option<u64>, Ended>) {
     match outcome {
         Ok(None) => w.u8(0),
         Ok(Some(sum)) => w.u8(1).u64_fixed(*sum),
         Err(Ended::Aborted) => w.u8(2),
-        Err(Ended::Refused(refusal)) => {
-            let number = REFUSALS.iter().position(|r| r == refusal);
-            // A refusal that this version has no number for travels as the most general one.
-            w.u8(3 + number.unwrap_or(7) as u8)
-        }
+        Err(Ended::Refused(refusal)) => w.u8(3).refusal(*refusal),
     };
 }
 
@@ -488,9 +462,8 @@ fn decode_outcome(r: &mut Reader<'_>) -> Result<Result<Option<u64>, Ended>, Deco
         0 => Ok(None),
         1 => Ok(Some(r.u64_fixed()?)),
         2 => Err(Ended::Aborted),
-        n => Err(Ended::Refused(
-            *REFUSALS.get(usize::from(n) - 3).ok_or(DecodeError::Invalid)?,
-        )),
+        3 => Err(Ended::Refused(r.refusal()?)),
+        _ => return Err(DecodeError::Invalid),
     })
 }
 
@@ -500,6 +473,7 @@ mod tests {
     use weft_plan::Run;
 
     use super::*;
+    use crate::region::Epoch;
 
     fn any_spans() -> impl Strategy<Value = Spans> {
         prop::collection::vec((0u64..1 << 40, 1u64..1 << 12, 0u64..1 << 20, 1u64..20), 0..40).prop_map(|runs| {
@@ -529,7 +503,7 @@ mod tests {
         prop_oneof![
             any::<Option<u64>>().prop_map(Ok),
             Just(Err(Ended::Aborted)),
-            (0..REFUSALS.len()).prop_map(|i| Err(Ended::Refused(REFUSALS[i]))),
+            prop::sample::select(&Refusal::ALL[..]).prop_map(|refusal| Err(Ended::Refused(refusal))),
         ]
     }
 

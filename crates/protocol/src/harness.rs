@@ -7,6 +7,7 @@
 //! weft_protocol::harness::session_messages(b"anything");
 //! ```
 
+use crate::recorded::Recording;
 use crate::session::harness as session;
 use crate::wire::{Reader, Writer};
 
@@ -35,6 +36,13 @@ pub fn session_messages(bytes: &[u8]) {
 /// Whatever an authenticated peer may say.
 pub fn session_controls(bytes: &[u8]) {
     session::controls(bytes);
+}
+
+/// A recording is refused, or means the same when it is written again.
+pub fn recordings(text: &str) {
+    if let Ok(recording) = text.parse::<Recording>() {
+        assert_eq!(recording.to_string().parse(), Ok(recording));
+    }
 }
 
 #[cfg(test)]
@@ -68,6 +76,16 @@ mod tests {
         let mut w = Writer::new();
         w.spans(&weft_plan::Spans::paged(0, 4096, [1, 2, 9, 4, 70, 3, 3, 3]));
         search(&w.buf, spans);
+    }
+
+    #[test]
+    fn any_recording() {
+        let sample = "0 open x6c6f6f703a62 = path 0\n0 signal 0 opened\n\
+            5000 post 0 = accepted 2 op 7 1000000 read 3 9 0 4096 true untagged op 8 9 message x00ff\n\
+            9000 signal 0 completed 7 summed 6699\n9000 signal 0 completed 8 refused late\n\
+            9001 cancel 0 7\n9002 signal 0 lost system:104 true\n9003 close 0\n";
+        assert!(sample.parse::<Recording>().is_ok());
+        search(sample.as_bytes(), |bytes| recordings(&String::from_utf8_lossy(bytes)));
     }
 
     #[test]

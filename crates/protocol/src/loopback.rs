@@ -359,8 +359,8 @@ impl Network {
                 let total = part.range.end - part.range.start;
                 let len = (total - queued.moved).min(*bytes_left);
                 let from = part.range.start + queued.moved;
-                let far = &self.ports[far_port].table;
-                match carry(far, part, from..from + len, &mut queued.far_sum, scratch) {
+                let (near, far) = (&self.ports[port].table, &self.ports[far_port].table);
+                match carry(near, far, part, from..from + len, &mut queued.far_sum, scratch) {
                     Err(refusal) => Err(refusal.into()),
                     Ok(()) => {
                         queued.moved += len;
@@ -397,8 +397,9 @@ impl Network {
     }
 }
 
-/// Moves bytes `range` of a leg. The key is checked every time, so that a release takes effect in the middle of an operation.
+/// Moves bytes `range` of a leg. Both keys are checked every time, so that a release takes effect in the middle of an operation.
 fn carry(
+    near: &RegionTable,
     far: &RegionTable,
     part: &Move,
     range: std::ops::Range<u64>,
@@ -406,6 +407,7 @@ fn carry(
     scratch: &mut [u8],
 ) -> Result<(), Refusal> {
     let leg = &part.leg;
+    near.lookup(&leg.local().key)?;
     let wanted = match part.direction {
         Direction::Read => Access::READ,
         Direction::Write => Access::WRITE,

@@ -112,10 +112,6 @@ impl<T: Transport> Recorded<T> {
         &self.recording
     }
 
-    pub fn into_parts(self) -> (T, Recording) {
-        (self.inner, self.recording)
-    }
-
     fn note(&mut self, now: Time, entry: impl FnOnce() -> Entry) {
         if self.recording.entries.len() < self.max_entries {
             self.recording.entries.push((now, entry()));

@@ -35,10 +35,6 @@ impl<T: Transport> Throttled<T> {
         }
     }
 
-    pub fn into_inner(self) -> T {
-        self.inner
-    }
-
     /// Takes the tokens for an operation if there are any. The last one may overdraw, or nothing larger than a burst would ever pass.
     fn admit(&mut self, op: &Op, now: Time) -> bool {
         let ahead = self.busy_until.saturating_sub(now);

@@ -1,10 +1,13 @@
-//! Numbers and span lists as bytes: the one codec under every message and frame.
+//! Numbers, span lists, keys and refusals as bytes: the one codec under every message and frame.
 //!
 //! Integers are LEB128 varints, so that a paged span list costs a few bytes a block. A [`Reader`] trusts nothing: every length is
 //! checked against what is there, and every span list against a limit, before anything is allocated.
 
 use thiserror::Error;
 use weft_plan::{Run, Spans};
+
+use crate::error::Refusal;
+use crate::region::{Access, Epoch, RegionKey};
 
 /// Bytes that are not what they should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -59,6 +62,17 @@ impl Writer {
     }
     pub fn str(&mut self, v: &str) -> &mut Writer {
         self.bytes(v.as_bytes())
+    }
+    pub fn key(&mut self, key: &RegionKey) -> &mut Writer {
+        self.u64_fixed(key.epoch.0)
+            .varint(u64::from(key.slot))
+            .u128_fixed(key.secret)
+    }
+    pub fn access(&mut self, access: Access) -> &mut Writer {
+        self.u8(u8::from(access.read) | u8::from(access.write) << 1)
+    }
+    pub fn refusal(&mut self, refusal: Refusal) -> &mut Writer {
+        self.u8(refusal.code())
     }
 
     /// A span list: the number of runs, then each run with what repeats from the run before left out.
@@ -145,6 +159,25 @@ impl<'a> Reader<'a> {
     pub fn str(&mut self, max: usize) -> Result<&'a str, DecodeError> {
         std::str::from_utf8(self.bytes(max)?).map_err(|_| DecodeError::Invalid)
     }
+    pub fn key(&mut self) -> Result<RegionKey, DecodeError> {
+        Ok(RegionKey {
+            epoch: Epoch(self.u64_fixed()?),
+            slot: self.u32()?,
+            secret: self.u128_fixed()?,
+        })
+    }
+    pub fn access(&mut self) -> Result<Access, DecodeError> {
+        match self.u8()? {
+            bits @ 0..=3 => Ok(Access {
+                read: bits & 1 != 0,
+                write: bits & 2 != 0,
+            }),
+            _ => Err(DecodeError::Invalid),
+        }
+    }
+    pub fn refusal(&mut self) -> Result<Refusal, DecodeError> {
+        self.u8().map(Refusal::from_code)
+    }
     pub fn spans(&mut self, max_runs: usize) -> Result<Spans, DecodeError> {
         let runs = usize::try_from(self.varint()?).map_err(|_| DecodeError::Overflow)?;
         if runs > max_runs {
@@ -215,12 +248,32 @@ mod tests {
         }
 
         #[test]
+        fn keys_survive_the_wire(epoch: u64, slot: u32, secret: u128) {
+            let key = RegionKey { epoch: Epoch(epoch), slot, secret };
+            let mut w = Writer::new();
+            w.key(&key);
+            let mut r = Reader::new(&w.buf);
+            prop_assert_eq!(r.key(), Ok(key));
+            r.end().unwrap();
+        }
+
+        #[test]
         fn garbage_is_refused_not_believed(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut r = Reader::new(&bytes);
             if let Ok(spans) = r.spans(64) {
                 prop_assert!(spans.runs().len() <= 64);
             }
         }
+    }
+
+    #[test]
+    fn rights_survive_the_wire_and_others_are_refused() {
+        for access in [Access::NONE, Access::READ, Access::WRITE, Access::READ_WRITE] {
+            let mut w = Writer::new();
+            w.access(access);
+            assert_eq!(Reader::new(&w.buf).access(), Ok(access));
+        }
+        assert_eq!(Reader::new(&[4]).access(), Err(DecodeError::Invalid));
     }
 
     #[test]

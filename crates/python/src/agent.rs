@@ -1,42 +1,37 @@
 //! The agent.
 
-use std::sync::{PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
 use weft::settings::TABLE;
 use weft::{Access, HostMemory};
 
-use crate::asyncio::{Outcome, future_of};
-use crate::errors::{Stopped, invalid, raise};
-use crate::memory::{Memory, duration, of_object};
+use crate::asyncio::in_thread;
+use crate::errors::{invalid, raise};
+use crate::inbox::{Inbox, NextNotification, Notification};
+use crate::memory::{Memory, duration, of_object, within};
 use crate::peer::Peer;
-
-const SIGNAL_CHECK: Duration = Duration::from_millis(100);
+use crate::transfer::SIGNAL_CHECK;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Agent {
-    /// Empty once it is closed.
-    inner: RwLock<Option<weft::Agent>>,
-}
-
-/// What a peer has told this agent.
-#[derive(Debug)]
-#[pyclass(frozen, module = "weft")]
-pub struct Notification {
-    peer: Py<Peer>,
-    payload: Vec<u8>,
+    inbox: Arc<Inbox>,
 }
 
 impl Agent {
     fn live(&self) -> PyResult<weft::Agent> {
-        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
-        inner
-            .clone()
-            .ok_or_else(|| Stopped::new_err("the agent has been closed"))
+        self.inbox.agent()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // An interpreter that is going away takes the agent with it.
+        let _ = Python::try_attach(|py| self.close(py));
     }
 }
 
@@ -66,13 +61,29 @@ impl Agent {
         // The setting `log` was checked with the others, but its own grammar only the log knows.
         weft::observe::print_log(&agent.settings().log).map_err(|error| raise(py, &error.into()))?;
         Ok(Agent {
-            inner: RwLock::new(Some(agent)),
+            inbox: Arc::new(Inbox::new(agent)),
         })
     }
 
     #[getter]
     fn name(&self) -> PyResult<String> {
         Ok(self.live()?.name().to_owned())
+    }
+
+    /// Which life of the agent this is: a later one of the same name has a larger number.
+    #[getter]
+    fn epoch(&self) -> PyResult<u64> {
+        Ok(self.live()?.epoch().0)
+    }
+
+    /// The settings in force, as text, by their keys. A secret stays hidden.
+    #[getter]
+    fn settings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let settings = PyDict::new(py);
+        for (row, value, _) in self.live()?.settings().rows() {
+            settings.set_item(row.key, value)?;
+        }
+        Ok(settings)
     }
 
     /// Where other agents reach this one, as one string for `connect`.
@@ -86,11 +97,9 @@ impl Agent {
     #[getter]
     fn peers(&self, py: Python<'_>) -> PyResult<Vec<Peer>> {
         let agent = self.live()?;
-        Ok(py
-            .detach(|| agent.peers())
-            .into_iter()
-            .map(|inner| Peer { inner })
-            .collect())
+        let deadline = agent.settings().deadline;
+        let peers = py.detach(|| agent.peers()).into_iter();
+        Ok(peers.map(|inner| Peer { inner, deadline }).collect())
     }
 
     /// The metrics as Prometheus reads them; empty unless `metrics_listen` is set.
@@ -106,7 +115,11 @@ impl Agent {
         let inner = py
             .detach(|| agent.allocate(nbytes))
             .map_err(|error| raise(py, &error))?;
-        Ok(Memory { inner, writable: true })
+        Ok(Memory {
+            inner,
+            writable: true,
+            deadline: agent.settings().deadline,
+        })
     }
 
     /// Registers the memory of anything with the buffer protocol or DLPack, without copying it.
@@ -120,10 +133,11 @@ impl Agent {
         // SAFETY: the owner keeps the memory where it is until it is dropped, which the agent does last. Python objects hand
         // their memory out to many at once, so nobody holds a Rust reference to it.
         let host = unsafe { HostMemory::from_raw(shared.start, shared.len, Box::new(shared.owner)) };
-        let inner = agent.register(host);
+        let inner = py.detach(|| agent.register(host)).map_err(|error| raise(py, &error))?;
         Ok(Memory {
-            inner: inner.map_err(|error| raise(py, &error))?,
+            inner,
             writable,
+            deadline: agent.settings().deadline,
         })
     }
 
@@ -151,43 +165,52 @@ impl Agent {
     #[pyo3(signature = (address, timeout = None))]
     fn connect(&self, py: Python<'_>, address: &str, timeout: Option<f64>) -> PyResult<Peer> {
         let agent = self.live()?;
-        let timeout = timeout.map(duration).transpose()?.unwrap_or(agent.settings().deadline);
+        let deadline = agent.settings().deadline;
+        let timeout = within(timeout, deadline)?;
         let inner = py
             .detach(|| agent.connect_within(address, timeout))
             .map_err(|error| raise(py, &error))?;
-        Ok(Peer { inner })
+        Ok(Peer { inner, deadline })
     }
 
     /// Connects to an agent by its name, looked up through the rendezvous.
-    #[pyo3(signature = (name, timeout = 30.0))]
-    fn connect_named(&self, py: Python<'_>, name: &str, timeout: f64) -> PyResult<Peer> {
+    #[pyo3(signature = (name, timeout = None))]
+    fn connect_named(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Peer> {
         let agent = self.live()?;
-        let timeout = duration(timeout)?;
+        let deadline = agent.settings().deadline;
+        let timeout = within(timeout, deadline)?;
         let inner = py
             .detach(|| agent.connect_named(name, timeout))
             .map_err(|error| raise(py, &error))?;
-        Ok(Peer { inner })
+        Ok(Peer { inner, deadline })
     }
 
     #[pyo3(signature = (address, timeout = None))]
     fn connect_async<'py>(slf: &Bound<'py, Self>, address: &str, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py()
-            .import("asyncio")?
-            .call_method1("to_thread", (slf.getattr("connect")?, address, timeout))
+        in_thread(slf, "connect", address, timeout)
+    }
+
+    #[pyo3(signature = (name, timeout = None))]
+    fn connect_named_async<'py>(
+        slf: &Bound<'py, Self>,
+        name: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        in_thread(slf, "connect_named", name, timeout)
     }
 
     /// The next notification, from whichever peer; `None` where none comes in time.
     #[pyo3(signature = (timeout = None))]
     fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notification>> {
-        let agent = self.live()?;
         let end = timeout
             .map(duration)
             .transpose()?
             .and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = end.map_or(SIGNAL_CHECK, |end| end.saturating_duration_since(Instant::now()));
-            if let Some(told) = py.detach(|| agent.next_notification(left.min(SIGNAL_CHECK))) {
-                return Notification::new(py, told).map(Some);
+            let told = self.inbox.next(py, left.min(SIGNAL_CHECK))?;
+            if told.is_some() {
+                return Ok(told);
             }
             py.check_signals()?;
             if end.is_some_and(|end| Instant::now() >= end) {
@@ -196,21 +219,15 @@ impl Agent {
         }
     }
 
-    /// The next notification, for `await`.
-    fn notification_async<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let agent = self.live()?;
-        let told = async move {
-            let told = agent.notified().await;
-            let give: Outcome = Box::new(move |py| Ok(Py::new(py, Notification::new(py, told)?)?.into_any()));
-            give
-        };
-        future_of(py, told)
+    /// The next notification, for `await`. A wait that is cancelled leaves it to the next one.
+    fn notification_async(slf: Py<Self>) -> NextNotification {
+        let inbox = slf.get().inbox.clone();
+        NextNotification::new(slf, inbox)
     }
 
     /// Stops the agent. Transfers under way end with an error.
     fn close(&self, py: Python<'_>) {
-        let agent = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(agent));
+        py.detach(|| self.inbox.close());
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -225,36 +242,6 @@ impl Agent {
     fn __repr__(&self) -> String {
         self.live().map_or("<weft.Agent, closed>".to_owned(), |agent| {
             format!("<weft.Agent {:?}>", agent.name())
-        })
-    }
-}
-
-#[pymethods]
-impl Notification {
-    #[getter]
-    fn peer(&self, py: Python<'_>) -> Py<Peer> {
-        self.peer.clone_ref(py)
-    }
-
-    #[getter]
-    fn payload(&self) -> &[u8] {
-        &self.payload
-    }
-
-    fn __repr__(&self) -> String {
-        format!(
-            "<weft.Notification from {:?}, {} bytes>",
-            self.peer.get().inner.name(),
-            self.payload.len()
-        )
-    }
-}
-
-impl Notification {
-    fn new(py: Python<'_>, told: weft::Notification) -> PyResult<Notification> {
-        Ok(Notification {
-            peer: Py::new(py, Peer { inner: told.from })?,
-            payload: told.payload,
         })
     }
 }

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 /// What a future gives back: the result for Python, made once Python is at hand.
 pub type Outcome = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 
-/// A Python future of the running event loop that ends as `future` does.
+/// A Python future of the running event loop that ends as `future` does. Cancelling it drops `future`.
 pub fn future_of<'py>(
     py: Python<'py>,
     future: impl Future<Output = Outcome> + Send + 'static,
@@ -22,19 +22,47 @@ pub fn future_of<'py>(
     let event_loop = py.import("asyncio")?.call_method0("get_running_loop")?;
     let awaited = event_loop.call_method0("create_future")?;
     let task = Arc::new(Task {
-        turn: Mutex::new(Some(Box::pin(future))),
-        event_loop: event_loop.unbind(),
-        awaited: awaited.clone().unbind(),
+        pending: Mutex::new(Some(Pending {
+            future: Box::pin(future),
+            event_loop: event_loop.unbind(),
+            awaited: awaited.clone().unbind(),
+        })),
     });
+    awaited.call_method1("add_done_callback", (Forget { task: task.clone() },))?;
     // The thread takes tasks for as long as the process lives.
     let _ = turner()?.send(task);
     Ok(awaited)
 }
 
+/// A coroutine that calls a method, which only waits, in a thread of its own.
+pub fn in_thread<'py, A>(
+    object: &Bound<'py, PyAny>,
+    method: &str,
+    argument: A,
+    number: Option<f64>,
+) -> PyResult<Bound<'py, PyAny>>
+where
+    A: IntoPyObject<'py>,
+{
+    let to_thread = object.py().import("asyncio")?.getattr("to_thread")?;
+    to_thread.call1((object.getattr(method)?, argument, number))
+}
+
+/// Something to turn until it is done or nobody waits for it any more. Wakers of it may linger, so it holds nothing then.
 struct Task {
-    turn: Mutex<Option<Pin<Box<dyn Future<Output = Outcome> + Send>>>>,
+    pending: Mutex<Option<Pending>>,
+}
+
+struct Pending {
+    future: Pin<Box<dyn Future<Output = Outcome> + Send>>,
     event_loop: Py<PyAny>,
     awaited: Py<PyAny>,
+}
+
+impl Task {
+    fn take(&self) -> Option<Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 impl Wake for Task {
@@ -42,6 +70,19 @@ impl Wake for Task {
         if let Ok(queue) = turner() {
             let _ = queue.send(self);
         }
+    }
+}
+
+/// Called by the event loop when what was awaited is done, which a cancelled future is before its task.
+#[pyclass(frozen)]
+struct Forget {
+    task: Arc<Task>,
+}
+
+#[pymethods]
+impl Forget {
+    fn __call__(&self, py: Python<'_>, _awaited: &Bound<'_, PyAny>) {
+        py.detach(|| drop(self.task.take()));
     }
 }
 
@@ -62,25 +103,26 @@ fn turner() -> PyResult<&'static Sender<Arc<Task>>> {
 }
 
 fn turn(task: &Arc<Task>) {
-    let mut slot = task.turn.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(future) = slot.as_mut() else { return };
+    let mut slot = task.pending.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(pending) = slot.as_mut() else { return };
     let waker = Waker::from(Arc::clone(task));
-    if let Poll::Ready(outcome) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-        *slot = None;
+    if let Poll::Ready(outcome) = pending.future.as_mut().poll(&mut Context::from_waker(&waker)) {
+        let ended = slot.take();
         drop(slot);
         // An event loop that was closed meanwhile has nobody waiting.
-        let _ = Python::try_attach(|py| deliver(py, task, outcome));
+        let _ = Python::try_attach(|py| ended.map(|pending| deliver(py, &pending, outcome)));
     }
 }
 
-fn deliver(py: Python<'_>, task: &Task, outcome: Outcome) -> PyResult<()> {
+fn deliver(py: Python<'_>, pending: &Pending, outcome: Outcome) -> PyResult<()> {
     let (value, exception) = match outcome(py) {
         Ok(value) => (value, py.None()),
         Err(error) => (py.None(), error.into_value(py).into_any()),
     };
     let settle = wrap_pyfunction!(settle, py)?;
-    let arguments = (settle, &task.awaited, value, exception);
-    task.event_loop
+    let arguments = (settle, &pending.awaited, value, exception);
+    pending
+        .event_loop
         .call_method1(py, "call_soon_threadsafe", arguments)
         .map(drop)
 }

@@ -1,79 +1,30 @@
-//! Exceptions that mirror the Rust errors, fields included.
+//! From the Rust errors to the exceptions of `weft/_errors.py`, fields included.
 
-use pyo3::create_exception;
-use pyo3::exceptions::{PyException, PyValueError};
+use std::error::Error as _;
+
+use pyo3::import_exception;
 use pyo3::prelude::*;
 use weft::{Failure, TransferFailed};
 
-create_exception!(weft, Error, PyException, "What any call of Weft can raise.");
-create_exception!(weft, TransferError, Error, "A transfer ended without success.");
-create_exception!(weft, Expired, TransferError, "The deadline passed.");
-create_exception!(weft, Cancelled, TransferError, "The caller cancelled it.");
-create_exception!(weft, Refused, TransferError, "The target said no.");
-create_exception!(
-    weft,
-    PathLost,
-    TransferError,
-    "The path was lost and there was no other."
-);
-create_exception!(
-    weft,
-    ChecksumMismatch,
-    TransferError,
-    "The bytes at the two ends differ."
-);
-create_exception!(weft, PeerLost, Error, "The session is over: connect again.");
-create_exception!(weft, ConnectError, Error, "No session came about.");
-create_exception!(weft, TimedOut, Error, "What was waited for did not happen in time.");
-create_exception!(weft, Full, Error, "Too much is under way already: try again later.");
-create_exception!(weft, InvalidCall, Error, "The call makes no sense as it is.");
-create_exception!(weft, NotBorrowable, Error, "The region cannot be mapped.");
-create_exception!(weft, LeaseEnded, Error, "The lease is over.");
-create_exception!(weft, StillInUse, Error, "A peer is still inside the memory.");
-create_exception!(
-    weft,
-    SettingsError,
-    Error,
-    "A setting is unknown or has a value that makes no sense."
-);
-create_exception!(
-    weft,
-    RendezvousError,
-    Error,
-    "The place where agents find each other failed."
-);
-create_exception!(weft, SystemError, Error, "The operating system refused something.");
-create_exception!(weft, Stopped, Error, "The agent has been stopped.");
-
-pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    macro_rules! add {
-        ($($name:ident),*) => { $( module.add(stringify!($name), module.py().get_type::<$name>())?; )* };
-    }
-    add!(
-        Error,
-        TransferError,
-        Expired,
-        Cancelled,
-        Refused,
-        PathLost,
-        ChecksumMismatch,
-        PeerLost,
-        ConnectError,
-        TimedOut
-    );
-    add!(
-        Full,
-        InvalidCall,
-        NotBorrowable,
-        LeaseEnded,
-        StillInUse,
-        SettingsError,
-        RendezvousError,
-        SystemError,
-        Stopped
-    );
-    Ok(())
-}
+import_exception!(weft._errors, TransferError);
+import_exception!(weft._errors, Expired);
+import_exception!(weft._errors, Cancelled);
+import_exception!(weft._errors, Refused);
+import_exception!(weft._errors, TransferRefused);
+import_exception!(weft._errors, PathLost);
+import_exception!(weft._errors, ChecksumMismatch);
+import_exception!(weft._errors, PeerLost);
+import_exception!(weft._errors, ConnectError);
+import_exception!(weft._errors, TimedOut);
+import_exception!(weft._errors, Full);
+import_exception!(weft._errors, InvalidCall);
+import_exception!(weft._errors, NotBorrowable);
+import_exception!(weft._errors, LeaseEnded);
+import_exception!(weft._errors, StillInUse);
+import_exception!(weft._errors, SettingsError);
+import_exception!(weft._errors, RendezvousError);
+import_exception!(weft._errors, OsFailure);
+import_exception!(weft._errors, Stopped);
 
 /// The exception for an error.
 pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
@@ -103,20 +54,23 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         weft::Error::Settings(_) | weft::Error::Secret(_) => SettingsError::new_err(text),
         weft::Error::Rendezvous(_) => RendezvousError::new_err(text),
         weft::Error::Stopped => Stopped::new_err(text),
-        _ => SystemError::new_err(text),
+        other => match os_error(other) {
+            Some(number) => OsFailure::new_err((number, text)),
+            None => OsFailure::new_err(text),
+        },
     }
 }
 
 /// For arguments that are wrong before anything is asked of the agent.
 pub fn invalid(text: impl Into<String>) -> PyErr {
-    PyValueError::new_err(text.into())
+    InvalidCall::new_err(text.into())
 }
 
 fn transfer_failed(py: Python<'_>, failed: &TransferFailed, text: String) -> PyErr {
     let exception = match failed.cause() {
         Failure::Expired => Expired::new_err(text),
         Failure::Cancelled => Cancelled::new_err(text),
-        Failure::Refused(_) => Refused::new_err(text),
+        Failure::Refused(_) => TransferRefused::new_err(text),
         Failure::PathLost { .. } => PathLost::new_err(text),
         Failure::ChecksumMismatch => ChecksumMismatch::new_err(text),
         _ => TransferError::new_err(text),
@@ -141,6 +95,21 @@ fn transfer_failed(py: Python<'_>, failed: &TransferFailed, text: String) -> PyE
         value.setattr("done", done)?;
         value.setattr("undone", undone)
     })
+}
+
+/// The number that the operating system gave, which lies at the bottom of the error.
+fn os_error(error: &weft::Error) -> Option<i32> {
+    let mut source = match error {
+        weft::Error::System { source, .. } => return source.raw_os_error(),
+        other => other.source(),
+    };
+    while let Some(error) = source {
+        if let Some(error) = error.downcast_ref::<std::io::Error>() {
+            return error.raw_os_error();
+        }
+        source = error.source();
+    }
+    None
 }
 
 /// Fields make an exception more useful; failing to set one must not hide it.

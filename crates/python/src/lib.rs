@@ -6,7 +6,9 @@
 
 mod agent;
 mod asyncio;
+mod borrow;
 mod errors;
+mod inbox;
 mod memory;
 mod peer;
 mod spans;
@@ -17,11 +19,15 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _weft {
     #[pymodule_export]
-    use super::agent::{Agent, Notification};
+    use super::agent::Agent;
+    #[pymodule_export]
+    use super::borrow::Borrowed;
+    #[pymodule_export]
+    use super::inbox::Notification;
     #[pymodule_export]
     use super::memory::Memory;
     #[pymodule_export]
-    use super::peer::{Borrowed, Peer, Prepared, Region};
+    use super::peer::{Peer, Prepared, Region};
     #[pymodule_export]
     use super::transfer::{Summary, Transfer};
 
@@ -29,7 +35,6 @@ mod _weft {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        super::errors::add_to(module)
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -17,6 +17,8 @@ use crate::errors::{invalid, raise};
 pub struct Memory {
     pub inner: weft::Memory,
     pub writable: bool,
+    /// The agent's, for calls that name none.
+    pub deadline: Duration,
 }
 
 #[pymethods]
@@ -38,9 +40,9 @@ impl Memory {
     }
 
     /// Withdraws and releases the memory; afterwards no peer touches it.
-    #[pyo3(signature = (timeout = 10.0))]
-    fn release(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        let timeout = duration(timeout)?;
+    #[pyo3(signature = (timeout = None))]
+    fn release(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = within(timeout, self.deadline)?;
         py.detach(|| self.inner.release(timeout))
             .map_err(|error| raise(py, &error))
     }
@@ -64,7 +66,7 @@ impl Memory {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
-        self.release(py, 10.0)
+        self.release(py, None)
     }
 
     /// # Safety
@@ -202,4 +204,9 @@ fn of_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Shared> {
 
 pub fn duration(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|_| invalid(format!("{seconds} seconds is not a duration")))
+}
+
+/// The seconds that a call was given, or the agent's deadline.
+pub fn within(timeout: Option<f64>, deadline: Duration) -> PyResult<Duration> {
+    timeout.map_or(Ok(deadline), duration)
 }

@@ -1,16 +1,16 @@
 //! A connected agent: its regions, transfers with it, notifications to it.
 
-use std::ffi::c_int;
 use std::time::Duration;
 
 use pyo3::exceptions::PyTypeError;
-use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
-use weft::Direction;
+use pyo3::types::PyDict;
+use weft::{Direction, Spans};
 
-use crate::errors::{LeaseEnded, invalid, raise};
-use crate::memory::{Memory, duration, export};
+use crate::asyncio::in_thread;
+use crate::borrow::Borrowed;
+use crate::errors::{invalid, raise};
+use crate::memory::{Memory, duration, within};
 use crate::spans;
 use crate::transfer::Transfer;
 
@@ -19,6 +19,8 @@ use crate::transfer::Transfer;
 #[pyclass(frozen, module = "weft")]
 pub struct Peer {
     pub inner: weft::Peer,
+    /// The agent's, for calls that name none.
+    pub deadline: Duration,
 }
 
 /// A region that a peer has published.
@@ -33,13 +35,6 @@ pub struct Region {
 #[pyclass(frozen, module = "weft")]
 pub struct Prepared {
     inner: weft::Prepared,
-}
-
-/// A peer's region, mapped read-only, for as long as its lease.
-#[derive(Debug)]
-#[pyclass(frozen, module = "weft")]
-pub struct Borrowed {
-    inner: weft::Borrowed,
 }
 
 /// The keywords that every transfer takes.
@@ -68,31 +63,107 @@ impl<'py> Wishes<'py> {
     }
 }
 
+/// One pair of regions, and which bytes of them.
+struct Leg<'py> {
+    local: Bound<'py, Memory>,
+    remote: Bound<'py, Region>,
+    here: Spans,
+    there: Spans,
+}
+
+impl<'py> Leg<'py> {
+    fn new(
+        (local, local_spans): (Bound<'py, Memory>, Option<&Bound<'py, PyAny>>),
+        (remote, remote_spans): (Bound<'py, Region>, Option<&Bound<'py, PyAny>>),
+    ) -> PyResult<Leg<'py>> {
+        // What is said of one side holds for both, unless the other is described too.
+        let (here, there) = match (spans::parse(local_spans)?, spans::parse(remote_spans)?) {
+            (Some(here), Some(there)) => (here, there),
+            (Some(both), None) | (None, Some(both)) => (both.clone(), both),
+            (None, None) => {
+                let all = Spans::contiguous(0, local.get().inner.len().min(remote.get().inner.len()));
+                (all.clone(), all)
+            }
+        };
+        Ok(Leg {
+            local,
+            remote,
+            here,
+            there,
+        })
+    }
+}
+
+type LegTuple<'py> = (
+    Bound<'py, Memory>,
+    Bound<'py, PyAny>,
+    Bound<'py, Region>,
+    Bound<'py, PyAny>,
+);
+
 impl Peer {
-    fn describe(
+    fn one<'py>(
         &self,
         direction: Direction,
-        local: &Bound<'_, Memory>,
-        remote: &Region,
-        spans: Option<&Bound<'_, PyAny>>,
-        keywords: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<weft::Prepared> {
-        let py = local.py();
-        let local = local.get();
+        local: &Bound<'py, Memory>,
+        remote: &Bound<'py, Region>,
+        spans: Option<&Bound<'py, PyAny>>,
+        keywords: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Prepared> {
         let wishes = Wishes::parse(keywords)?;
-        if direction == Direction::Read && !local.writable {
-            return Err(invalid("this memory is read-only, so nothing can be read into it"));
-        }
-        let mut described = match direction {
-            Direction::Read => self.inner.read(&local.inner, &remote.inner),
-            Direction::Write => self.inner.write(&local.inner, &remote.inner),
+        let here = (local.clone(), wishes.local_spans.as_ref());
+        let leg = Leg::new(here, (remote.clone(), spans))?;
+        self.prepared(local.py(), direction, &[leg], &wishes)
+    }
+
+    fn many<'py>(
+        &self,
+        direction: &str,
+        legs: &Bound<'py, PyAny>,
+        keywords: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Prepared> {
+        let direction = match direction {
+            "read" => Direction::Read,
+            "write" => Direction::Write,
+            other => {
+                return Err(invalid(format!(
+                    "a transfer is a \"read\" or a \"write\", not a {other:?}"
+                )));
+            }
         };
-        let (there, here) = (spans::parse(spans)?, spans::parse(wishes.local_spans.as_ref())?);
-        // What is said of one side holds for both, unless the other is described too.
-        match (here, there) {
-            (Some(here), Some(there)) => described = described.spans(here, there),
-            (Some(both), None) | (None, Some(both)) => described = described.spans(both.clone(), both),
-            (None, None) => {}
+        let wishes = Wishes::parse(keywords)?;
+        if wishes.local_spans.is_some() {
+            return Err(PyTypeError::new_err(
+                "each leg has its local spans, so there is no such keyword",
+            ));
+        }
+        let mut parsed = Vec::new();
+        for leg in legs.try_iter()? {
+            let (local, here, remote, there) = leg?.extract::<LegTuple<'py>>().map_err(|_| {
+                invalid("a leg is a tuple of a Memory, its spans or None, a Region, and its spans or None")
+            })?;
+            parsed.push(Leg::new((local, Some(&here)), (remote, Some(&there)))?);
+        }
+        if parsed.is_empty() {
+            return Err(invalid("a transfer has at least one leg"));
+        }
+        self.prepared(legs.py(), direction, &parsed, &wishes)
+    }
+
+    fn prepared(
+        &self,
+        py: Python<'_>,
+        direction: Direction,
+        legs: &[Leg<'_>],
+        wishes: &Wishes<'_>,
+    ) -> PyResult<Prepared> {
+        let mut described = self.inner.transfer(direction);
+        for leg in legs {
+            let (local, remote) = (leg.local.get(), leg.remote.get());
+            if direction == Direction::Read && !local.writable {
+                return Err(invalid("this memory is read-only, so nothing can be read into it"));
+            }
+            described = described.leg(&local.inner, leg.here.clone(), &remote.inner, leg.there.clone());
         }
         if let Some(deadline) = wishes.deadline {
             described = described.deadline(deadline);
@@ -103,77 +174,83 @@ impl Peer {
         if let Some(payload) = &wishes.notify {
             described = described.notify(payload);
         }
-        py.detach(|| described.prepare()).map_err(|error| raise(py, &error))
+        let inner = py.detach(|| described.prepare()).map_err(|error| raise(py, &error))?;
+        Ok(Prepared { inner })
     }
-}
-
-fn post(keep: &Bound<'_, PyAny>, prepared: &weft::Prepared) -> PyResult<Transfer> {
-    let py = keep.py();
-    let inner = py.detach(|| prepared.post()).map_err(|error| raise(py, &error))?;
-    Ok(Transfer {
-        inner,
-        keep: keep.clone().unbind(),
-    })
 }
 
 #[pymethods]
 impl Peer {
     /// From the remote region into local memory.
     #[pyo3(signature = (local, remote, spans = None, **keywords))]
-    fn read(
+    fn read<'py>(
         &self,
-        local: &Bound<'_, Memory>,
-        remote: &Region,
-        spans: Option<&Bound<'_, PyAny>>,
-        keywords: Option<&Bound<'_, PyDict>>,
+        local: &Bound<'py, Memory>,
+        remote: &Bound<'py, Region>,
+        spans: Option<&Bound<'py, PyAny>>,
+        keywords: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Transfer> {
-        post(
-            local.as_any(),
-            &self.describe(Direction::Read, local, remote, spans, keywords)?,
-        )
+        self.one(Direction::Read, local, remote, spans, keywords)?
+            .post(local.py())
     }
 
     /// The same as `read`, checked now and posted later, as often as wanted.
     #[pyo3(signature = (local, remote, spans = None, **keywords))]
-    fn prepare_read(
+    fn prepare_read<'py>(
         &self,
-        local: &Bound<'_, Memory>,
-        remote: &Region,
-        spans: Option<&Bound<'_, PyAny>>,
-        keywords: Option<&Bound<'_, PyDict>>,
+        local: &Bound<'py, Memory>,
+        remote: &Bound<'py, Region>,
+        spans: Option<&Bound<'py, PyAny>>,
+        keywords: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Prepared> {
-        Ok(Prepared {
-            inner: self.describe(Direction::Read, local, remote, spans, keywords)?,
-        })
+        self.one(Direction::Read, local, remote, spans, keywords)
     }
 
     /// From local memory into the remote region.
     #[pyo3(signature = (local, remote, spans = None, **keywords))]
-    fn write(
+    fn write<'py>(
         &self,
-        local: &Bound<'_, Memory>,
-        remote: &Region,
-        spans: Option<&Bound<'_, PyAny>>,
-        keywords: Option<&Bound<'_, PyDict>>,
+        local: &Bound<'py, Memory>,
+        remote: &Bound<'py, Region>,
+        spans: Option<&Bound<'py, PyAny>>,
+        keywords: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Transfer> {
-        post(
-            local.as_any(),
-            &self.describe(Direction::Write, local, remote, spans, keywords)?,
-        )
+        self.one(Direction::Write, local, remote, spans, keywords)?
+            .post(local.py())
     }
 
     /// The same as `write`, checked now and posted later, as often as wanted.
     #[pyo3(signature = (local, remote, spans = None, **keywords))]
-    fn prepare_write(
+    fn prepare_write<'py>(
         &self,
-        local: &Bound<'_, Memory>,
-        remote: &Region,
-        spans: Option<&Bound<'_, PyAny>>,
-        keywords: Option<&Bound<'_, PyDict>>,
+        local: &Bound<'py, Memory>,
+        remote: &Bound<'py, Region>,
+        spans: Option<&Bound<'py, PyAny>>,
+        keywords: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Prepared> {
-        Ok(Prepared {
-            inner: self.describe(Direction::Write, local, remote, spans, keywords)?,
-        })
+        self.one(Direction::Write, local, remote, spans, keywords)
+    }
+
+    /// A transfer of several legs, each a tuple of a memory, its spans, a region, and its spans.
+    #[pyo3(signature = (direction, legs, **keywords))]
+    fn transfer<'py>(
+        &self,
+        direction: &str,
+        legs: &Bound<'py, PyAny>,
+        keywords: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Transfer> {
+        self.many(direction, legs, keywords)?.post(legs.py())
+    }
+
+    /// The same as `transfer`, checked now and posted later, as often as wanted.
+    #[pyo3(signature = (direction, legs, **keywords))]
+    fn prepare_transfer<'py>(
+        &self,
+        direction: &str,
+        legs: &Bound<'py, PyAny>,
+        keywords: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Prepared> {
+        self.many(direction, legs, keywords)
     }
 
     #[getter]
@@ -192,6 +269,14 @@ impl Peer {
         py.detach(|| self.inner.transports())
     }
 
+    /// Waits until transfers can go over `transport`.
+    #[pyo3(signature = (transport, timeout = None))]
+    fn wait_for_transport(&self, py: Python<'_>, transport: &str, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = within(timeout, self.deadline)?;
+        py.detach(|| self.inner.wait_for_transport(transport, timeout))
+            .map_err(|error| raise(py, &error))
+    }
+
     /// The names that the peer has published so far.
     #[getter]
     fn region_names(&self, py: Python<'_>) -> Vec<String> {
@@ -199,20 +284,18 @@ impl Peer {
     }
 
     /// A region by the name that the peer publishes it under, waiting for that if need be.
-    #[pyo3(signature = (name, timeout = 10.0))]
-    fn region(&self, py: Python<'_>, name: &str, timeout: f64) -> PyResult<Region> {
-        let timeout = duration(timeout)?;
+    #[pyo3(signature = (name, timeout = None))]
+    fn region(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Region> {
+        let timeout = within(timeout, self.deadline)?;
         let inner = py
             .detach(|| self.inner.region(name, timeout))
             .map_err(|error| raise(py, &error))?;
         Ok(Region { inner })
     }
 
-    #[pyo3(signature = (name, timeout = 10.0))]
-    fn region_async<'py>(slf: &Bound<'py, Self>, name: &str, timeout: f64) -> PyResult<Bound<'py, PyAny>> {
-        slf.py()
-            .import("asyncio")?
-            .call_method1("to_thread", (slf.getattr("region")?, name, timeout))
+    #[pyo3(signature = (name, timeout = None))]
+    fn region_async<'py>(slf: &Bound<'py, Self>, name: &str, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        in_thread(slf, "region", name, timeout)
     }
 
     /// Sends a notification, which arrives once.
@@ -228,7 +311,16 @@ impl Peer {
         let inner = py
             .detach(|| self.inner.borrow(&remote.inner, lease))
             .map_err(|error| raise(py, &error))?;
-        Ok(Borrowed { inner })
+        Ok(Borrowed::new(inner))
+    }
+
+    #[pyo3(signature = (remote, lease = 60.0))]
+    fn borrow_async<'py>(
+        slf: &Bound<'py, Self>,
+        remote: &Bound<'py, Region>,
+        lease: f64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        in_thread(slf, "borrow", remote, Some(lease))
     }
 
     /// Ends the session. Transfers under way end with an error.
@@ -253,6 +345,18 @@ impl Region {
         self.inner.len()
     }
 
+    /// Whether this agent may read it.
+    #[getter]
+    fn readable(&self) -> bool {
+        self.inner.region().access.read
+    }
+
+    /// Whether this agent may write to it.
+    #[getter]
+    fn writable(&self) -> bool {
+        self.inner.region().access.write
+    }
+
     fn __len__(&self) -> PyResult<usize> {
         Ok(usize::try_from(self.inner.len())?)
     }
@@ -270,45 +374,8 @@ impl Prepared {
     }
 
     /// Starts the transfer.
-    fn post(slf: &Bound<'_, Self>) -> PyResult<Transfer> {
-        post(slf.as_any(), &slf.get().inner)
-    }
-}
-
-#[pymethods]
-impl Borrowed {
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.inner.len()
-    }
-
-    /// Whether the lease still holds.
-    #[getter]
-    fn held(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.inner.remaining()).is_some()
-    }
-
-    fn __len__(&self) -> PyResult<usize> {
-        Ok(usize::try_from(self.inner.len())?)
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    /// The lease ends with the last reference; here nothing is forced, because views may still be out.
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {}
-
-    /// # Safety
-    /// Called by Python with a view to fill.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let borrowed = slf.get();
-        if slf.py().detach(|| borrowed.inner.remaining()).is_none() {
-            return Err(LeaseEnded::new_err("the lease is over"));
-        }
-        let exported = (borrowed.inner.as_ptr().cast_mut(), borrowed.inner.len(), true);
-        // SAFETY: the pages stay mapped while the object lives, and the view, which is read-only, keeps it alive.
-        unsafe { export(slf.as_any(), exported, view, flags) }
+    fn post(&self, py: Python<'_>) -> PyResult<Transfer> {
+        let inner = py.detach(|| self.inner.post()).map_err(|error| raise(py, &error))?;
+        Ok(Transfer { inner })
     }
 }

@@ -9,15 +9,13 @@ use crate::errors::{TimedOut, raise};
 use crate::memory::duration;
 
 /// How often a wait looks whether the user has pressed Ctrl-C.
-const SIGNAL_CHECK: Duration = Duration::from_millis(100);
+pub const SIGNAL_CHECK: Duration = Duration::from_millis(100);
 
 /// A transfer under way. It goes on by itself; dropping it does not end it.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Transfer {
     pub inner: weft::Transfer,
-    /// What keeps the local memory registered: Python drops what is only an argument as soon as the call is over.
-    pub keep: Py<PyAny>,
 }
 
 /// How a transfer that succeeded went.
@@ -73,10 +71,9 @@ impl Transfer {
     }
 
     fn __await__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let (transfer, keep) = (self.inner.clone(), self.keep.clone_ref(py));
+        let transfer = self.inner.clone();
         let ended = async move {
             let outcome = transfer.await;
-            drop(keep);
             let give: Outcome = Box::new(move |py| Ok(Py::new(py, finished(py, outcome)?)?.into_any()));
             give
         };

@@ -1,6 +1,5 @@
 """The package as a user meets it: two agents, here in one process or in two, over both transports."""
 
-import asyncio
 import contextlib
 import ctypes
 import gc
@@ -15,28 +14,7 @@ import numpy as np
 import pytest
 
 import weft
-
-SECRET = "the secret of the tests"
-BLOCK = 4096
-
-
-@contextlib.contextmanager
-def two_agents(transport):
-    with weft.Agent("target", secret=SECRET, transports=transport) as target:
-        with weft.Agent("initiator", secret=SECRET, transports=transport) as initiator:
-            yield target, initiator, initiator.connect(target.address)
-
-
-@pytest.fixture(params=["shared_memory", "tcp"])
-def agents(request):
-    with two_agents(request.param) as pair:
-        yield pair
-
-
-def published(agent, name, array, **access):
-    memory = agent.register(array)
-    agent.publish(name, memory, **access)
-    return memory
+from pair import BLOCK, SECRET, published, two_agents
 
 
 def test_read_and_write_numpy_arrays(agents):
@@ -123,12 +101,16 @@ def test_dlpack_without_the_buffer_protocol(agents):
 
 
 def test_torch(agents):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed: cargo xtask test --torch")
     target, initiator, peer = agents
-    kept = published(target, "torch", torch.arange(1000, dtype=torch.bfloat16))
-    tensor = torch.zeros(1000, dtype=torch.bfloat16)
+    kept = published(target, "torch", torch.arange(1000, dtype=torch.bfloat16).reshape(10, 100))
+    tensor = torch.zeros((10, 100), dtype=torch.bfloat16)
     peer.read(initiator.register(tensor), peer.region("torch")).wait()
-    assert tensor[999] == torch.tensor(999, dtype=torch.bfloat16)
+    assert tensor[9, 99] == torch.tensor(999, dtype=torch.bfloat16)
+    with pytest.raises(weft.InvalidCall, match="contiguous"):
+        initiator.register(tensor.t())
+    indices = torch.tensor([3, 1])
+    peer.read(initiator.register(torch.zeros(1000, dtype=torch.bfloat16)), peer.region("torch"), (200, indices)).wait()
     del kept
 
 
@@ -170,60 +152,6 @@ def test_notifications_come_after_their_data_and_once(agents):
     del kept
 
 
-def test_asyncio(agents):
-    target, initiator, peer = agents
-    source = np.arange(10_000, dtype=np.int32)
-    kept = published(target, "array", source)
-
-    async def work():
-        region = await peer.region_async("array")
-        arrays = [np.zeros_like(source) for _ in range(8)]
-        transfers = [peer.read(initiator.register(array), region) for array in arrays]
-        summaries = await asyncio.gather(*transfers)
-        assert all(summary.bytes == source.nbytes for summary in summaries)
-        assert all((array == source).all() for array in arrays)
-        asyncio.get_running_loop().call_later(0.05, peer.notify, b"hello")
-        told = await asyncio.wait_for(target.notification_async(), 10)
-        assert told.payload == b"hello"
-        with pytest.raises(weft.Refused):
-            await peer.write(initiator.register(np.zeros(8, np.uint8)), region)
-
-    asyncio.run(work())
-    del kept
-
-
-def test_refusals_carry_their_fields(agents):
-    target, initiator, peer = agents
-    kept = published(target, "read-only", np.zeros(BLOCK, np.uint8))
-    with pytest.raises(weft.Refused) as refused:
-        peer.write(initiator.register(np.zeros(BLOCK, np.uint8)), peer.region("read-only")).wait()
-    assert isinstance(refused.value, weft.TransferError)
-    assert refused.value.peer == "target"
-    assert refused.value.transport in ("shared_memory", "tcp")
-    assert refused.value.bytes_done == 0 and refused.value.bytes_total == BLOCK
-    assert refused.value.undone == [(0, 0, BLOCK)] and refused.value.done == []
-    del kept
-
-
-def test_wrong_calls(agents):
-    target, initiator, peer = agents
-    kept = published(target, "array", np.zeros(BLOCK, np.uint8))
-    local, region = initiator.register(bytearray(BLOCK)), peer.region("array")
-    with pytest.raises(weft.Error):
-        peer.read(local, region, [(0, 10 * BLOCK)]).wait()
-    with pytest.raises(ValueError):
-        peer.read(local, region, [(2**64 - 1, 2)])
-    with pytest.raises((ValueError, OverflowError)):
-        peer.read(local, region, (BLOCK, np.array([-1])))
-    with pytest.raises(TypeError):
-        peer.read(local, region, dedline=1)
-    with pytest.raises(ValueError):
-        peer.read(local, region, deadline=-1)
-    with pytest.raises(weft.TimedOut):
-        peer.region("nobody published this", timeout=0.05)
-    del kept
-
-
 def test_settings_are_checked():
     with pytest.raises(weft.SettingsError, match="did you mean tcp.connections"):
         weft.Agent("a", secret=SECRET, tcp_conections=2)
@@ -256,6 +184,75 @@ def test_borrowing_copies_nothing():
         with pytest.raises(weft.NotBorrowable):
             peer.borrow(peer.region("foreign"))
         del kept
+
+
+def test_the_end_of_with_gives_the_lease_back():
+    with two_agents("shared_memory") as (target, initiator, peer):
+        memory = target.allocate(BLOCK)
+        target.publish("lent", memory)
+        with peer.borrow(peer.region("lent")) as borrowed:
+            view = memoryview(borrowed)
+            with pytest.raises(weft.StillInUse):
+                memory.release(0.05)
+        assert not borrowed.held and len(borrowed) == BLOCK
+        with pytest.raises(weft.LeaseEnded):
+            memoryview(borrowed)
+        # The pages are there for as long as somebody may look at them.
+        assert view[0] == 0
+        view.release()
+        memory.release()
+
+
+def test_several_legs_make_one_transfer(agents):
+    target, initiator, peer = agents
+    layers = [np.full(BLOCK * 4, layer, np.uint8) for layer in range(1, 4)]
+    kept = [published(target, f"layer {index}", layer, write=True) for index, layer in enumerate(layers)]
+    regions = [peer.region(f"layer {index}") for index in range(3)]
+    arrays = [np.zeros(BLOCK * 4, np.uint8) for _ in range(3)]
+    locals_ = [initiator.register(array) for array in arrays]
+    legs = [
+        (locals_[0], None, regions[0], None),
+        (locals_[1], [(0, BLOCK)], regions[1], [(BLOCK, BLOCK)]),
+        (locals_[2], None, regions[2], (BLOCK, [3])),
+    ]
+    summary = peer.transfer("read", legs, checksum=True).wait()
+    assert summary.bytes == 6 * BLOCK
+    assert arrays[0].sum() == 4 * BLOCK and arrays[1].sum() == 2 * BLOCK and arrays[2][3 * BLOCK :].sum() == 3 * BLOCK
+    for array in arrays:
+        array[:] = 9
+    prepared = peer.prepare_transfer("write", iter(legs), deadline=10)
+    assert prepared.nbytes == 6 * BLOCK
+    prepared.post().wait()
+    assert layers[0].min() == 9 and layers[1][BLOCK] == 9 and layers[1][0] == 2
+    for wrong in ["sideways", "Read"]:
+        with pytest.raises(weft.InvalidCall):
+            peer.transfer(wrong, legs)
+    for wrong in [[], [(locals_[0], regions[0])], [(regions[0], None, locals_[0], None)]]:
+        with pytest.raises(weft.InvalidCall):
+            peer.transfer("read", wrong)
+    with pytest.raises(TypeError):
+        peer.transfer("read", legs, local_spans=[(0, 1)])
+    del kept
+
+
+def test_what_an_agent_and_a_region_say_of_themselves(agents):
+    target, initiator, peer = agents
+    kept = published(target, "both", np.zeros(BLOCK, np.uint8), write=True), published(target, "read", bytearray(BLOCK))
+    both, read = peer.region("both"), peer.region("read")
+    assert both.readable and both.writable and read.readable and not read.writable
+    assert 0 < target.epoch < initiator.epoch
+    assert initiator.settings["deadline"] == "30s" and initiator.settings["tcp.connections"] == "4"
+    assert SECRET not in initiator.settings.values()
+    peer.wait_for_transport(initiator.settings["transports"])
+    with pytest.raises(weft.TimedOut):
+        peer.wait_for_transport("pigeons", timeout=0.05)
+    del kept
+
+
+def test_the_deadline_of_the_agent_is_the_timeout_that_nobody_gave():
+    with weft.Agent("a", secret=SECRET) as a, weft.Agent("b", secret=SECRET, deadline=0.2) as b:
+        with pytest.raises(weft.TimedOut):
+            b.connect(a.address, timeout=10).region("nobody published this")
 
 
 def test_other_threads_run_while_one_waits():

@@ -1,5 +1,6 @@
 //! The agent: one per process is usual, several are fine.
 
+use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
@@ -11,7 +12,7 @@ use weft_protocol::agent::{Core, Slot, Target};
 use weft_protocol::region::{Access, Epoch};
 use weft_protocol::session::{Config, Secret};
 use weft_protocol::transfer::PeerId;
-use weft_protocol::transport::PeerAddress;
+use weft_protocol::transport::{PeerAddress, Progress};
 
 use crate::driver::{PeerState, Shared, World};
 use crate::error::Error;
@@ -212,8 +213,13 @@ impl Agent {
 
     /// Takes a published name back. Peers are refused from now on; [`Memory::release`] tells when the last of them is out.
     pub fn withdraw(&self, name: &str) -> Result<(), Error> {
-        self.inner.shared.act(|world, now| world.core.withdraw(name, now))?;
-        Ok(())
+        self.inner.shared.act(|world, now| {
+            let (key, progress) = world.core.withdraw(name, now)?;
+            if progress == Progress::Busy {
+                world.releasing.push(key);
+            }
+            Ok(())
+        })
     }
 
     /// Connects to an agent by its [`address`](Agent::address), or by `host:port`, within the default deadline.
@@ -224,7 +230,7 @@ impl Agent {
     pub fn connect_within(&self, address: &str, timeout: Duration) -> Result<Peer, Error> {
         let deadline = after(&self.inner.shared, timeout);
         self.connect_to(Target {
-            addresses: parse_addresses(address),
+            addresses: parse_addresses(address)?,
             deadline,
             name: None,
             epoch: None,
@@ -260,7 +266,7 @@ impl Agent {
         };
         let deadline = after(&self.inner.shared, timeout);
         let entry = rendezvous.lookup(name, timeout)?;
-        let addresses = parse_addresses(&entry.address);
+        let addresses = parse_addresses(&entry.address)?;
         self.connect_to(Target {
             addresses,
             deadline,
@@ -355,7 +361,9 @@ impl Drop for Inner {
             .report(self.shared.clock.now(), || Event::AgentStopped);
         self.shared.farewell();
         self.shared.stop();
-        if let Some(thread) = self.thread.take() {
+        // The last handle may go inside a waker, on the progress thread itself.
+        let itself = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
+        if let Some(thread) = self.thread.take().filter(|thread| !itself(thread)) {
             // A panic of the progress thread has been printed; there is nobody left to tell.
             let _ = thread.join();
         }
@@ -371,24 +379,26 @@ fn pin(core: Option<usize>) {
     }
 }
 
-/// `host:port` is short for `tcp:host:port`; several addresses are separated by commas, best first.
-fn parse_addresses(text: &str) -> Vec<PeerAddress> {
+/// `host:port` is short for `tcp:host:port`; several addresses are separated by commas, best first. Names are looked up.
+fn parse_addresses(text: &str) -> Result<Vec<PeerAddress>, Error> {
     let known = |part: &str| {
-        transports::NAMES
-            .iter()
-            .any(|name| part.strip_prefix(name).is_some_and(|r| r.starts_with(':')))
+        let of = |name: &&str| part.strip_prefix(*name).is_some_and(|rest| rest.starts_with(':'));
+        transports::NAMES.iter().any(of)
     };
-    text.split(',')
-        .map(str::trim)
-        .filter(|part| !part.is_empty())
-        .map(|part| {
-            PeerAddress(if known(part) {
-                part.to_owned()
-            } else {
-                format!("tcp:{part}")
-            })
-        })
-        .collect()
+    let mut addresses = Vec::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        if known(part) && !part.starts_with("tcp:") {
+            addresses.push(PeerAddress(part.to_owned()));
+            continue;
+        }
+        let place = part.strip_prefix("tcp:").unwrap_or(part);
+        let found = place.to_socket_addrs().map_err(|source| Error::NoSuchHost {
+            address: place.to_owned(),
+            source: Arc::new(source),
+        })?;
+        addresses.extend(found.map(|found| PeerAddress(format!("tcp:{found}"))));
+    }
+    Ok(addresses)
 }
 
 fn default_name() -> String {

@@ -11,9 +11,6 @@ use crate::error::Error;
 use crate::memory::after;
 use crate::peer::{Peer, Remote};
 
-/// How often a borrower looks whether the region has been mapped.
-const MAPPING_CHECK: Duration = Duration::from_millis(1);
-
 /// A peer's region, mapped read-only: its pages are shared and nothing was copied. The lease is given back on drop.
 ///
 /// While the lease is held the owner does not release the memory, but it may write to it, so bytes are copied out, or read
@@ -65,14 +62,8 @@ impl Peer {
             }
         };
         let deadline = after(shared, timeout);
-        let found = loop {
-            // A mapping arrives inside the transport, which wakes no sleeper, so nobody sleeps for long.
-            let until = deadline.min(after(shared, MAPPING_CHECK));
-            let found = shared.wait_until(until, look);
-            if found.is_some() || until == deadline || shared.is_stopped() {
-                break found;
-            }
-        };
+        // A mapping arrives inside the transport, which wakes no sleeper.
+        let found = shared.wait_looking(deadline, look);
         let mapping = found.unwrap_or_else(|| {
             Err(Error::TimedOut {
                 what: format!("a lease on {:?}", remote.name()),

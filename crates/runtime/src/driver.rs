@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use weft_protocol::session::LeaseId;
 use weft_protocol::transfer::{PeerId, TransferId};
 use weft_protocol::transport::Progress;
 
-use crate::error::Error;
+use crate::error::{Error, TransferFailed};
 use crate::memory::Registrations;
 use crate::observe::Observer;
 use crate::report::report;
@@ -36,6 +36,8 @@ const GRACE: Time = Time::from_us(200);
 const CALLER_RETURNS: Time = Time::from_us(10);
 /// So many peers that are gone are remembered with the reason.
 const GRAVES_MAX: usize = 1024;
+/// How long an agent that goes waits for its last words to be heard.
+const FAREWELL_MAX: Time = Time::from_ms(200);
 /// How often a region that a peer was inside of is tried again.
 const RELEASE_RETRY: Time = Time::from_ms(1);
 
@@ -141,7 +143,9 @@ impl World {
         match event {
             Event::Ended { id, outcome } => {
                 if let Some(cell) = self.transfers.remove(&id) {
-                    later.wake.extend(cell.end(outcome));
+                    later
+                        .wake
+                        .extend(cell.end(outcome.map_err(|error| TransferFailed::new(&cell.peer, error).into())));
                     later.spent.push(cell);
                 }
             }
@@ -271,14 +275,16 @@ impl Shared {
             let found = check(&mut world);
             later.sleepers = any && world.sleepers > 0;
             if found.is_some() || now >= deadline || world.stopped {
+                let due = world.core.next_timeout();
                 drop(world);
                 self.finish(&mut later);
+                self.ring_if_due(due, Progress::Idle);
                 return found;
             }
             if progress == Progress::Busy || any {
                 spin_until = now.saturating_add(self.spin);
             }
-            if now < spin_until {
+            if any || now < spin_until {
                 drop(world);
                 self.finish(&mut later);
                 cpu::look_again();
@@ -289,14 +295,17 @@ impl Shared {
             driving.stop();
             self.ring_if_due(world.core.next_timeout(), Progress::Idle);
             let left = Duration::from(deadline.saturating_sub(now));
-            let (mut world, _) = match self.changed.wait_timeout(world, left) {
+            let mut found = None;
+            let sleeps_on = |world: &mut World| {
+                found = check(world);
+                found.is_none() && !world.stopped
+            };
+            let (mut world, _) = match self.changed.wait_timeout_while(world, left, sleeps_on) {
                 Ok(woken) => woken,
                 Err(poisoned) => poisoned.into_inner(),
             };
             world.sleepers -= 1;
-            let found = check(&mut world);
             drop(world);
-            self.finish(&mut later);
             if found.is_some() {
                 return found;
             }
@@ -305,21 +314,37 @@ impl Shared {
         }
     }
 
+    /// As [`wait_until`](Shared::wait_until), for what can come about without an event that would wake a sleeper: looks again
+    /// every millisecond.
+    pub(crate) fn wait_looking<T>(&self, deadline: Time, mut check: impl FnMut(&mut World) -> Option<T>) -> Option<T> {
+        loop {
+            let now = self.clock.now();
+            let until = deadline.min(now.saturating_add(Time::from_ms(1)));
+            let found = self.wait_until(until, &mut check);
+            if found.is_some() || until == deadline || self.is_stopped() {
+                return found;
+            }
+        }
+    }
+
     /// One turn, for callers that poll.
     pub(crate) fn turn(&self) {
-        let Ok(mut world) = self.world.try_lock() else {
+        let mut world = match self.world.try_lock() {
+            Ok(world) => world,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // Somebody else is turning it right now.
-            return;
+            Err(TryLockError::WouldBlock) => return,
         };
-        self.drivers.fetch_add(1, Ordering::Relaxed);
+        let _driving = Driving::start(self);
         let now = self.clock.now();
         let mut later = Later::default();
         world.core.pump(now);
         later.sleepers = world.settle(self, now, &mut later) && world.sleepers > 0;
+        world.retry_releases(now);
+        let due = world.core.next_timeout();
         drop(world);
-        self.driven_until.store(now.as_ps(), Ordering::Relaxed);
-        self.drivers.fetch_sub(1, Ordering::Relaxed);
         self.finish(&mut later);
+        self.ring_if_due(due, Progress::Idle);
     }
 
     /// Wakes the progress thread where it would sleep past something.
@@ -335,19 +360,42 @@ impl Shared {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Tells every peer that this agent goes.
+    /// Tells every peer that this agent goes, and gives what was said before a moment to arrive.
     pub(crate) fn farewell(&self) {
+        let open = |world: &World| -> Vec<PeerId> {
+            let gone = |state: &PeerState| matches!(state, PeerState::Gone(_));
+            world
+                .peers
+                .iter()
+                .filter(|(_, state)| !gone(state))
+                .map(|(peer, _)| *peer)
+                .collect()
+        };
         self.act(|world, now| {
-            let peers: Vec<PeerId> = world.peers.keys().copied().collect();
-            peers.into_iter().for_each(|peer| world.core.disconnect(peer, now));
+            open(world)
+                .into_iter()
+                .for_each(|peer| world.core.disconnect(peer, now))
         });
+        let until = self.clock.now().saturating_add(FAREWELL_MAX);
+        self.wait_until(until, |world| open(world).is_empty().then_some(()));
     }
 
-    /// Ends the progress thread and every wait.
+    /// Ends the progress thread, every wait and every transfer.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        self.lock().stopped = true;
-        self.changed.notify_all();
+        let mut later = Later {
+            sleepers: true,
+            ..Later::default()
+        };
+        let mut world = self.lock();
+        world.stopped = true;
+        for cell in std::mem::take(&mut world.transfers).into_values() {
+            later.wake.extend(cell.end(Err(Error::Stopped)));
+            later.spent.push(cell);
+        }
+        later.wake.append(&mut world.wakers);
+        drop(world);
+        self.finish(&mut later);
         self.bell.ring();
     }
 

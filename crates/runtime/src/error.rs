@@ -27,6 +27,12 @@ pub enum Error {
     /// No session came about: check the address, the secret and the versions.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// Check the spelling, or the name service.
+    #[error("{address:?} is not an address, nor the name of a host that can be found: {source}")]
+    NoSuchHost {
+        address: String,
+        source: Arc<std::io::Error>,
+    },
     /// What was waited for did not happen in time: wait longer, or find out why.
     #[error("timed out waiting for {what}")]
     TimedOut { what: String },

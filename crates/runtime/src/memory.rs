@@ -10,7 +10,7 @@ use weft_protocol::Memory as _;
 use weft_protocol::region::Region;
 use weft_protocol::transport::Progress;
 
-use crate::driver::Shared;
+use crate::driver::{Shared, World};
 use crate::error::Error;
 
 /// Memory that this agent has registered. Dropping the last clone withdraws and releases it.
@@ -68,15 +68,17 @@ impl Memory {
     pub fn release(&self, timeout: Duration) -> Result<(), Error> {
         let Registered { shared, region, host } = &*self.inner;
         shared.lock().registrations.forget(host);
-        let until = shared.clock.now().saturating_add(timeout.into());
-        let released = shared.wait_until(until, |world| {
+        let deadline = after(shared, timeout);
+        let try_release = |world: &mut World| {
             match world.core.release(&region.key, shared.clock.now()) {
                 Ok(Progress::Busy) => None,
                 // Released before, which is what the caller wants.
                 Ok(Progress::Idle) | Err(_) => Some(()),
             }
-        });
-        released.ok_or(Error::StillInUse { waited: timeout })
+        };
+        shared
+            .wait_looking(deadline, try_release)
+            .ok_or(Error::StillInUse { waited: timeout })
     }
 }
 

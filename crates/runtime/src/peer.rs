@@ -14,6 +14,9 @@ use crate::memory::{Memory, Registered, after};
 use crate::observe::Event;
 use crate::transfer::{Cell, Transfer};
 
+/// Every transfer ends some day.
+const DEADLINE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// A connected agent. The handle is one session with one life of the peer: when that ends, connect again.
 #[derive(Clone, Debug)]
 pub struct Peer {
@@ -217,9 +220,9 @@ impl<'a> TransferBuilder<'a> {
         self
     }
 
-    /// By when the transfer ends, counted from each post.
+    /// By when the transfer ends, counted from each post; a month is the longest.
     pub fn deadline(mut self, after: Duration) -> TransferBuilder<'a> {
-        self.deadline = after;
+        self.deadline = after.min(DEADLINE_MAX);
         self
     }
 

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use weft_plan::Time;
 use weft_protocol::Direction;
-use weft_protocol::transfer::{Summary, TransferError, TransferId};
+use weft_protocol::transfer::{Summary, TransferId};
 
 use crate::driver::Shared;
-use crate::error::{Error, TransferFailed};
+use crate::error::Error;
 use crate::memory::Registered;
 
 /// A transfer under way. It goes on by itself; dropping the handle does not end it.
@@ -39,7 +39,7 @@ pub(crate) struct Cell {
 
 #[derive(Debug, Default)]
 struct Slot {
-    outcome: Option<Result<Summary, TransferError>>,
+    outcome: Option<Result<Summary, Error>>,
     /// Every clone of the handle may be awaited.
     wakers: Vec<Waker>,
 }
@@ -56,7 +56,7 @@ impl Cell {
         }
     }
 
-    pub(crate) fn end(&self, outcome: Result<Summary, TransferError>) -> Vec<Waker> {
+    pub(crate) fn end(&self, outcome: Result<Summary, Error>) -> Vec<Waker> {
         let mut slot = self.lock();
         slot.outcome = Some(outcome);
         self.ended.store(true, Ordering::Release);
@@ -117,8 +117,7 @@ impl Transfer {
         if !self.is_ended() {
             return None;
         }
-        let outcome = self.cell.lock().outcome.clone()?;
-        Some(outcome.map_err(|error| TransferFailed::new(&self.cell.peer, error).into()))
+        self.cell.lock().outcome.clone()
     }
 }
 

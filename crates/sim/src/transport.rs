@@ -129,6 +129,8 @@ impl Transport for SimTransport {
         }
         end.table.lookup(key)?;
         end.table.remove(key);
+        state.release_near(self.end, key);
+        let end = &mut state.ends[self.end];
         if state.chance.chance(state.faults.busy_release) {
             state.tally.busy_releases += 1;
             end.leaving.insert(key.slot);

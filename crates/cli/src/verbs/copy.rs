@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use weft::{ConnectError, Error};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::courier::{self, CourierError, Inbox, Line, Window, Word};
@@ -145,9 +146,12 @@ fn dial(url: &Url, overrides: &Overrides) -> Result<Line, Complaint> {
     let address = url.resolve()?;
     let stream = super::random_word()?;
     let agent = overrides.start(&format!("copy-{stream:016x}"))?;
-    let peer = agent.connect(&address.to_string()).map_err(|error| {
-        ends::explain(&error, &format!("{} could not be reached.", url.host))
-            .try_this("is `weft serve` running there, with the same secret? It prints the command to use here")
+    let peer = agent.connect(&address.to_string()).map_err(|error| match error {
+        Error::Connect(ConnectError::NoSession { .. }) => {
+            ends::explain(&error, &format!("{} does not talk to us.", url.host))
+        }
+        error => ends::explain(&error, &format!("{} could not be reached.", url.host))
+            .try_this("is `weft serve` running there? It prints the command to use here"),
     })?;
     Ok(Line {
         agent,

@@ -56,7 +56,8 @@ enum Goods {
 impl Serve {
     pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
         let goods = Arc::new(self.goods()?);
-        let overrides = overrides.with("listen", self.listen.to_string());
+        // Who was served and who was not is said here, in fewer words than the log has.
+        let overrides = overrides.without_log()?.with("listen", self.listen.to_string());
         let settings = overrides.settings()?;
         let private = settings.secret.is_some() || settings.secret_file.is_some();
         let made_up = if private || self.listen.ip().is_loopback() {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use weft_plan::Time;
-use weft_protocol::{Direction, Failure, Loss, Memory, OpId, PathId, Signal};
+use weft_protocol::{Direction, Failure, Loss, Memory, OpId, PathId, Refusal, RegionKey, Signal};
 
 use super::frame::{Bounce, Frame, MAX_BOUNCE_RUNS};
 use super::path::{Path, Running};
@@ -90,17 +90,34 @@ impl Bouncer {
         self.moves.iter().map(|bouncing| bouncing.running.deadline)
     }
 
-    /// Ends a move before it is done, at once or as soon as the target is out of its memory.
     pub(super) fn cancel(&mut self, path: PathId, op: OpId, signals: &mut Vec<Signal>) {
-        let Some(at) = self.moves.iter().position(|bouncing| bouncing.running.id == op) else {
-            return;
-        };
-        if self.withdraw(&self.moves[at]) {
-            self.moves.remove(at);
-            signals.push(completed(path, op, Failure::Cancelled));
-        } else {
-            self.moves[at].ending = Some(Failure::Cancelled);
+        if let Some(at) = self.moves.iter().position(|bouncing| bouncing.running.id == op) {
+            self.stop(path, at, Failure::Cancelled, signals);
         }
+    }
+
+    /// Ends the moves whose near side is this region. Also those that end later touch it no more.
+    pub(super) fn release(&mut self, path: PathId, near: &RegionKey, signals: &mut Vec<Signal>) {
+        let mut at = 0;
+        while let Some(bouncing) = self.moves.get(at) {
+            let uses = bouncing.running.part.leg.local().key == *near;
+            if !(uses && self.stop(path, at, Refusal::Released.into(), signals)) {
+                at += 1;
+            }
+        }
+    }
+
+    /// Ends a move before it is done: at once, which is `true`, or as soon as the target is out of its memory. From here on it asks
+    /// for nothing, and what is answered is not looked at.
+    fn stop(&mut self, path: PathId, at: usize, cause: Failure, signals: &mut Vec<Signal>) -> bool {
+        let failure = *self.moves[at].ending.get_or_insert(cause);
+        if !self.withdraw(&self.moves[at]) {
+            return false;
+        }
+        if let Some(bouncing) = self.moves.remove(at) {
+            signals.push(completed(path, bouncing.running.id, failure));
+        }
+        true
     }
 
     /// At the deadline a move ends, come what may. The target looks at the same clock and claims nothing any more.
@@ -139,6 +156,16 @@ impl Bouncer {
     }
 }
 
+#[cfg(test)]
+impl Bouncer {
+    /// What the target does before it touches its memory.
+    pub(super) fn claim_oldest(&self) {
+        let asked = self.asked.front().expect("something was asked");
+        let ring = self.ring.as_ref().expect("a slot is in use");
+        assert!(ring.claim(asked.slot, asked.generation));
+    }
+}
+
 impl Path {
     /// Asks for as much as there are slots for.
     pub(super) fn pump_bounces(&mut self, clock: &Clock, signals: &mut Vec<Signal>) {
@@ -168,12 +195,7 @@ impl Path {
     }
 
     /// The target has answered the oldest question. `false`: it has answered something else.
-    pub(super) fn on_bounced(
-        &mut self,
-        slot: u32,
-        result: Result<(), weft_protocol::Refusal>,
-        signals: &mut Vec<Signal>,
-    ) -> bool {
+    pub(super) fn on_bounced(&mut self, slot: u32, result: Result<(), Refusal>, signals: &mut Vec<Signal>) -> bool {
         let bouncer = &mut self.bouncer;
         let Some(asked) = bouncer.asked.pop_front().filter(|asked| asked.slot == slot) else {
             return false;
@@ -187,15 +209,9 @@ impl Path {
             // The move has ended before.
             return true;
         };
-        if let Err(refusal) = result {
-            // Nothing more is asked for this move, and what has been is withdrawn where that is still possible.
-            bouncer.moves[at].ending.get_or_insert(refusal.into());
-        }
-        if let Some(failure) = bouncer.moves[at].ending {
-            if bouncer.withdraw(&bouncer.moves[at]) {
-                bouncer.moves.remove(at);
-                signals.push(completed(self.id, asked.op, failure));
-            }
+        let refused = result.err().map(Failure::from);
+        if let Some(failure) = bouncer.moves[at].ending.or(refused) {
+            bouncer.stop(self.id, at, failure, signals);
             return true;
         }
         let ring = bouncer.ring.as_ref().expect("a slot was in use");

@@ -18,7 +18,7 @@ const LEDGER_BYTES: usize = LEDGER_ENTRIES as usize * 8;
 const HAZARD_BYTES: usize = 64;
 
 /// A region's place in its owner's ledger, and what the word there holds while the region lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Entry {
     pub index: u32,
     pub word: u64,

@@ -7,6 +7,10 @@
 //! A path is one socket. Keys are presented over it, and only the right one is answered with a descriptor or an address. What keeps
 //! a region from being touched after its owner took it back is told in `ledger.rs`.
 //!
+//! Any process of the host can call, because the socket has a name and no file. Only callers of the same user, or of root, are let
+//! in; agents of different users reach each other by another transport. And a caller is nobody until it has presented a key: it
+//! cannot hold up a release, and of those that do not even introduce themselves only a few are kept.
+//!
 //! ```
 //! use weft_fabric::shared_memory::{SharedMemory, SharedMemoryOptions};
 //! use weft_fabric::Clock;
@@ -32,14 +36,14 @@ mod tests;
 mod transport;
 mod worker;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use thiserror::Error;
-use weft_plan::{Bandwidth, LinkCost, Time};
+use weft_plan::{LinkCost, Time};
 use weft_protocol::{Capabilities, Epoch, Failure, Loss, PathId, RegionKey, RegionTable, Signal};
 
 use crate::Clock;
@@ -51,6 +55,7 @@ use socket::Socket;
 use worker::Worker;
 
 pub use address::host_identity;
+pub(crate) use frame::check as check_frame;
 pub use target::BorrowedMapping;
 
 /// How to move memory between processes of one host.
@@ -80,11 +85,7 @@ impl Default for SharedMemoryOptions {
             helper: true,
             paths_max: 4096,
             handshake_max: Time::from_secs(5),
-            cost: LinkCost {
-                latency: Time::from_ns(600),
-                per_span: Time::from_ns(40),
-                bandwidth: Bandwidth::from_bytes_per_sec(10_000_000_000),
-            },
+            cost: crate::cost_unmeasured(address::NAME),
         }
     }
 }
@@ -157,6 +158,8 @@ struct Lingering {
     id: PathId,
     _socket: Socket,
     hazard: HazardView,
+    /// Regions that the peer was given; it lingers only as long as there are any.
+    given: HashSet<Entry>,
 }
 
 impl SharedMemory {

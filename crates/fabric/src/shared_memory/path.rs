@@ -1,18 +1,18 @@
 //! A path: its socket, what waits to be sent, and the operations that are under way.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use weft_plan::Time;
 use weft_protocol::memory::Digest;
-use weft_protocol::{Done, Failure, Loss, Move, OpId, PathId, RegionKey, Signal};
+use weft_protocol::{Done, Failure, Loss, Move, OpId, PathId, Refusal, RegionKey, Signal};
 
 use super::Foreign;
 use super::bouncer::Bouncer;
 use super::frame::{Frame, MESSAGE};
-use super::ledger::{HazardView, LedgerView};
+use super::ledger::{Entry, HazardView, LedgerView};
 use super::poller::Poller;
 use super::ring::Ring;
 use super::socket::Socket;
@@ -42,6 +42,8 @@ pub(super) struct Path {
     pub bouncer: Bouncer,
     /// The peer's ring, through which we copy for it.
     pub peer_ring: Option<Ring>,
+    /// Regions of ours that the peer was given and so may be inside.
+    pub given: HashSet<Entry>,
     pub targets: HashMap<RegionKey, Arc<Target>>,
     pub asks: HashMap<u32, RegionKey>,
     next_ask: u32,
@@ -105,6 +107,7 @@ impl Path {
             waiting: VecDeque::new(),
             bouncer: Bouncer::default(),
             peer_ring: None,
+            given: HashSet::new(),
             targets: HashMap::new(),
             asks: HashMap::new(),
             next_ask: 0,
@@ -324,6 +327,25 @@ impl Path {
             return;
         }
         self.bouncer.cancel(self.id, op, signals);
+    }
+
+    /// Ends the moves whose near side is a region that is being released. None of them touches it any more.
+    pub(super) fn release(&mut self, near: &RegionKey, signals: &mut Vec<Signal>) {
+        let path = self.id;
+        for list in [&mut self.queue, &mut self.waiting] {
+            list.retain(|running| {
+                let uses = running.part.leg.local().key == *near;
+                if uses {
+                    signals.push(Signal::Completed {
+                        path,
+                        op: running.id,
+                        outcome: Err(Refusal::Released.into()),
+                    });
+                }
+                !uses
+            });
+        }
+        self.bouncer.release(path, near, signals);
     }
 
     /// Ends everything that is under way, and tells whether the far end certainly acts on none of it any more.

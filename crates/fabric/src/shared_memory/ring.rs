@@ -77,7 +77,7 @@ impl Ring {
         };
         let region = table.check(&bounce.key, wanted, &bounce.spans)?;
         let memory: &HostMemory = region.memory.as_any().downcast_ref().ok_or(Refusal::Unsupported)?;
-        if now_mono_ns >= bounce.deadline_mono_ns || !self.change(bounce.slot, bounce.generation, ASKED, CLAIMED) {
+        if now_mono_ns >= bounce.deadline_mono_ns || !self.claim(bounce.slot, bounce.generation) {
             return Err(Refusal::Late);
         }
         let mut at = self.slot(bounce.slot);
@@ -100,6 +100,11 @@ impl Ring {
         }
         self.change(bounce.slot, bounce.generation, CLAIMED, FINISHED);
         Ok(())
+    }
+
+    /// The target goes inside, unless the initiator has withdrawn.
+    pub(super) fn claim(&self, slot: u32, generation: u32) -> bool {
+        self.change(slot, generation, ASKED, CLAIMED)
     }
 
     fn change(&self, slot: u32, generation: u32, from: u32, to: u32) -> bool {

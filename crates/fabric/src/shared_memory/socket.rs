@@ -68,6 +68,18 @@ impl Socket {
 
     /// The process at the other end, where it is visible from here.
     pub(super) fn peer_pid(&self) -> Option<libc::pid_t> {
+        self.credentials().map(|peer| peer.pid).filter(|&pid| pid > 0)
+    }
+
+    /// Whether the other end belongs to the user that runs this process, or to root.
+    pub(super) fn is_of_own_user(&self) -> bool {
+        // SAFETY: no preconditions; it cannot fail.
+        let own = unsafe { libc::geteuid() };
+        self.credentials().is_some_and(|peer| peer.uid == own || peer.uid == 0)
+    }
+
+    /// Who the other end was when it connected or listened, by the kernel's word.
+    fn credentials(&self) -> Option<libc::ucred> {
         // SAFETY: all-zero credentials are valid ones to be overwritten.
         let mut credentials: libc::ucred = unsafe { mem::zeroed() };
         let mut len = mem::size_of::<libc::ucred>() as libc::socklen_t;
@@ -81,7 +93,7 @@ impl Socket {
                 &mut len,
             )
         };
-        (rc == 0 && credentials.pid > 0).then_some(credentials.pid)
+        (rc == 0).then_some(credentials)
     }
 
     /// Sends one datagram made of two parts. `Ok(false)`: the socket is full.

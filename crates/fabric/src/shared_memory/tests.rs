@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use weft_plan::{Place, Time};
+use weft_plan::{Place, Spans, Time};
 use weft_protocol::{
-    Access, Body, Epoch, Failure, Loss, Op, OpId, PathId, Progress, Refusal, Region, RegionKey, Signal, Transport,
+    Access, Body, Direction, Epoch, Failure, Leg, Loss, Move, Op, OpId, PathId, Progress, Refusal, Region, RegionKey,
+    RemoteRegion, Signal, Transport,
 };
 
 use super::frame::Frame;
@@ -61,13 +62,14 @@ fn region(epoch: u64, slot: u32) -> Region {
 #[test]
 fn release_waits_for_a_peer_inside_also_after_the_path_was_closed_here() {
     let Ends {
-        near,
+        mut near,
         mut far,
         near_path,
         far_path,
     } = connected();
     let region = region(2, 0);
     far.register(&region).unwrap();
+    fetch(&mut near, &mut far, near_path, &region.key);
     let entry = far.entries[&region.key].entry;
     let ledger = near.paths[0].ledger().unwrap().clone();
     let inside = near.worker.hazard().enter(near_path.0, &ledger, entry).unwrap();
@@ -78,18 +80,76 @@ fn release_waits_for_a_peer_inside_also_after_the_path_was_closed_here() {
     drop(inside);
     assert_eq!(far.release(&region.key), Ok(Progress::Idle));
     assert_eq!(far.release(&region.key), Err(Refusal::Released));
+    assert!(far.lingering.is_empty(), "the peer has nothing left to be inside of");
+}
+
+#[test]
+fn a_peer_that_was_given_nothing_holds_up_no_release_and_does_not_linger() {
+    let Ends {
+        mut near,
+        mut far,
+        near_path,
+        far_path,
+    } = connected();
+    let region = region(2, 0);
+    far.register(&region).unwrap();
+    let wrong = RegionKey {
+        secret: 98,
+        ..region.key
+    };
+    fetch(&mut near, &mut far, near_path, &wrong);
+    let entry = far.entries[&region.key].entry;
+    let ledger = near.paths[0].ledger().unwrap().clone();
+    let _inside = near.worker.hazard().enter(near_path.0, &ledger, entry).unwrap();
+    assert_eq!(far.release(&region.key), Ok(Progress::Idle));
+    far.close(far_path);
+    assert!(far.lingering.is_empty());
+}
+
+#[test]
+fn a_write_that_the_target_is_inside_of_outlives_its_near_side_without_touching_it() {
+    let mut ends = connected();
+    ends.near.paths[0].bounces = true;
+    let (here, there) = (region(1, 0), region(2, 0));
+    ends.near.register(&here).unwrap();
+    ends.far.register(&there).unwrap();
+    fetch(&mut ends.near, &mut ends.far, ends.near_path, &there.key);
+    let write = |id| Op {
+        id: OpId(id),
+        deadline: Time::from_secs(9),
+        body: Body::Move(Move {
+            direction: Direction::Write,
+            leg: Arc::new(leg(&here, &there)),
+            range: 0..100,
+            checksum: true,
+            arrival: None,
+        }),
+    };
+    assert_eq!(ends.near.post(ends.near_path, &[write(1), write(2)], Time::ZERO), Ok(2));
+    // The target is stopped in the middle of the first.
+    ends.near.paths[0].bouncer.claim_oldest();
+    assert_eq!(ends.near.release(&here.key), Ok(Progress::Idle));
+    let released = |signals: &[Signal], id| matches!(signals, [Signal::Completed { op, outcome: Err(Failure::Refused(Refusal::Released)), .. }] if *op == OpId(id));
+    assert!(released(&turn(&mut ends.near, Time::ZERO), 2));
+    // It answers both at last, in whatever way.
+    turn(&mut ends.far, Time::ZERO);
+    assert!(released(&turn(&mut ends.near, Time::ZERO), 1));
+    assert_eq!(ends.near.post(ends.near_path, &[write(3)], Time::ZERO), Ok(1));
+    assert!(released(&turn(&mut ends.near, Time::ZERO), 3));
+    echo(&mut ends);
 }
 
 #[test]
 fn a_peer_that_died_inside_is_not_waited_for() {
     let Ends {
-        near,
+        mut near,
         mut far,
         near_path,
         ..
     } = connected();
     let region = region(2, 0);
     far.register(&region).unwrap();
+    fetch(&mut near, &mut far, near_path, &region.key);
     let entry = far.entries[&region.key].entry;
     let ledger = near.paths[0].ledger().unwrap().clone();
     // As a killed process would leave it.
@@ -185,6 +245,49 @@ fn a_caller_that_says_nothing_is_hung_up_on() {
 }
 
 #[test]
+fn of_many_silent_callers_the_oldest_goes_and_those_that_speak_stay() {
+    let mut ends = connected();
+    let name = address::name_here(&ends.far.capabilities().address).unwrap().to_owned();
+    // All of these have introduced themselves before the first is looked at.
+    let mut talkers: Vec<SharedMemory> = (0..70).map(|i| end(10 + i)).collect();
+    for talker in &mut talkers {
+        let address = ends.far.capabilities().address.clone();
+        talker.open(&address, Time::ZERO).unwrap();
+    }
+    assert_eq!(turn(&mut ends.far, Time::ZERO).len(), talkers.len());
+    let silent: Vec<Socket> = (0..70).map(|_| Socket::connect(&name).unwrap()).collect();
+    assert!(turn(&mut ends.far, Time::ZERO).is_empty());
+    let gone: Vec<bool> = silent.iter().map(Socket::is_hung_up).collect();
+    assert_eq!(gone.iter().filter(|&&gone| gone).count(), 6);
+    assert!(gone[..6].iter().all(|&gone| gone));
+    for talker in &mut talkers {
+        assert!(matches!(turn(talker, Time::ZERO)[..], [Signal::Opened { .. }]));
+    }
+    echo(&mut ends);
+}
+
+#[test]
+fn a_caller_of_another_user_is_hung_up_on() {
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        // Only root can be somebody else.
+        return;
+    }
+    let mut ends = connected();
+    let name = address::name_here(&ends.far.capabilities().address).unwrap().to_owned();
+    let socket = std::thread::spawn(move || {
+        let keep = -1;
+        // SAFETY: the plain system call changes the user of this thread alone.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, keep, 65_534, keep) }, 0);
+        Socket::connect(&name).unwrap()
+    });
+    let socket = socket.join().unwrap();
+    assert!(turn(&mut ends.far, Time::ZERO).is_empty());
+    assert!(socket.is_hung_up());
+    echo(&mut ends);
+}
+
+#[test]
 fn a_peer_that_does_not_listen_is_back_pressure_and_nothing_is_lost() {
     let mut ends = connected();
     let message = |id: u64| Op {
@@ -237,6 +340,26 @@ fn a_peer_that_does_not_listen_is_back_pressure_and_nothing_is_lost() {
         }]
     ));
     echo(&mut ends);
+}
+
+/// Asks for a region, and lets the owner answer.
+fn fetch(near: &mut SharedMemory, far: &mut SharedMemory, path: PathId, key: &RegionKey) {
+    near.request_map(path, *key).unwrap();
+    turn(far, Time::ZERO);
+    turn(near, Time::ZERO);
+}
+
+/// A leg from the whole of one region to the whole of the other.
+fn leg(here: &Region, there: &Region) -> Leg {
+    let remote = RemoteRegion {
+        key: there.key,
+        len: 100,
+        place: Place::DRAM,
+        access: there.access,
+        grants: Arc::from([]),
+    };
+    let whole = Spans::contiguous(0, 100);
+    Leg::new(here.clone(), whole.clone(), remote, whole).unwrap()
 }
 
 fn echo(ends: &mut Ends) {

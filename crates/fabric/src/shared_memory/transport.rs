@@ -29,6 +29,10 @@ const DATAGRAMS_A_TURN: usize = 64;
 const BOUNCES_A_TURN: usize = 8;
 /// A move gets at least this much of a turn.
 const MIN_CHUNK_BYTES: u64 = 1 << 20;
+/// Callers let in before the paths have their turn.
+const CALLERS_A_TURN: usize = 64;
+/// Callers that have not introduced themselves. One more, and the one that has had the longest time for it goes.
+const MAX_STRANGERS: usize = 64;
 /// Regions of one peer that are kept mapped.
 const MAX_TARGETS: usize = 4096;
 
@@ -62,16 +66,32 @@ impl Transport for SharedMemory {
             admitted.revoked = true;
             self.ledger.revoke(entry);
             self.table.remove(key);
-            for path in self.paths.iter_mut().filter(|path| path.is_open()) {
-                path.hint(&Frame::Forget(entry));
+            for path in &mut self.paths {
+                path.release(key, &mut self.ready);
+                if path.given.contains(&entry) {
+                    path.hint(&Frame::Forget(entry));
+                }
             }
         }
-        let open = self.paths.iter().filter_map(Path::hazard);
-        let lingering = self.lingering.iter().map(|lingering| &lingering.hazard);
+        // Only those that were given the region are asked: anybody can say of itself that it is inside.
+        let given = self.paths.iter().filter(|path| path.given.contains(&entry));
+        let open = given.filter_map(Path::hazard);
+        let lingering = self
+            .lingering
+            .iter()
+            .filter(|lingering| lingering.given.contains(&entry));
+        let lingering = lingering.map(|lingering| &lingering.hazard);
         if open.chain(lingering).any(|hazard| hazard.is_inside(entry)) {
             return Ok(Progress::Busy);
         }
         self.entries.remove(key);
+        for path in &mut self.paths {
+            path.given.remove(&entry);
+        }
+        self.lingering.retain_mut(|lingering| {
+            lingering.given.remove(&entry);
+            !lingering.given.is_empty()
+        });
         self.ledger.reclaim(entry);
         Ok(Progress::Idle)
     }
@@ -105,10 +125,13 @@ impl Transport for SharedMemory {
         for op in &ops[..accepted] {
             path.inflight += 1;
             match &op.body {
-                Body::Move(part) => {
-                    path.begin(op, part, &mut self.inline_bytes, &mut self.worker, now, &mut self.ready);
-                    self.posted |= !path.queue.is_empty();
-                }
+                Body::Move(part) => match self.table.lookup(&part.leg.local().key) {
+                    Ok(_) => {
+                        path.begin(op, part, &mut self.inline_bytes, &mut self.worker, now, &mut self.ready);
+                        self.posted |= !path.queue.is_empty();
+                    }
+                    Err(refusal) => path.complete(op.id, Err(refusal.into()), &mut self.ready),
+                },
                 Body::Message(_) if now >= op.deadline => path.complete(op.id, Err(Failure::Expired), &mut self.ready),
                 Body::Message(payload) if payload.len() > self.capabilities.max_message_bytes => {
                     path.complete(op.id, Err(Refusal::Malformed.into()), &mut self.ready);
@@ -230,11 +253,16 @@ impl SharedMemory {
     }
 
     fn accept(&mut self, now: Time) {
-        loop {
+        for _ in 0..CALLERS_A_TURN {
             match Socket::accept(self.listener.as_fd()) {
-                // A caller beyond the limit is hung up on, and sees it at once.
-                Ok(_) if self.paths.len() + self.lingering.len() >= self.options.paths_max => {}
+                // Another user's caller is hung up on, and sees it at once.
+                Ok(socket) if !socket.is_of_own_user() => {}
                 Ok(socket) => {
+                    self.thin_out_strangers();
+                    // So is one beyond the limit.
+                    if self.paths.len() + self.lingering.len() >= self.options.paths_max {
+                        continue;
+                    }
                     // A caller that has gone again, or cannot be introduced to, is hung up on as well.
                     let _ = self.add_path(socket, false, now);
                 }
@@ -251,6 +279,22 @@ impl SharedMemory {
                 }
                 Err(_) => return,
             }
+        }
+    }
+
+    /// Makes room for one more caller that has not introduced itself.
+    fn thin_out_strangers(&mut self) {
+        let is_stranger = |path: &&Path| matches!(path.peer, Handshake::Awaited { opener: false, .. });
+        if self.paths.iter().filter(is_stranger).count() < MAX_STRANGERS {
+            return;
+        }
+        let Some(at) = self.paths.iter().position(|path| is_stranger(&path)) else {
+            return;
+        };
+        // Many may have called at once: what the oldest has to say could be there already.
+        self.receive(at);
+        if is_stranger(&&self.paths[at]) {
+            self.lose(at, Loss::Silent);
         }
     }
 
@@ -326,6 +370,11 @@ impl SharedMemory {
             (Frame::Arrived(arrival), None) => self.ready.push(Signal::Arrived { path: path.id, arrival }),
             (Frame::Ask { ask, key }, None) => {
                 let (answer, files) = answer(&self.table, &self.entries, &key);
+                if let Ok(answer) = &answer
+                    && answer.access != Access::NONE
+                {
+                    path.given.insert(answer.entry);
+                }
                 path.reply(&Frame::Answer { ask, answer }, files);
             }
             (Frame::Answer { ask, answer }, None) => self.on_answer(at, ask, answer, first, files_lost),
@@ -458,8 +507,10 @@ impl SharedMemory {
                 fenced,
             });
         }
-        // A peer that lives may be in the middle of a copy; its hazard counts until its end of the socket is closed too.
+        // A peer that lives may be in the middle of a copy from or into what it was given; its hazard counts until its end of the
+        // socket is closed too.
         if loss != Loss::ClosedByPeer
+            && !path.given.is_empty()
             && let Some(hazard) = path.hazard().cloned()
         {
             path.socket.finish_sending();
@@ -468,6 +519,7 @@ impl SharedMemory {
                     id: path.id,
                     _socket: path.socket,
                     hazard,
+                    given: path.given,
                 });
             }
         }

@@ -75,6 +75,9 @@ impl From<io::Error> for Gone {
     }
 }
 
+/// No hello is longer than this.
+const HELLO_BYTES_MAX: usize = 256;
+
 impl Connection {
     pub(super) fn new(stream: Stream, token: u64, join: Join) -> Connection {
         Connection {
@@ -124,7 +127,9 @@ impl Connection {
             Err(e) => return Err(e.into()),
         }
         let Some((frame, used)) = frame::decode(self.inbound.buffered())? else {
-            return Ok(None);
+            // A hello is short; whoever announces more has something else in mind.
+            let patient = self.inbound.buffered().len() <= HELLO_BYTES_MAX;
+            return if patient { Ok(None) } else { Err(Gone::GARBAGE) };
         };
         self.inbound.consume(used);
         Ok(Some(frame))

@@ -53,6 +53,10 @@ pub use tls::TlsOptions;
 const INFLIGHT_OPS_MAX: usize = 256;
 /// Connections that have been accepted and have not said which path they belong to.
 const STRANGERS_MAX: usize = 256;
+/// Paths that peers have begun to open; one more pushes the oldest of them out.
+const OPENING_MAX: usize = 256;
+/// System calls that a connection may send with before others get their turn.
+const SENDS_PER_TURN: u32 = 4;
 /// How long the listener rests when there are no descriptors left.
 const LISTENER_REST: Time = Time::from_ms(100);
 /// Polls of one who spins that look only at the connection which was busy last, for each one that looks at all of them.
@@ -158,7 +162,7 @@ impl Tcp {
             vectors: &mut self.vectors,
             epoll: &self.epoll,
             clock: self.clock,
-            sends: u32::MAX,
+            sends: SENDS_PER_TURN,
         };
         let result = act(path, &mut world);
         if path.is_over() {
@@ -195,7 +199,7 @@ impl Tcp {
 
     /// Accepts what waits at the listener.
     fn accept(&mut self, now: Time) {
-        while self.strangers.len() < STRANGERS_MAX {
+        loop {
             match socket::accept(&self.listener, &self.options) {
                 Ok(socket) => self.admit(socket, now),
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock) => return,
@@ -236,6 +240,10 @@ impl Tcp {
         self.earliest = self.earliest.min(until);
         let connection = Connection::new(stream, token, Join::AwaitsHello);
         self.strangers.insert(token, Stranger { connection, until });
+        // Whoever connects and says nothing pushes out only others that have said nothing.
+        if self.strangers.len() > STRANGERS_MAX {
+            self.strangers.pop_first();
+        }
     }
 
     /// Hears what a stranger has to say, and lets it into its path. Who says anything else is dropped.
@@ -277,6 +285,16 @@ impl Tcp {
         }
     }
 
+    /// Nobody has been told of a path that is only being opened by a peer, so it can go without a word.
+    fn make_room_to_open(&mut self) {
+        let opening = || self.paths.iter().filter(|(_, path)| path.is_being_accepted());
+        if opening().count() >= OPENING_MAX
+            && let Some(oldest) = opening().next().map(|(id, _)| *id)
+        {
+            self.paths.remove(&oldest);
+        }
+    }
+
     fn join(
         &mut self,
         mut connection: Connection,
@@ -289,7 +307,10 @@ impl Tcp {
         let known = self.paths.values().find(|path| path.label == label).map(|path| path.id);
         let id = match known {
             Some(id) => id,
-            None => self.new_path(label, false, connections, now),
+            None => {
+                self.make_room_to_open();
+                self.new_path(label, false, connections, now)
+            }
         };
         let index = index as usize;
         connection.token = path_token(id, index);

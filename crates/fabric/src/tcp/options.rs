@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use thiserror::Error;
-use weft_plan::{Bandwidth, LinkCost, Time};
+use weft_plan::{LinkCost, Time};
 
 use super::tls::TlsOptions;
 
@@ -41,11 +41,7 @@ impl Default for TcpOptions {
             silence_max: Time::from_secs(10),
             open_max: Time::from_secs(5),
             socket_buffer_bytes: None,
-            cost: LinkCost {
-                latency: Time::from_us(10),
-                per_span: Time::from_ns(100),
-                bandwidth: Bandwidth::from_bytes_per_sec(4_000_000_000),
-            },
+            cost: crate::cost_unmeasured("tcp"),
             tls: None,
         }
     }

@@ -223,15 +223,16 @@ impl Outbound {
                 };
             }
             self.refuse_late(far_clock, clock);
+            // Before anything is collected: what is collected is sent, or it would be found by the next to use the vectors.
+            if sends == 0 {
+                return Ok(Flushed::Blocked);
+            }
             self.collect(vectors);
             let wanted = vectors.bytes();
             if wanted == 0 {
                 // Only the empty trailer of a job that was never announced.
                 self.advance(0);
                 continue;
-            }
-            if sends == 0 {
-                return Ok(Flushed::Blocked);
             }
             sends -= 1;
             match stream.send(vectors) {
@@ -299,6 +300,11 @@ impl Outbound {
     }
 
     fn collect(&self, vectors: &mut Vectors) {
+        debug_assert_eq!(
+            vectors.bytes(),
+            0,
+            "the vectors are shared and must have been left empty"
+        );
         let mut staged = self.staged_sent;
         for segment in &self.segments {
             if vectors.is_full() || vectors.bytes() >= SEND_BYTES {

@@ -87,8 +87,12 @@ impl Path {
     pub(super) fn is_over(&self) -> bool {
         self.phase == Phase::Over
     }
+    pub(super) fn is_being_accepted(&self) -> bool {
+        !self.opened_here && matches!(self.phase, Phase::Opening { .. })
+    }
     pub(super) fn is_blocked(&self, index: usize) -> bool {
-        self.connections[index].as_ref().is_none_or(|c| c.awaits_room)
+        let connection = self.connections.get(index).and_then(Option::as_ref);
+        connection.is_none_or(|c| c.awaits_room)
     }
     pub(super) fn width(&self) -> usize {
         self.connections.len()
@@ -580,7 +584,11 @@ impl Path {
     }
 
     fn flush(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Gone> {
-        match &mut self.connections[index] {
+        // A path that is closing has shut its sockets for sending; the error of trying would look like the peer's doing.
+        if !matches!(self.phase, Phase::Opening { .. } | Phase::Live) {
+            return Ok(());
+        }
+        match self.connections.get_mut(index).and_then(Option::as_mut) {
             Some(connection) => connection.flush(&self.far_clock, world.clock, world.vectors, world.epoll, world.sends),
             None => Ok(()),
         }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::harness;
 use crate::place::Place;
 use crate::units::Time;
 use proptest::prelude::*;
@@ -122,11 +123,19 @@ proptest! {
 
     #[test]
     fn garbage_is_an_error_and_never_a_panic(text in ".{0,200}", list in "[0-9,+ -]{0,30}", cut in 0usize..900) {
-        let _ = Platform::from_toml(&text);
+        harness::platform(&text);
         let _ = list.parse::<Cores>();
         let _ = text.parse::<Endpoint>();
         if let Some(head) = TWO_NODES.get(..cut) {
-            let _ = Platform::from_toml(&format!("{head}{text}"));
+            harness::platform(&format!("{head}{text}"));
+        }
+    }
+
+    #[test]
+    fn a_changed_file_is_refused_or_means_the_same_when_written_again(at in 0usize..900, change in "[ -~\n]{0,3}", cut in 0usize..4) {
+        let end = TWO_NODES.len().min(at + cut);
+        if let (Some(head), Some(tail)) = (TWO_NODES.get(..at), TWO_NODES.get(end..)) {
+            harness::platform(&format!("{head}{change}{tail}"));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use weft_plan::Time;
 
 use super::paths::Stage;
-use super::{ConnectError, Core, Event, PeerError, Reach, Target};
+use super::{ConnectError, Core, Event, PeerError, Target};
 use crate::error::Loss;
 use crate::session::{CloseReason, Config, Identity, NotificationId, Session, SessionError, SessionLoss, Via};
 use crate::transfer::{PeerId, TransferId};
@@ -258,7 +258,7 @@ impl<T: ?Sized + Transport> Core<T> {
         let backoff = self.settings.backoff_min;
         let Some(state) = self.peers.at_mut(peer.0) else { return };
         for (slot, kind) in self.slots.iter().enumerate() {
-            if kind.reach == Reach::SameHost && !same_host {
+            if !kind.reach.joins(same_host) {
                 continue;
             }
             let name = kind.transport.capabilities().name;

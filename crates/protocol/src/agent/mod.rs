@@ -36,8 +36,10 @@ use crate::transport::{Op, PeerAddress, Signal, Transport};
 use announce::Announcement;
 use connect::Peer;
 use paths::Path;
-pub use regions::RegionError;
 use regions::Regions;
+
+pub use regions::RegionError;
+pub use weft_plan::route::Reach;
 
 /// An agent without its threads. See the [module](self).
 pub struct Core<T: ?Sized + Transport> {
@@ -141,18 +143,11 @@ impl Target {
 /// A transport and the part it plays.
 #[derive(Debug)]
 pub struct Slot<T: ?Sized> {
+    /// Which peers it can reach. Those on the same host are the ones whose host identity equals ours.
     pub reach: Reach,
     /// How many paths to open to each peer.
     pub paths: usize,
     pub transport: Box<T>,
-}
-
-/// Which peers a transport can reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    Anywhere,
-    /// Only peers whose host identity equals ours.
-    SameHost,
 }
 
 /// Where the agent's randomness comes from: the operating system, or a seed.

@@ -145,6 +145,7 @@ macro_rules! conformance_tests {
             stale_epoch_is_refused
             released_region_is_refused
             release_under_traffic_is_a_fence
+            released_near_side_is_refused
             out_of_bounds_is_refused
             unreadable_region_is_refused
             unwritable_region_is_refused

@@ -1,4 +1,4 @@
-//! A target touches nothing without the right key, and nothing after its owner has taken it back.
+//! A target touches nothing without the right key, and nobody anything after its owner has taken it back.
 
 use std::sync::Arc;
 
@@ -12,6 +12,8 @@ use crate::region::{Access, Epoch, Region, RemoteRegion};
 use crate::transport::{Op, Progress};
 
 const LEN: u64 = 40_000;
+/// What an owner fills its memory with once it has it back.
+const STAMP: u8 = 0xa5;
 
 pub fn unknown_key_is_refused(harness: &mut dyn Harness) {
     both_ways(harness, Refusal::UnknownKey, |_, _, remote| remote.key.slot += 1_000);
@@ -35,7 +37,7 @@ pub fn released_region_is_refused(harness: &mut dyn Harness) {
         let near = bench.local(LEN);
         let warm = leg(&near, Spans::contiguous(0, LEN), remote, Spans::contiguous(0, LEN));
         bench.carry_leg(Direction::Read, &warm);
-        release(bench, far);
+        release(bench, Side::Target, far);
     });
 }
 
@@ -50,8 +52,8 @@ pub fn release_under_traffic_is_a_fence(harness: &mut dyn Harness) {
         for _ in 0..3 {
             bench.step();
         }
-        release(&mut bench, &far);
-        let stamp = vec![0xa5; far.memory.len() as usize];
+        release(&mut bench, Side::Target, &far);
+        let stamp = vec![STAMP; far.memory.len() as usize];
         far.memory.write(0, &stamp);
         bench.until_all_completed(Side::Initiator);
         bench.settle();
@@ -62,6 +64,62 @@ pub fn release_under_traffic_is_a_fence(harness: &mut dyn Harness) {
                 other => panic!("{other:?} from a released region"),
             }
         }
+        bench.assert_usable();
+    }
+}
+
+/// The near side is registered memory too: once `release` has returned [`Progress::Idle`] it is neither read nor written, by
+/// operations under way as little as by those posted later.
+pub fn released_near_side_is_refused(harness: &mut dyn Harness) {
+    for (direction, polls_before) in [Direction::Read, Direction::Write]
+        .into_iter()
+        .flat_map(|direction| [0, 1, 3].map(|polls| (direction, polls)))
+    {
+        let mut bench = Bench::new(harness);
+        let (leg, far) = bench.whole_leg(8 << 20);
+        let near = leg.local();
+        let (near_before, far_before) = (contents(&*near.memory), contents(&*far.memory));
+        let ops = bench.parts(Side::Initiator, direction, &leg, How::default());
+        let path = bench.near;
+        let posted = bench.post(Side::Initiator, path, &ops);
+        for _ in 0..polls_before {
+            bench.step();
+        }
+        release(&mut bench, Side::Initiator, near);
+        let stamp = vec![STAMP; near.memory.len() as usize];
+        near.memory.write(0, &stamp);
+        bench.until_all_completed(Side::Initiator);
+        for op in &ops[..posted] {
+            match bench.initiator.outcome(op.id) {
+                Ok(_) | Err(Failure::Refused(Refusal::Released)) => {}
+                other => panic!("{other:?} with a released near side"),
+            }
+        }
+        bench.settle();
+        let far_between = contents(&*far.memory);
+        let later = bench.parts(Side::Initiator, direction, &leg, How::default());
+        for outcome in bench.carry_out(Side::Initiator, path, &later) {
+            assert_eq!(outcome, Err(Failure::Refused(Refusal::Released)), "{direction:?}");
+        }
+        bench.settle();
+        assert!(
+            contents(&*near.memory) == stamp,
+            "the near side was written after its release"
+        );
+        assert!(
+            contents(&*far.memory) == far_between,
+            "a refused {direction:?} changed far memory"
+        );
+        // A write that ended half done may have left anything of its own over there, but nothing that is younger than the release.
+        let older = near_before
+            .iter()
+            .zip(&far_before)
+            .map(|(near, far)| *near == STAMP || *far == STAMP);
+        let leaked = far_between
+            .iter()
+            .zip(older)
+            .any(|(far, older)| *far == STAMP && !older);
+        assert!(!leaked, "the near side was read after its release");
         bench.assert_usable();
     }
 }
@@ -119,10 +177,11 @@ pub fn refusal_leaves_the_path_usable(harness: &mut dyn Harness) {
 }
 
 /// Calls `release` until nobody is inside the region any more.
-fn release(bench: &mut Bench<'_>, region: &Region) {
+fn release(bench: &mut Bench<'_>, side: Side, region: &Region) {
     let key = region.key;
     bench.until("a region to be released", |b| {
-        b.target.transport().release(&key).expect("the region is registered") == Progress::Idle
+        let released = b.end(side).transport().release(&key);
+        released.expect("the region is registered") == Progress::Idle
     });
 }
 

@@ -238,7 +238,9 @@ fn parse_outcome(words: &mut SplitWhitespace<'_>) -> Option<Result<Done, Failure
         "mismatch" => Err(Failure::ChecksumMismatch),
         "refused" => {
             let word = words.next()?;
-            let refusal = REFUSALS.into_iter().find(|refusal| refusal_word(*refusal) == word)?;
+            let refusal = Refusal::ALL
+                .into_iter()
+                .find(|refusal| refusal_word(*refusal) == word)?;
             Err(Failure::Refused(refusal))
         }
         "lost" => Err(Failure::PathLost {
@@ -248,18 +250,6 @@ fn parse_outcome(words: &mut SplitWhitespace<'_>) -> Option<Result<Done, Failure
         _ => return None,
     })
 }
-
-const REFUSALS: [Refusal; 9] = [
-    Refusal::UnknownKey,
-    Refusal::StaleEpoch,
-    Refusal::Released,
-    Refusal::OutOfBounds,
-    Refusal::NotReadable,
-    Refusal::NotWritable,
-    Refusal::Late,
-    Refusal::Malformed,
-    Refusal::Unsupported,
-];
 
 fn refusal_word(refusal: Refusal) -> &'static str {
     match refusal {
@@ -349,7 +339,7 @@ mod tests {
             Just(Err(Failure::Cancelled)),
             Just(Err(Failure::Expired)),
             Just(Err(Failure::ChecksumMismatch)),
-            prop::sample::select(&REFUSALS[..]).prop_map(|refusal| Err(Failure::Refused(refusal))),
+            prop::sample::select(&Refusal::ALL[..]).prop_map(|refusal| Err(Failure::Refused(refusal))),
             (any_loss(), any::<bool>()).prop_map(|(loss, fenced)| Err(Failure::PathLost { loss, fenced })),
         ]
     }

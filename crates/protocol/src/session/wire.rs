@@ -21,7 +21,7 @@ use super::config::{
 use super::event::{CloseReason, LeaseId, NotificationId, SessionId};
 use super::keys::{CODE_BYTES, Proof};
 use crate::error::Refusal;
-use crate::region::{Access, Epoch, RegionKey, RemoteRegion};
+use crate::region::{Epoch, RegionKey, RemoteRegion};
 use crate::transport::{Grant, PeerAddress};
 use crate::wire::{DecodeError, Reader, Writer};
 
@@ -406,15 +406,13 @@ impl<'a> Control<'a> {
             Control::Revoke { tag } => w.u8(6).varint(*tag),
             Control::Fence { label } => w.u8(7).varint(*label),
             Control::FenceDone { label } => w.u8(8).varint(*label),
-            Control::LeaseAsk { id, region, duration } => {
-                write_key(w.u8(9).varint(id.0), region).varint(duration.as_ps())
-            }
+            Control::LeaseAsk { id, region, duration } => w.u8(9).varint(id.0).key(region).varint(duration.as_ps()),
             Control::LeaseRenew { id, duration } => w.u8(10).varint(id.0).varint(duration.as_ps()),
             Control::LeaseAnswer { id, granted: Ok(time) } => w.u8(11).varint(id.0).varint(time.as_ps()),
             Control::LeaseAnswer {
                 id,
                 granted: Err(refusal),
-            } => w.u8(12).varint(id.0).u8(refusal_code(*refusal)),
+            } => w.u8(12).varint(id.0).refusal(*refusal),
             Control::LeaseReturn { id } => w.u8(13).varint(id.0),
             Control::Goodbye { reason } => w.u8(14).u8(match reason {
                 CloseReason::Done => 0,
@@ -459,7 +457,7 @@ impl<'a> Control<'a> {
             8 => Control::FenceDone { label: r.varint()? },
             9 => Control::LeaseAsk {
                 id: LeaseId(r.varint()?),
-                region: read_key(&mut r)?,
+                region: r.key()?,
                 duration: Time::from_ps(r.varint()?),
             },
             10 => Control::LeaseRenew {
@@ -472,7 +470,7 @@ impl<'a> Control<'a> {
             },
             12 => Control::LeaseAnswer {
                 id: LeaseId(r.varint()?),
-                granted: Err(refusal_of(r.u8()?)?),
+                granted: Err(r.refusal()?),
             },
             13 => Control::LeaseReturn {
                 id: LeaseId(r.varint()?),
@@ -535,24 +533,8 @@ fn read_region_name<'a>(r: &mut Reader<'a>) -> Result<&'a str, DecodeError> {
     }
 }
 
-fn write_key<'w>(w: &'w mut Writer, key: &RegionKey) -> &'w mut Writer {
-    w.u64_fixed(key.epoch.0)
-        .varint(u64::from(key.slot))
-        .u128_fixed(key.secret)
-}
-
-fn read_key(r: &mut Reader<'_>) -> Result<RegionKey, DecodeError> {
-    Ok(RegionKey {
-        epoch: Epoch(r.u64_fixed()?),
-        slot: r.u32()?,
-        secret: r.u128_fixed()?,
-    })
-}
-
 fn write_region<'w>(w: &'w mut Writer, region: &RemoteRegion) -> &'w mut Writer {
-    write_key(w, &region.key)
-        .varint(region.len)
-        .u8(u8::from(region.access.read) | u8::from(region.access.write) << 1);
+    w.key(&region.key).varint(region.len).access(region.access);
     match region.place {
         Place::Dram { numa: None } => w.u8(0),
         Place::Dram { numa: Some(node) } => w.u8(1).varint(u64::from(node)),
@@ -568,15 +550,7 @@ fn write_region<'w>(w: &'w mut Writer, region: &RemoteRegion) -> &'w mut Writer 
 }
 
 fn read_region(r: &mut Reader<'_>) -> Result<RemoteRegion, DecodeError> {
-    let key = read_key(r)?;
-    let len = r.varint()?;
-    let access = match r.u8()? {
-        bits @ 0..=3 => Access {
-            read: bits & 1 != 0,
-            write: bits & 2 != 0,
-        },
-        _ => return Err(DecodeError::Invalid),
-    };
+    let (key, len, access) = (r.key()?, r.varint()?, r.access()?);
     let narrow = |v: u64| u16::try_from(v).map_err(|_| DecodeError::Overflow);
     let place = match r.u8()? {
         0 => Place::Dram { numa: None },
@@ -603,26 +577,4 @@ fn read_region(r: &mut Reader<'_>) -> Result<RemoteRegion, DecodeError> {
         access,
         grants: Arc::from(grants),
     })
-}
-
-pub(super) const REFUSALS: [Refusal; 9] = [
-    Refusal::UnknownKey,
-    Refusal::StaleEpoch,
-    Refusal::Released,
-    Refusal::OutOfBounds,
-    Refusal::NotReadable,
-    Refusal::NotWritable,
-    Refusal::Late,
-    Refusal::Malformed,
-    Refusal::Unsupported,
-];
-
-fn refusal_code(refusal: Refusal) -> u8 {
-    let code = REFUSALS.iter().position(|r| *r == refusal);
-    // A refusal that this table has not yet learnt is told as the vaguest one it knows.
-    code.unwrap_or(REFUSALS.len() - 1) as u8
-}
-
-fn refusal_of(code: u8) -> Result<Refusal, DecodeError> {
-    REFUSALS.get(usize::from(code)).copied().ok_or(DecodeError::Invalid)
 }

@@ -9,9 +9,7 @@
         tokens = numpy.frombuffer(cache, dtype=numpy.uint8)
 """
 
-from ._weft import (
-    Agent,
-    Borrowed,
+from ._errors import (
     Cancelled,
     ChecksumMismatch,
     ConnectError,
@@ -20,24 +18,29 @@ from ._weft import (
     Full,
     InvalidCall,
     LeaseEnded,
-    Memory,
     NotBorrowable,
-    Notification,
+    OsFailure,
     PathLost,
-    Peer,
     PeerLost,
-    Prepared,
     Refused,
-    Region,
     RendezvousError,
     SettingsError,
     StillInUse,
     Stopped,
-    Summary,
-    SystemError,
     TimedOut,
-    Transfer,
     TransferError,
+    TransferRefused,
+)
+from ._weft import (
+    Agent,
+    Borrowed,
+    Memory,
+    Notification,
+    Peer,
+    Prepared,
+    Region,
+    Summary,
+    Transfer,
     __version__,
 )
 
@@ -55,6 +58,7 @@ __all__ = [
     "Memory",
     "NotBorrowable",
     "Notification",
+    "OsFailure",
     "PathLost",
     "Peer",
     "PeerLost",
@@ -66,9 +70,9 @@ __all__ = [
     "StillInUse",
     "Stopped",
     "Summary",
-    "SystemError",
     "TimedOut",
     "Transfer",
     "TransferError",
+    "TransferRefused",
     "__version__",
 ]

@@ -1,8 +1,8 @@
 """The compiled part of the package."""
 
-from collections.abc import Awaitable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Generator, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 __version__: str
 
@@ -10,8 +10,14 @@ class _DlPack(Protocol):
     def __dlpack__(self) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# Pairs of an offset and a length, or a block size and the indices of blocks. `None` is everything, from the start.
-_Spans: TypeAlias = Iterable[Sequence[int]] | tuple[int, Iterable[int]] | None
+class _Array(Protocol):
+    """A NumPy array of integers, or anything else with the buffer protocol."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+# Pairs of an offset and a length, also as the rows of an array; or a block size and the indices of blocks, for which an array
+# is the fast way. `None` is everything, from the start.
+_Spans: TypeAlias = Iterable[Sequence[int]] | _Array | tuple[int, Iterable[int] | _Array] | None
 # `bytearray`, `mmap`, `memoryview`, NumPy arrays, torch tensors in host memory, …
 _Buffer: TypeAlias = Any | _DlPack
 
@@ -20,6 +26,8 @@ class Agent:
 
     Keywords are settings, with an underscore for the dot: `tcp_connections=2`. One that does not exist raises
     `SettingsError`, which names the nearest one that does.
+
+    A timeout, in seconds, that is not given is the setting `deadline`.
     """
 
     def __new__(
@@ -27,6 +35,12 @@ class Agent:
     ) -> Self: ...
     @property
     def name(self) -> str: ...
+    @property
+    def epoch(self) -> int:
+        """Which life of the agent this is: a later one of the same name has a larger number."""
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings in force, as text, by their keys. A secret stays hidden."""
     @property
     def address(self) -> str:
         """Where other agents reach this one, as one string for `connect`."""
@@ -46,12 +60,15 @@ class Agent:
         """Takes a published name back. Peers are refused from now on."""
     def connect(self, address: str, timeout: float | None = None) -> Peer:
         """Connects to an agent by its `address`, or by `host:port`."""
-    def connect_named(self, name: str, timeout: float = 30.0) -> Peer:
+    def connect_named(self, name: str, timeout: float | None = None) -> Peer:
         """Connects to an agent by its name, looked up through the rendezvous."""
-    def connect_async(self, address: str, timeout: float | None = None) -> Awaitable[Peer]: ...
+    def connect_async(self, address: str, timeout: float | None = None) -> Coroutine[Any, Any, Peer]: ...
+    def connect_named_async(self, name: str, timeout: float | None = None) -> Coroutine[Any, Any, Peer]: ...
     def notification(self, timeout: float | None = None) -> Notification | None:
-        """The next notification, from whichever peer; `None` where none comes in time."""
-    def notification_async(self) -> Awaitable[Notification]: ...
+        """The next notification, from whichever peer; `None` where none comes in time, which without a timeout is never."""
+    def notification_async(self) -> Awaitable[Notification]:
+        """The next notification, for `await`. A wait that is cancelled leaves it to the next one; closing the agent ends the
+        wait with `Stopped`."""
     def close(self) -> None:
         """Stops the agent. Transfers under way end with an error."""
     def __enter__(self) -> Self: ...
@@ -69,7 +86,7 @@ class Memory:
         """Whether peers on this host can map it instead of copying through the kernel."""
     @property
     def writable(self) -> bool: ...
-    def release(self, timeout: float = 10.0) -> None:
+    def release(self, timeout: float | None = None) -> None:
         """Withdraws and releases the memory; afterwards no peer touches it."""
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -88,11 +105,14 @@ class Peer:
     @property
     def transports(self) -> list[str]:
         """The transports that carry transfers to this peer now."""
+    def wait_for_transport(self, transport: str, timeout: float | None = None) -> None:
+        """Waits until transfers can go over `transport`."""
     @property
-    def region_names(self) -> list[str]: ...
-    def region(self, name: str, timeout: float = 10.0) -> Region:
+    def region_names(self) -> list[str]:
+        """The names that the peer has published so far."""
+    def region(self, name: str, timeout: float | None = None) -> Region:
         """A region by the name that the peer publishes it under, waiting for that if need be."""
-    def region_async(self, name: str, timeout: float = 10.0) -> Awaitable[Region]: ...
+    def region_async(self, name: str, timeout: float | None = None) -> Coroutine[Any, Any, Region]: ...
     def read(
         self,
         local: Memory,
@@ -145,10 +165,31 @@ class Peer:
         notify: bytes | None = None,
     ) -> Prepared:
         """The same as `write`, checked now and posted later, as often as wanted."""
+    def transfer(
+        self,
+        direction: Literal["read", "write"],
+        legs: Iterable[tuple[Memory, _Spans, Region, _Spans]],
+        *,
+        deadline: float | None = None,
+        checksum: bool | None = None,
+        notify: bytes | None = None,
+    ) -> Transfer:
+        """A transfer of several legs, one region a layer, say: each a memory, its spans, a region, and its spans."""
+    def prepare_transfer(
+        self,
+        direction: Literal["read", "write"],
+        legs: Iterable[tuple[Memory, _Spans, Region, _Spans]],
+        *,
+        deadline: float | None = None,
+        checksum: bool | None = None,
+        notify: bytes | None = None,
+    ) -> Prepared:
+        """The same as `transfer`, checked now and posted later, as often as wanted."""
     def notify(self, payload: bytes) -> None:
         """Sends a notification, which arrives once."""
     def borrow(self, remote: Region, lease: float = 60.0) -> Borrowed:
         """Maps a region of a peer on this host, for `lease` seconds. Nothing is copied."""
+    def borrow_async(self, remote: Region, lease: float = 60.0) -> Coroutine[Any, Any, Borrowed]: ...
     def disconnect(self) -> None: ...
 
 class Region:
@@ -158,6 +199,12 @@ class Region:
     def name(self) -> str: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def readable(self) -> bool:
+        """Whether this agent may read it."""
+    @property
+    def writable(self) -> bool:
+        """Whether this agent may write to it."""
     def __len__(self) -> int: ...
 
 class Prepared:
@@ -199,13 +246,18 @@ class Summary:
     def transport(self) -> str: ...
 
 class Borrowed:
-    """A peer's region, mapped read-only: `numpy.frombuffer(borrowed)`. The lease is given back with the last reference."""
+    """A peer's region, mapped read-only: `numpy.frombuffer(borrowed)`.
+
+    The end of the `with` gives the lease back, or the last reference does. Views that are still out keep it until they go.
+    """
 
     @property
     def nbytes(self) -> int: ...
     @property
     def held(self) -> bool:
-        """Whether the lease still holds."""
+        """Whether the lease still holds and has not been given back."""
+    def release(self) -> None:
+        """Gives the lease back: now, or with the last view that is still out. There are no new views from now on."""
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __enter__(self) -> Self: ...
@@ -220,41 +272,3 @@ class Notification:
     def peer(self) -> Peer: ...
     @property
     def payload(self) -> bytes: ...
-
-class Error(Exception):
-    """What any call of Weft can raise."""
-
-class TransferError(Error):
-    """A transfer ended without success. The ranges are (leg, first byte, one past the last byte)."""
-
-    peer: str
-    transport: str
-    cause: str
-    bytes_done: int
-    bytes_total: int
-    done: list[tuple[int, int, int]]
-    undone: list[tuple[int, int, int]]
-
-class Expired(TransferError): ...
-class Cancelled(TransferError): ...
-class Refused(TransferError): ...
-class PathLost(TransferError): ...
-class ChecksumMismatch(TransferError): ...
-
-class PeerLost(Error):
-    """The session is over: connect again."""
-
-    peer: str
-    cause: str
-
-class ConnectError(Error): ...
-class TimedOut(Error): ...
-class Full(Error): ...
-class InvalidCall(Error): ...
-class NotBorrowable(Error): ...
-class LeaseEnded(Error): ...
-class StillInUse(Error): ...
-class SettingsError(Error): ...
-class RendezvousError(Error): ...
-class SystemError(Error): ...
-class Stopped(Error): ...

@@ -234,7 +234,7 @@ fn controls_survive_the_wire_and_no_cut_is_taken_for_another() {
             });
         }
     }
-    for refusal in super::super::wire::REFUSALS {
+    for refusal in Refusal::ALL {
         controls.push(Control::LeaseAnswer {
             id,
             granted: Err(refusal),

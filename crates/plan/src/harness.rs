@@ -1,0 +1,14 @@
+//! What must hold for any text at all, one function a file format. The targets under `fuzz/` call them, and so does the suite.
+//!
+//! ```
+//! weft_plan::harness::platform("name = 'empty'");
+//! ```
+
+use crate::platform::Platform;
+
+/// A platform file is refused, or means the same when it is written again.
+pub fn platform(text: &str) {
+    if let Ok(platform) = Platform::from_toml(text) {
+        assert_eq!(Platform::from_toml(&platform.to_toml()), Ok(platform));
+    }
+}

@@ -1,0 +1,100 @@
+"""What Weft raises. `except weft.Error` catches all of it; who thinks in Python's own exceptions catches those."""
+
+
+class Error(Exception):
+    """What any call of Weft can raise."""
+
+
+class TransferError(Error):
+    """A transfer ended without success. The ranges are (leg, first byte, one past the last byte)."""
+
+    peer: str
+    transport: str
+    cause: str
+    bytes_done: int
+    bytes_total: int
+    done: list[tuple[int, int, int]]
+    undone: list[tuple[int, int, int]]
+
+
+class Refused(Error):
+    """The owner of the memory, or the agent itself, said no."""
+
+    cause: str
+
+
+class TransferRefused(TransferError, Refused):
+    """The target of a transfer said no."""
+
+
+class Expired(TransferError):
+    """The deadline passed."""
+
+
+class Cancelled(TransferError):
+    """The caller cancelled it."""
+
+
+class PathLost(TransferError):
+    """The path was lost and there was no other."""
+
+
+class ChecksumMismatch(TransferError):
+    """The bytes at the two ends differ."""
+
+
+class PeerLost(Error):
+    """The session is over: connect again."""
+
+    peer: str
+    cause: str
+
+
+class ConnectError(Error):
+    """No session came about."""
+
+
+class TimedOut(Error, TimeoutError):
+    """What was waited for did not happen in time."""
+
+
+class Full(Error):
+    """Too much is under way already: try again later."""
+
+
+class InvalidCall(Error, ValueError):
+    """The call makes no sense as it is."""
+
+
+class NotBorrowable(Error):
+    """The region cannot be mapped."""
+
+
+class LeaseEnded(Error):
+    """The lease is over."""
+
+
+class StillInUse(Error):
+    """A peer is still inside the memory."""
+
+
+class SettingsError(Error):
+    """A setting is unknown or has a value that makes no sense."""
+
+
+class RendezvousError(Error):
+    """The place where agents find each other failed."""
+
+
+class OsFailure(Error, OSError):
+    """The operating system refused something; `errno` says what, where it gave a number."""
+
+
+class Stopped(Error):
+    """The agent has been closed."""
+
+
+# Users know them, and pickle finds them, as `weft.Expired` and so on.
+for _name, _class in list(globals().items()):
+    if isinstance(_class, type):
+        _class.__module__ = "weft"

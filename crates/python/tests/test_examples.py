@@ -1,0 +1,32 @@
+"""The examples run as they are, and say what they say."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
+SAYS = {
+    "10_torch_tensor.py": "4194304 bytes over shared_memory; the last element is 1048575",
+    "11_asyncio.py": "prefill says b'request 17'; block 42 holds 7",
+}
+
+
+def test_every_example_is_run_here():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example(name, tmp_path):
+    if "torch" in name and importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed: cargo xtask test --torch")
+    # The secret of the user lies under this directory.
+    environment = os.environ | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, EXAMPLES / name], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == SAYS[name]
