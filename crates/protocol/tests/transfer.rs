@@ -393,7 +393,7 @@ impl World {
             expected.lanes.insert(id);
         }
         // What is lost has landed as often as not.
-        if is_write && (outcome.is_ok() || lost && op.0 % 2 == 0) {
+        if is_write && (outcome.is_ok() || lost && op.0.is_multiple_of(2)) {
             assert!(!expected.notified, "a write that lands after the peer was notified");
             expected.landed.extend(part.arrival.map(|arrival| arrival.index));
             expected.notify_if_all_is_there();
