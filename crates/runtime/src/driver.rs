@@ -9,8 +9,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::task::Waker;
+use std::thread::Thread;
 use std::time::Duration;
 
 use weft_fabric::bell::Bell;
@@ -29,7 +30,7 @@ use crate::report::report;
 use crate::transfer::Cell;
 
 /// How often the progress thread looks in while others turn the core.
-const LOOK_IN: Duration = Duration::from_micros(100);
+const LOOK_IN: Duration = Duration::from_micros(250);
 /// For this long after the last waiting thread has left, the progress thread assumes that another comes.
 const GRACE: Time = Time::from_us(200);
 /// How long a caller that has posted something large takes to come back and wait for it, if it does.
@@ -57,6 +58,8 @@ pub(crate) struct Shared {
     /// Until when the progress thread sleeps, on the agent's clock; 0 while it is awake.
     asleep_until: AtomicU64,
     bell: Bell,
+    /// The progress thread, once it runs.
+    progress: OnceLock<Thread>,
     stopping: AtomicBool,
 }
 
@@ -236,6 +239,7 @@ impl Shared {
             driven_until: AtomicU64::new(0),
             asleep_until: AtomicU64::new(0),
             bell,
+            progress: OnceLock::new(),
             stopping: AtomicBool::new(false),
         }))
     }
@@ -401,6 +405,7 @@ impl Shared {
 
     /// The body of the progress thread.
     pub(crate) fn run(&self) {
+        let _ = self.progress.set(std::thread::current());
         let mut spin_until = self.clock.now();
         let mut later = Later::default();
         while !self.stopping.load(Ordering::Acquire) {
@@ -479,8 +484,11 @@ impl<'a> Driving<'a> {
     fn stop(&mut self) {
         if std::mem::take(&mut self.active) {
             self.shared.drivers.fetch_sub(1, Ordering::Relaxed);
-            // Nobody follows: the progress thread need not wait for the grace period.
+            // Nobody follows: the progress thread takes over without waiting for the grace period, or for its next look.
             self.shared.driven_until.store(0, Ordering::Relaxed);
+            if let Some(progress) = self.shared.progress.get() {
+                progress.unpark();
+            }
         }
     }
 }

@@ -126,7 +126,7 @@ settings! {
     /// A file that holds the secret, readable by its owner only; by default one that is made once per user and host.
     secret_file: Option<PathBuf> = "secret_file", "";
     /// TCP connections per peer and local address.
-    tcp_connections: usize = "tcp.connections", "4", within 1..=64;
+    tcp_connections: usize = "tcp.connections", "2", within 1..=64;
     /// A certificate chain (PEM); with it, TCP runs over TLS.
     tcp_tls_cert: Option<PathBuf> = "tcp.tls_cert", "";
     /// The private key of `tcp.tls_cert` (PEM).
@@ -149,8 +149,8 @@ settings! {
     silence_max: Duration = "silence_max", "5s", within 2_000_000..=86_400_000_000_000;
     /// Transfers up to this size may be copied in the caller's thread; larger ones never are.
     inline_bytes: Bytes = "inline_bytes", "256KiB", within 0..=1_048_576;
-    /// How long the progress thread looks for work before it sleeps.
-    spin: Duration = "spin", "50us", within 0..=1_000_000_000;
+    /// How long a thread that waits, and the progress thread, look for work before they sleep.
+    spin: Duration = "spin", "200us", within 0..=1_000_000_000;
     /// The core to pin the progress thread to; unset leaves it to the kernel.
     progress_core: Option<usize> = "progress_core", "", within 0..=4095;
     /// Whether transfers that do not say otherwise compare the bytes at both ends.

@@ -58,13 +58,6 @@ impl<T: ?Sized + Transport> Core<T> {
         progress
     }
 
-    /// Polls one transport, the one whose owner was woken, and does what follows.
-    pub fn pump_slot(&mut self, slot: usize, now: Time) -> Progress {
-        let progress = self.poll_slot(slot, now);
-        self.flush(now);
-        progress
-    }
-
     /// When to turn again if no transport has anything before.
     pub fn next_timeout(&self) -> Option<Time> {
         let peers = self.timers.first().map(|(at, _)| *at);
