@@ -241,7 +241,7 @@ def test_what_an_agent_and_a_region_say_of_themselves(agents):
     both, read = peer.region("both"), peer.region("read")
     assert both.readable and both.writable and read.readable and not read.writable
     assert 0 < target.epoch < initiator.epoch
-    assert initiator.settings["deadline"] == "30s" and initiator.settings["tcp.connections"] == "4"
+    assert initiator.settings["deadline"] == "30s" and initiator.settings["tcp.connections"] == "2"
     assert SECRET not in initiator.settings.values()
     peer.wait_for_transport(initiator.settings["transports"])
     with pytest.raises(weft.TimedOut):
