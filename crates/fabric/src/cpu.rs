@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 /// A yield that takes longer than this means that somebody else ran meanwhile.
 const CROWDED: Duration = Duration::from_micros(2);
-/// So many crowded looks, less the others, and a thread looks for another core.
-const CROWDED_LOOKS_MAX: u32 = 24;
-/// A thread moves at most this often.
-const MOVE_INTERVAL: Duration = Duration::from_millis(5);
+/// How long a thread watches before it judges whether its core is crowded.
+const WATCH: Duration = Duration::from_millis(4);
+/// One part in so many, lost to others, makes a thread look for another core.
+const LOST_PART: u32 = 4;
 
 thread_local! {
-    static CROWDED_LOOKS: Cell<u32> = const { Cell::new(0) };
-    static MOVED: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// When this thread began to watch, and what it has lost since.
+    static WATCHED: Cell<Option<(Instant, Duration)>> = const { Cell::new(None) };
 }
 
 /// One step of looking for work in a loop.
@@ -25,20 +25,19 @@ thread_local! {
 pub fn look_again() {
     let before = Instant::now();
     std::thread::yield_now();
-    let after = Instant::now();
-    let looks = CROWDED_LOOKS.get();
-    if after - before < CROWDED {
-        CROWDED_LOOKS.set(looks.saturating_sub(1));
+    let now = Instant::now();
+    let took = now - before;
+    let (since, mut lost) = WATCHED.get().unwrap_or((before, Duration::ZERO));
+    if took > CROWDED {
+        lost += took;
+    }
+    if now - since < WATCH {
+        WATCHED.set(Some((since, lost)));
         return;
     }
-    CROWDED_LOOKS.set(looks + 1);
-    if looks < CROWDED_LOOKS_MAX || MOVED.get().is_some_and(|moved| after - moved < MOVE_INTERVAL) {
-        return;
-    }
-    CROWDED_LOOKS.set(0);
-    MOVED.set(Some(after));
-    // Of two that crowd each other one should move; the low bits of the time are a good enough coin.
-    if (after - before).subsec_nanos() & 1 == 0 {
+    WATCHED.set(None);
+    // Of two that crowd each other one should move; the low bit of the time is a good enough coin.
+    if lost * LOST_PART > now - since && took.subsec_nanos() & 1 == 0 {
         step_aside();
     }
 }

@@ -56,7 +56,7 @@ const STRANGERS_MAX: usize = 256;
 /// Paths that peers have begun to open; one more pushes the oldest of them out.
 const OPENING_MAX: usize = 256;
 /// System calls that a connection may send with before others get their turn.
-const SENDS_PER_TURN: u32 = 16;
+const SENDS_PER_TURN: u32 = 4;
 /// How long the listener rests when there are no descriptors left.
 const LISTENER_REST: Time = Time::from_ms(100);
 /// Polls of one who spins that look only at the connection which was busy last, for each one that looks at all of them.
