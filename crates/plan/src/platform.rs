@@ -1,6 +1,6 @@
 //! The platform: which machines there are, what is in them, and what their links cost.
 //!
-//! One file serves selection, the model and the simulator, so that all three speak of the same machines. Discovery writes it,
+//! One file is to serve selection, the model and the simulator, so that all three speak of the same machines. Discovery writes it,
 //! people edit it, and [`Platform::from_toml`] refuses what does not hold together, with the line or the field at fault.
 //!
 //! ```

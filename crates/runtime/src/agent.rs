@@ -20,7 +20,7 @@ use crate::memory::{Memory, Registered, after};
 use crate::observe::{Event, Observer, ObserverOptions};
 use crate::peer::{Defaults, Peer};
 use crate::rendezvous::{Registration, Rendezvous};
-use crate::settings::{Settings, Sources, When};
+use crate::settings::{Settings, Sources, TransportChoice, When};
 use crate::transfer::remember;
 use crate::transports;
 
@@ -382,8 +382,8 @@ fn pin(core: Option<usize>) {
 /// `host:port` is short for `tcp:host:port`; several addresses are separated by commas, best first. Names are looked up.
 fn parse_addresses(text: &str) -> Result<Vec<PeerAddress>, Error> {
     let known = |part: &str| {
-        let of = |name: &&str| part.strip_prefix(*name).is_some_and(|rest| rest.starts_with(':'));
-        transports::NAMES.iter().any(of)
+        let of = |choice: &TransportChoice| PeerAddress(part.to_owned()).transport() == choice.name();
+        TransportChoice::ALL.iter().any(of)
     };
     let mut addresses = Vec::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {

@@ -127,6 +127,14 @@ impl World {
         }
     }
 
+    /// One whole turn, whoever makes it. Returns what the core says of its progress, and whether anything has happened.
+    fn turn(&mut self, shared: &Shared, now: Time, later: &mut Later) -> (Progress, bool) {
+        let progress = self.core.pump(now);
+        let any = self.settle(shared, now, later);
+        self.retry_releases(now);
+        (progress, any)
+    }
+
     /// Enters what has happened, and notes what to do once the mutex is free. Returns whether anything has happened.
     fn settle(&mut self, shared: &Shared, now: Time, later: &mut Later) -> bool {
         let mut any = false;
@@ -136,6 +144,7 @@ impl World {
         }
         if any {
             self.core.set_untaken(self.notifications.len());
+            later.sleepers = self.sleepers > 0;
             later.wake.append(&mut self.wakers);
         }
         any
@@ -256,7 +265,7 @@ impl Shared {
         let mut world = self.lock();
         let result = change(&mut world, now);
         let progress = world.core.push(now);
-        later.sleepers = world.settle(self, now, &mut later) && world.sleepers > 0;
+        world.settle(self, now, &mut later);
         // What a transport has taken on it shows by being busy; only the core's own timers can have moved.
         let due = world.core.next_timeout();
         drop(world);
@@ -273,11 +282,8 @@ impl Shared {
         loop {
             let mut world = self.lock();
             let now = self.clock.now();
-            let progress = world.core.pump(now);
-            let any = world.settle(self, now, &mut later);
-            world.retry_releases(now);
+            let (progress, any) = world.turn(self, now, &mut later);
             let found = check(&mut world);
-            later.sleepers = any && world.sleepers > 0;
             if found.is_some() || now >= deadline || world.stopped {
                 let due = world.core.next_timeout();
                 drop(world);
@@ -342,9 +348,7 @@ impl Shared {
         let _driving = Driving::start(self);
         let now = self.clock.now();
         let mut later = Later::default();
-        world.core.pump(now);
-        later.sleepers = world.settle(self, now, &mut later) && world.sleepers > 0;
-        world.retry_releases(now);
+        world.turn(self, now, &mut later);
         let due = world.core.next_timeout();
         drop(world);
         self.finish(&mut later);
@@ -415,10 +419,7 @@ impl Shared {
             }
             let mut world = self.lock();
             let now = self.clock.now();
-            let progress = world.core.pump(now);
-            let any = world.settle(self, now, &mut later);
-            world.retry_releases(now);
-            later.sleepers = any && world.sleepers > 0;
+            let (progress, any) = world.turn(self, now, &mut later);
             if progress == Progress::Busy || any {
                 spin_until = now.saturating_add(self.spin);
             }

@@ -119,7 +119,7 @@ settings! {
     listen: SocketAddr = "listen", "127.0.0.1:0";
     /// The address that peers are told to connect to when it differs from the one in `listen`.
     advertise: Option<IpAddr> = "advertise", "";
-    /// The transports to use, best first.
+    /// The transports to use; of those that reach a peer, the one that costs least carries its transfers.
     transports: Vec<TransportChoice> = "transports", "shared_memory,tcp";
     /// The secret that all agents of one deployment share and prove to each other.
     secret: Option<Hidden> = "secret", "";

@@ -15,9 +15,6 @@ use weft_protocol::region::Epoch;
 use crate::error::Error;
 use crate::settings::{ForeignMemory, Settings, TransportChoice};
 
-/// The names that an address may start with.
-pub(crate) const NAMES: [&str; 2] = ["shared_memory", "tcp"];
-
 /// Equal at two agents that can share memory: the same boot of the same host, and the same network namespace, which is where the
 /// sockets that hand memory over have their names.
 pub(crate) fn host_identity() -> String {

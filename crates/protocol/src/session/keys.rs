@@ -2,8 +2,8 @@
 //!
 //! The handshake proves the secret with HMAC-SHA256 over everything both ends have said. From the same transcript come two keys,
 //! one a direction, so that a message reflected to its sender or carried into another session does not verify. Messages are
-//! then authenticated with SipHash-2-4 in its 128-bit form: a pseudo-random function made for short inputs, which costs
-//! a notification some tens of nanoseconds.
+//! then authenticated with SipHash-2-4 in its 128-bit form: a pseudo-random function made for short inputs, so that
+//! a notification stays cheap.
 
 use std::hash::Hasher;
 

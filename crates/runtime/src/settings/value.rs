@@ -95,6 +95,8 @@ pub enum TransportChoice {
 }
 
 impl TransportChoice {
+    pub const ALL: [TransportChoice; 2] = [TransportChoice::SharedMemory, TransportChoice::Tcp];
+
     /// The name that the transport itself goes by.
     pub fn name(self) -> &'static str {
         match self {
@@ -279,11 +281,8 @@ impl Value for ForeignMemory {
 impl Value for TransportChoice {
     const KIND: &'static str = "shared_memory or tcp";
     fn parse(raw: &Raw) -> Option<TransportChoice> {
-        match raw.one()? {
-            "shared_memory" => Some(TransportChoice::SharedMemory),
-            "tcp" => Some(TransportChoice::Tcp),
-            _ => None,
-        }
+        let text = raw.one()?;
+        TransportChoice::ALL.into_iter().find(|choice| choice.name() == text)
     }
     fn text(&self) -> String {
         self.name().to_owned()
