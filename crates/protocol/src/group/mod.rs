@@ -1,0 +1,13 @@
+//! Groups: how ranks run a collective together, and what they tell each other when one of them does not.
+//!
+//! A program (a schedule, from the room `plan`) says what every rank does; this room runs it for one rank. It knows nothing of
+//! sockets or of shared memory: messages go through an [`Exchange`], of which there is one a world, and bytes are moved and reduced on
+//! this rank by [`Kernels`].
+
+mod combine;
+mod exchange;
+mod record;
+
+pub use combine::{At, Combiner, Function, Kernels, Reference};
+pub use exchange::{Board, Exchange, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
+pub use record::{Abort, CallRecord, Cause, Garbled, Status, Waiting};
