@@ -100,35 +100,41 @@ fn run(case: &Case, program: &dyn Program, options: LoopbackOptions) {
         let size = case.datatype.size() as u64;
         let bytes = player.memory[buffer as usize].snapshot();
         let output = &bytes[(at.start * size) as usize..(at.end * size) as usize];
-        assert_eq!(output, reference(case, rank), "rank {} of {case:?} by {program:?}", rank.0);
+        assert_eq!(
+            output,
+            reference(case, rank),
+            "rank {} of {case:?} by {program:?}",
+            rank.0
+        );
     }
 }
 
 fn case() -> impl Strategy<Value = Case> {
     let sizes = prop_oneof![Just(Sizes::Equal), Just(Sizes::Varying)];
-    let problem = (2u32..=9, 0usize..10, sizes, any::<u32>(), any::<bool>()).prop_map(|(n, kind, sizes, root, in_place)| {
-        let root = Rank(root % n);
-        let collective = match kind {
-            0 => Collective::AllReduce,
-            1 => Collective::AllGather { sizes },
-            2 => Collective::ReduceScatter { sizes },
-            3 => Collective::Broadcast { root },
-            4 => Collective::Reduce { root },
-            5 => Collective::Gather { root, sizes },
-            6 => Collective::Scatter { root, sizes },
-            7 => Collective::AllToAll { sizes },
-            8 => Collective::SendReceive {
-                from: root,
-                to: Rank((root.0 + 1) % n),
-            },
-            _ => Collective::Barrier,
-        };
-        let apart = Problem::new(collective, n);
-        match in_place && apart.in_place().check().is_ok() {
-            true => apart.in_place(),
-            false => apart,
-        }
-    });
+    let problem =
+        (2u32..=9, 0usize..10, sizes, any::<u32>(), any::<bool>()).prop_map(|(n, kind, sizes, root, in_place)| {
+            let root = Rank(root % n);
+            let collective = match kind {
+                0 => Collective::AllReduce,
+                1 => Collective::AllGather { sizes },
+                2 => Collective::ReduceScatter { sizes },
+                3 => Collective::Broadcast { root },
+                4 => Collective::Reduce { root },
+                5 => Collective::Gather { root, sizes },
+                6 => Collective::Scatter { root, sizes },
+                7 => Collective::AllToAll { sizes },
+                8 => Collective::SendReceive {
+                    from: root,
+                    to: Rank((root.0 + 1) % n),
+                },
+                _ => Collective::Barrier,
+            };
+            let apart = Problem::new(collective, n);
+            match in_place && apart.in_place().check().is_ok() {
+                true => apart.in_place(),
+                false => apart,
+            }
+        });
     let types = (0usize..14, 0usize..5);
     (problem, types, 0u64..70, any::<u64>()).prop_map(|(problem, (datatype, reduction), most, seed)| {
         let mut chance = Seeded::new(seed);

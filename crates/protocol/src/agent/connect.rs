@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use weft_plan::Time;
 
+use super::parcels::Parcels;
 use super::paths::Stage;
 use super::{ConnectError, Core, Event, PeerError, Target};
 use crate::error::Loss;
@@ -33,6 +34,7 @@ pub(super) struct Peer {
     pub(super) awaited: BTreeMap<NotificationId, TransferId>,
     /// How many announcements there are in all.
     pub(super) announced: usize,
+    pub(super) parcels: Parcels,
     /// The session has ended, and is kept until then to answer a peer that has not heard of it.
     pub(super) over: Option<Time>,
     /// The peer has closed its last path: it has until then to come back.
@@ -84,6 +86,7 @@ impl Peer {
             .chain(session)
             .chain(attempt.map(|a| a.target.deadline))
             .chain(self.rejoin_by)
+            .chain(self.parcels.resend_at)
             .min()
     }
 
@@ -249,7 +252,7 @@ impl<T: ?Sized + Transport> Core<T> {
             identity,
             accepted,
         });
-        self.on_joined(peer, first);
+        self.on_joined(peer, first, now);
     }
 
     /// Now that the peer has said where else it can be reached, opens as many paths as are wanted.
@@ -452,6 +455,7 @@ impl<T: ?Sized + Transport> Core<T> {
             unsent: VecDeque::new(),
             awaited: BTreeMap::new(),
             announced: 0,
+            parcels: Parcels::default(),
             over: None,
             rejoin_by: None,
             timer: None,

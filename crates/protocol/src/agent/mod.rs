@@ -13,6 +13,7 @@
 
 mod announce;
 mod connect;
+mod parcels;
 mod paths;
 mod regions;
 #[cfg(test)]
@@ -35,9 +36,11 @@ use crate::transport::{Op, PeerAddress, Signal, Transport};
 
 use announce::Announcement;
 use connect::Peer;
+use parcels::Inbox;
 use paths::Path;
 use regions::Regions;
 
+pub use parcels::{MAX_PARCEL_BYTES, Parcel};
 pub use regions::RegionError;
 pub use weft_plan::route::Reach;
 
@@ -65,6 +68,9 @@ pub struct Core<T: ?Sized + Transport> {
     /// Peers whose session has more to say than there is room for among the events.
     stalled: Vec<PeerId>,
     events: VecDeque<Event>,
+    /// Parcels that nobody has taken, by group.
+    inboxes: Vec<Inbox>,
+    parcels_came: bool,
     /// Notifications that have left the events, but that the application has not looked at.
     untaken: usize,
     next_peer: u32,
@@ -269,6 +275,8 @@ impl<T: ?Sized + Transport> Core<T> {
             announcements: BTreeMap::new(),
             stalled: Vec::new(),
             events: VecDeque::new(),
+            inboxes: Vec::new(),
+            parcels_came: false,
             untaken: 0,
             next_peer: 0,
             next_path: 0,

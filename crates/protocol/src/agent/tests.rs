@@ -1,6 +1,7 @@
 //! Two agents over loopback, turned by hand.
 
 mod bounds;
+mod parcels;
 
 use std::sync::Arc;
 

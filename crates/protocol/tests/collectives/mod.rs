@@ -80,7 +80,9 @@ pub fn reference(case: &Case, rank: Rank) -> Vec<u8> {
     let size = datatype.size();
     let blocks = |of: Rank, buffer| (0..problem.blocks(of, buffer)).map(move |block| (of, block));
     let input = |of: Rank| {
-        let elements: u64 = blocks(of, Buffer::Input).map(|(of, block)| case.elements(of, Buffer::Input, block)).sum();
+        let elements: u64 = blocks(of, Buffer::Input)
+            .map(|(of, block)| case.elements(of, Buffer::Input, block))
+            .sum();
         filled(case, of, elements as usize * size)
     };
     // A block of a rank's input.
