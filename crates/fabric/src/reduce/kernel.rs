@@ -56,14 +56,14 @@ fn for_datatype<L: Level>(datatype: Datatype, operation: Operation) -> Kernels {
         Datatype::Bf16 => for_operation::<L, Bf16>(operation),
         Datatype::Fp8E4m3 => for_operation::<L, Fp8E4m3>(operation),
         Datatype::Fp8E5m2 => for_operation::<L, Fp8E5m2>(operation),
-        Datatype::I8 => for_operation::<L, Integer<i8, 64>>(operation),
-        Datatype::I16 => for_operation::<L, Integer<i16, 32>>(operation),
-        Datatype::I32 => for_operation::<L, Integer<i32, 16>>(operation),
-        Datatype::I64 => for_operation::<L, Integer<i64, 8>>(operation),
         Datatype::U8 => for_operation::<L, Integer<u8, 64>>(operation),
         Datatype::U16 => for_operation::<L, Integer<u16, 32>>(operation),
         Datatype::U32 => for_operation::<L, Integer<u32, 16>>(operation),
         Datatype::U64 => for_operation::<L, Integer<u64, 8>>(operation),
+        Datatype::I8 => for_operation::<L, Integer<i8, 64>>(operation),
+        Datatype::I16 => for_operation::<L, Integer<i16, 32>>(operation),
+        Datatype::I32 => for_operation::<L, Integer<i32, 16>>(operation),
+        Datatype::I64 => for_operation::<L, Integer<i64, 8>>(operation),
     }
 }
 
@@ -92,43 +92,52 @@ pub(super) unsafe fn fold<L: Level, K: Kind<L>, O: Op, const D: usize>(
     stream: bool,
 ) {
     let mut at = 0;
+    // Less than a line: the head, up to where a line begins, and later the tail.
+    let mut part = if stream { to[0].align_offset(LINE).min(bytes) } else { 0 };
     // SAFETY: `at` and what is accessed from there on stay within the caller's bytes. A streamed line begins where the head has ended:
     // at the beginning of a line.
     unsafe {
-        if stream {
-            at = to[0].align_offset(LINE).min(bytes);
-            if at > 0 {
-                fold_part::<L, K, O, D>(to, from, 0, at, divisor);
+        loop {
+            if part > 0 {
+                fold_part::<L, K, O, D>(to, from, at, part, divisor);
+                at += part;
             }
             while bytes - at >= TOGETHER * LINE {
-                for source in from {
-                    for line in 0..TOGETHER {
-                        L::prefetch(source.wrapping_add(at + AHEAD + line * LINE));
-                    }
+                if stream {
+                    prefetch_lines::<L>(from, at + AHEAD);
                 }
                 let blocks = fold_lines::<L, K, O, TOGETHER>(from, at, divisor);
                 for (line, &block) in blocks.iter().enumerate() {
                     for to in to {
-                        L::stream(block, to.add(at + line * LINE));
+                        let to = to.add(at + line * LINE);
+                        if stream {
+                            L::stream(block, to)
+                        } else {
+                            L::store(block, to)
+                        }
                     }
                 }
                 at += TOGETHER * LINE;
             }
+            if at == bytes {
+                break;
+            }
+            part = (bytes - at).min(LINE);
+        }
+        if stream {
             L::fence();
         }
-        while bytes - at >= TOGETHER * LINE {
-            let blocks = fold_lines::<L, K, O, TOGETHER>(from, at, divisor);
-            for (line, &block) in blocks.iter().enumerate() {
-                for to in to {
-                    L::store(block, to.add(at + line * LINE));
-                }
-            }
-            at += TOGETHER * LINE;
-        }
-        while at < bytes {
-            let part = (bytes - at).min(LINE);
-            fold_part::<L, K, O, D>(to, from, at, part, divisor);
-            at += part;
+    }
+}
+
+/// # Safety
+/// The processor has the instructions of the level.
+#[inline(always)]
+unsafe fn prefetch_lines<L: Level>(from: &[*const u8], at: usize) {
+    for source in from {
+        for line in 0..TOGETHER {
+            // SAFETY: the caller's promise, handed on.
+            unsafe { L::prefetch(source.wrapping_add(at + line * LINE)) };
         }
     }
 }
