@@ -1,0 +1,125 @@
+//! How fast reductions are on this machine, beside the copy of the standard library and beside what the memory allows.
+//!
+//! `cargo bench -p weft-fabric --bench reduce [-- PART]`, where PART is a part of a row's name. A figure is the best of several runs, in GB of
+//! one buffer per second: what one buffer's worth of results takes, whatever the number of buffers that are read for it.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use weft_fabric::memory::{AllocateOptions, HostMemory, HugePages};
+use weft_fabric::reduce::{Cache, InstructionSet, Reducer};
+use weft_plan::{Datatype, Reduction};
+
+const SIZES: [usize; 3] = [32 << 10, 1 << 20, 64 << 20];
+const BUFFERS: usize = 6;
+const TIME_PER_FIGURE: Duration = Duration::from_millis(60);
+
+fn main() {
+    let wanted = std::env::args()
+        .skip(1)
+        .find(|a| !a.starts_with('-'))
+        .unwrap_or_default();
+    let options = AllocateOptions {
+        huge_pages: HugePages::Try,
+        prefault: true,
+        numa: None,
+    };
+    let buffers: Vec<HostMemory> = (0..BUFFERS)
+        .map(|_| HostMemory::allocate(SIZES[2], options).expect("memory for the buffers"))
+        .collect();
+    let at: Vec<*mut u8> = buffers.iter().map(HostMemory::as_ptr).collect();
+    println!(
+        "{:<44}{:>9}{:>9}{:>9}",
+        "GB/s of one buffer", "32 KiB", "1 MiB", "64 MiB"
+    );
+    let row = |name: &str, work: &dyn Fn(usize)| {
+        if !name.contains(&wanted) {
+            return;
+        }
+        let figures = SIZES.map(|bytes| bytes as f64 / best(|| work(bytes)).as_secs_f64() / 1e9);
+        println!("{name:<44}{:>9.1}{:>9.1}{:>9.1}", figures[0], figures[1], figures[2]);
+    };
+    // SAFETY of all calls below: the buffers hold the greatest size, and do not overlap.
+    row("memcpy", &|bytes| unsafe {
+        at[0].copy_from_nonoverlapping(at[1], bytes)
+    });
+    row("weft copy", &|bytes| unsafe {
+        weft_fabric::copy::copy(at[0], at[1], bytes)
+    });
+    row("limit: read one", &|bytes| unsafe {
+        black_box(read(&[at[0]], bytes));
+    });
+    row("limit: read two", &|bytes| unsafe {
+        black_box(read(&[at[0], at[1]], bytes));
+    });
+    row("limit: read four", &|bytes| unsafe {
+        black_box(read(&at[..4], bytes));
+    });
+    for &set in InstructionSet::ALL.iter().rev().filter(|set| set.is_available()) {
+        for datatype in Datatype::ALL {
+            for reduction in Reduction::ALL {
+                if reduction != Reduction::Sum && datatype != Datatype::F32 && wanted.is_empty() {
+                    continue;
+                }
+                let reducer = Reducer::with(set, datatype, reduction).finishing(3.try_into().expect("not zero"));
+                let count = |bytes| bytes / datatype.size();
+                let name = |form| format!("{set:?} {datatype} {reduction} {form}");
+                row(&name("reduce_into"), &|bytes| unsafe {
+                    reducer.reduce_into(at[0], at[1], count(bytes))
+                });
+                row(&name("combine"), &|bytes| unsafe {
+                    reducer.combine(at[2], at[0], at[1], count(bytes), Cache::BySize);
+                });
+                if datatype != Datatype::F32 && wanted.is_empty() {
+                    continue;
+                }
+                row(&name("combine, cached"), &|bytes| unsafe {
+                    reducer.combine(at[2], at[0], at[1], count(bytes), Cache::Keep);
+                });
+                row(&name("combine_both"), &|bytes| unsafe {
+                    reducer.combine_both([at[2], at[3]], at[0], at[1], count(bytes), Cache::BySize);
+                });
+                let from = [at[0].cast_const(), at[1], at[2], at[3]];
+                row(&name("combine_many of 4"), &|bytes| unsafe {
+                    reducer.combine_many(at[4], &from, count(bytes), Cache::BySize);
+                });
+            }
+        }
+    }
+}
+
+/// The best time of one call: after a warm-up, of as many as fit.
+fn best(mut work: impl FnMut()) -> Duration {
+    work();
+    let begin = Instant::now();
+    let mut best = Duration::MAX;
+    let mut calls = 1;
+    while begin.elapsed() < TIME_PER_FIGURE {
+        let start = Instant::now();
+        for _ in 0..calls {
+            work();
+        }
+        let took = start.elapsed();
+        best = best.min(took / calls);
+        // A clock's reading should be a small part of what is timed.
+        if took < Duration::from_micros(20) {
+            calls *= 2;
+        }
+    }
+    best
+}
+
+/// Reads all bytes of some buffers side by side and does next to nothing with them.
+unsafe fn read(from: &[*mut u8], bytes: usize) -> u64 {
+    let mut sums = [0u64; 8];
+    for at in (0..bytes).step_by(64) {
+        for source in from {
+            // SAFETY: the caller's buffers hold so many bytes, which is a multiple of 64, and are aligned.
+            let words: [u64; 8] = unsafe { source.add(at).cast::<[u64; 8]>().read() };
+            for (sum, word) in sums.iter_mut().zip(words) {
+                *sum |= word;
+            }
+        }
+    }
+    sums.into_iter().fold(0, |all, sum| all | sum)
+}
