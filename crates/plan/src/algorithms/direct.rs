@@ -1,7 +1,7 @@
 //! Direct: every rank talks to every other at once. One step, and as many messages as there are pairs; what is small, or is all-to-all
 //! anyway, is done fastest this way. For all-reduce this is called one-shot.
 
-use super::{after, before};
+use super::{others, reduce_all, sources};
 use crate::collective::{Collective, Problem};
 use crate::schedule::{Ops, Program, Shape, Slice};
 use crate::units::Rank;
@@ -136,21 +136,4 @@ impl Program for Direct {
             }
         }
     }
-}
-
-/// Everyone else's contribution on top of the own one. Only this rank needs the sum, so that its order is nobody else's business.
-fn reduce_all(rank: Rank, ranks: u32, own: Slice, into: Slice, out: &mut Ops) {
-    for (nth, from) in sources(rank, ranks).enumerate() {
-        out.receive_reduce(from, if nth == 0 { own } else { into }, into);
-    }
-}
-
-/// Everyone else, beginning with the next: so that not all begin with the same one.
-fn others(rank: Rank, ranks: u32) -> impl Iterator<Item = Rank> {
-    (1..ranks).map(move |by| after(rank, by, ranks))
-}
-
-/// Everyone else, in the order in which their messages come.
-fn sources(rank: Rank, ranks: u32) -> impl Iterator<Item = Rank> {
-    (1..ranks).map(move |by| before(rank, by, ranks))
 }
