@@ -1,5 +1,6 @@
 //! The real transports and the memory they touch. No policy lives here: what moves, when and over which path is decided above.
 
+pub mod arena;
 pub mod bell;
 pub mod calibrate;
 pub mod clock;
@@ -8,6 +9,7 @@ pub mod cpu;
 pub mod discover;
 pub mod harness;
 pub mod memory;
+pub mod reduce;
 pub mod shared_memory;
 pub mod tcp;
 

@@ -120,7 +120,7 @@ impl Segment {
 
     /// `None` where the memory is of another size.
     pub(super) fn own(layout: Layout, memory: Arc<HostMemory>) -> Option<Segment> {
-        (memory.len() >= layout.bytes() as u64).then(|| Segment {
+        (Memory::len(&*memory) >= layout.bytes() as u64).then(|| Segment {
             base: memory.as_ptr(),
             layout,
             _kept: Kept::Own { _memory: memory },
