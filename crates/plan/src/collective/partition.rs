@@ -234,13 +234,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_cover_a_block_once_and_differ_by_a_grain(count in 0u64..1000, pieces in 1u32..70, grain in 1u64..20) {
+        fn pieces_cover_a_block_once_and_are_nearly_equal(count in 0u64..1000, pieces in 1u32..70, grain in 1u64..20) {
             let problem = Problem::new(Collective::AllReduce, 3);
             let partition = Partition::new(&problem, Counts::Equal(count), pieces).unwrap().with_grain(grain);
             let sizes: Vec<u64> = (0..pieces).map(|piece| partition.elements(Extent::common(piece))).collect();
             prop_assert_eq!(sizes.iter().sum::<u64>(), count);
             prop_assert!(sizes.windows(2).all(|pair| pair[0] >= pair[1]));
-            prop_assert!(sizes[0] - sizes[pieces as usize - 1] <= grain);
+            // By one grain, and the last piece may also lack what the block lacks to whole grains.
+            prop_assert!(sizes[0] - sizes[pieces as usize - 1] < 2 * grain);
         }
     }
 

@@ -62,7 +62,7 @@ pub fn verify(problem: &Problem, program: &dyn Program) -> Result<Summary, Fault
         return Err(Fault::NoPieces);
     }
     let mut run = Run::new(problem, program, shape)?;
-    run.to_the_end()?;
+    run.finish()?;
     run.post_condition()?;
     Ok(run.summary)
 }
@@ -148,7 +148,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    fn to_the_end(&mut self) -> Result<(), Fault> {
+    fn finish(&mut self) -> Result<(), Fault> {
         for rank in (0..self.problem.ranks).map(Rank) {
             if self.shape.steps > 0 {
                 self.begin(rank)?;
@@ -335,10 +335,10 @@ impl<'a> Run<'a> {
     }
 
     fn well_formed(&self, at: At, op: &Op) -> Result<(), Fault> {
-        if let Some(peer) = op.peer() {
-            if peer.0 >= self.problem.ranks || peer == at.rank {
-                return Err(Fault::BadPeer { at, peer });
-            }
+        if let Some(peer) = op.peer()
+            && (peer.0 >= self.problem.ranks || peer == at.rank)
+        {
+            return Err(Fault::BadPeer { at, peer });
         }
         if let Some(channel) = op.channel()
             && channel.0 >= self.shape.channels

@@ -79,7 +79,8 @@ pub struct MessageHead {
     pub call: u64,
     /// A digest of what was called; see [`CallRecord::signature`].
     pub signature: u64,
-    pub step: u32,
+    /// Which message of its lane in this call, counted from zero.
+    pub index: u32,
     pub len: u64,
 }
 
@@ -171,8 +172,8 @@ pub enum Taken {
 pub enum Trouble {
     /// The next message on a lane is of another call: the two ranks do not do the same.
     #[error(
-        "rank {} sent a message of {} bytes for step {} of call {}, where {} bytes for step {} of call {} were due",
-        peer.0, found.len, found.step, found.call, expected.len, expected.step, expected.call
+        "rank {} sent {} bytes as message {} of call {}, where {} bytes as message {} of call {} were due",
+        peer.0, found.len, found.index, found.call, expected.len, expected.index, expected.call
     )]
     WrongMessage {
         peer: Rank,

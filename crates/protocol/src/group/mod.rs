@@ -5,9 +5,15 @@
 //! this rank by [`Kernels`].
 
 mod combine;
+mod compile;
 mod exchange;
+mod execute;
+mod loopback;
 mod record;
 
 pub use combine::{At, Combiner, Function, Kernels, Reference};
+pub use compile::{BUFFERS, CompileError, Compiled, Source};
 pub use exchange::{Board, Exchange, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
+pub use execute::{Execution, Task, Turn};
+pub use loopback::{LoopbackExchange, LoopbackGroup, LoopbackOptions};
 pub use record::{Abort, CallRecord, Cause, Garbled, Status, Waiting};
