@@ -46,8 +46,7 @@ impl Arena {
 impl Board for Arena {
     fn publish(&mut self, waiting: Waiting) {
         let peer = waiting.peer.map_or(NOBODY, |rank| u64::from(rank.0) << 32 & NOBODY);
-        self.own
-            .set_status(&self.call, peer | u64::from(waiting.step), false);
+        self.own.set_status(&self.call, peer | u64::from(waiting.step), false);
     }
 
     fn status(&mut self, of: Rank) -> Option<Status> {

@@ -380,7 +380,9 @@ impl Arena {
                 let (with, into) = (self.at(part(*with)), self.at(part(*into)));
                 match how {
                     Combiner::Builtin { datatype, reduction } => {
-                        let known = self.reducer.filter(|r| r.datatype() == *datatype && r.reduction() == *reduction);
+                        let known = self
+                            .reducer
+                            .filter(|r| r.datatype() == *datatype && r.reduction() == *reduction);
                         let reducer = known.unwrap_or_else(|| Reducer::new(*datatype, *reduction));
                         self.reducer = Some(reducer);
                         let cache = if whole >= copy::STREAM_MIN_BYTES as u64 {
@@ -410,7 +412,14 @@ impl Arena {
     }
 
     /// Takes what a slot holds of a message. How many bytes that was.
-    fn take_here(&mut self, place: usize, index: usize, len: u64, head: &MessageHead, sink: &Sink<'_>) -> Result<u64, Trouble> {
+    fn take_here(
+        &mut self,
+        place: usize,
+        index: usize,
+        len: u64,
+        head: &MessageHead,
+        sink: &Sink<'_>,
+    ) -> Result<u64, Trouble> {
         let rank = self.ranks[place];
         let incoming = &mut self.incoming[index];
         let (number, taken) = (incoming.next, incoming.taken);
@@ -433,7 +442,12 @@ impl Arena {
         let before = gathered.len();
         gathered.resize(before + len as usize, 0);
         // SAFETY: the slot holds `len` bytes, as checked above, and the vector has just grown by as many.
-        unsafe { gathered.as_mut_ptr().add(before).copy_from_nonoverlapping(from, len as usize) };
+        unsafe {
+            gathered
+                .as_mut_ptr()
+                .add(before)
+                .copy_from_nonoverlapping(from, len as usize)
+        };
         if gathered.len() as u64 == head.len {
             self.apply(sink, 0, gathered.as_ptr(), head.len, head.len);
             gathered.clear();
@@ -631,7 +645,12 @@ impl Exchange for Arena {
             }
             if unread(out) {
                 let channel = (index % self.layout.channels) as u16;
-                Arena::look(&self.neighbours[index / self.layout.channels], self.own_place, channel, out);
+                Arena::look(
+                    &self.neighbours[index / self.layout.channels],
+                    self.own_place,
+                    channel,
+                    out,
+                );
                 withdrawn |= unread(out);
             }
         }

@@ -36,7 +36,12 @@ pub(super) fn wait<'a>(words: impl Iterator<Item = (&'a AtomicU32, u32)>, max: D
             libc::CLOCK_MONOTONIC,
         )
     };
-    if rc < 0 && matches!(io::Error::last_os_error().raw_os_error(), Some(libc::ENOSYS | libc::EINVAL | libc::EPERM)) {
+    if rc < 0
+        && matches!(
+            io::Error::last_os_error().raw_os_error(),
+            Some(libc::ENOSYS | libc::EINVAL | libc::EPERM)
+        )
+    {
         std::thread::sleep(max.min(BLIND));
     }
 }
@@ -55,7 +60,9 @@ fn after(max: Duration) -> Option<libc::timespec> {
     };
     let nanos = now.tv_nsec + i64::from(max.subsec_nanos());
     Some(libc::timespec {
-        tv_sec: now.tv_sec.checked_add(i64::try_from(max.as_secs()).ok()? + nanos / 1_000_000_000)?,
+        tv_sec: now
+            .tv_sec
+            .checked_add(i64::try_from(max.as_secs()).ok()? + nanos / 1_000_000_000)?,
         tv_nsec: nanos % 1_000_000_000,
     })
 }

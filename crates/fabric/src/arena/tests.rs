@@ -40,7 +40,13 @@ fn arenas(count: usize, options: ArenaOptions, everybody: &Everybody) -> Vec<Are
     let arena = |own: usize| {
         let seen = |place: usize| Some(Arc::clone(&segments[place]) as Arc<dyn Seen>).filter(|_| place != own);
         let neighbours = (0..count).map(|place| (rank(place), seen(place))).collect();
-        Arena::new(options, Arc::clone(&segments[own]), neighbours, Box::new(everybody.clone())).unwrap()
+        Arena::new(
+            options,
+            Arc::clone(&segments[own]),
+            neighbours,
+            Box::new(everybody.clone()),
+        )
+        .unwrap()
     };
     (0..count).map(arena).collect()
 }
@@ -74,7 +80,9 @@ fn piece(buffer: u32, offset: u64, len: u64) -> Piece {
 /// One buffer in which a rank has its input, and one for its output, both `len` bytes.
 fn buffers(len: usize, seed: u8, mapped: Option<u32>, everybody: &mut Everybody) -> Vec<View> {
     let fill = |memory: &HostMemory, salt: u8| {
-        let bytes: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(7).wrapping_add(seed ^ salt)).collect();
+        let bytes: Vec<u8> = (0..len)
+            .map(|i| (i as u8).wrapping_mul(7).wrapping_add(seed ^ salt))
+            .collect();
         memory.write(0, &bytes);
     };
     let mut view = |salt: u8, slot: Option<u32>| {
@@ -92,7 +100,10 @@ fn buffers(len: usize, seed: u8, mapped: Option<u32>, everybody: &mut Everybody)
             ..View::whole(memory)
         }
     };
-    vec![view(0, mapped.map(|slot| slot * 2)), view(0x55, mapped.map(|slot| slot * 2 + 1))]
+    vec![
+        view(0, mapped.map(|slot| slot * 2)),
+        view(0x55, mapped.map(|slot| slot * 2 + 1)),
+    ]
 }
 
 fn bytes_of(view: &View) -> Vec<u8> {
@@ -106,7 +117,14 @@ fn swap(lens: &[u64], mapped: [bool; 2], how: Option<&Combiner>) {
     let total: u64 = lens.iter().sum();
     let mut everybody = Everybody::default();
     let views: Vec<_> = (0..2u32)
-        .map(|r| buffers(total as usize, r as u8 * 91, mapped[r as usize].then_some(r), &mut everybody))
+        .map(|r| {
+            buffers(
+                total as usize,
+                r as u8 * 91,
+                mapped[r as usize].then_some(r),
+                &mut everybody,
+            )
+        })
         .collect();
     let before: Vec<_> = views.iter().map(|v| (bytes_of(&v[0]), bytes_of(&v[1]))).collect();
     let mut ends = arenas(2, small(), &everybody);
@@ -154,7 +172,11 @@ fn swap(lens: &[u64], mapped: [bool; 2], how: Option<&Combiner>) {
         }
     }
     for me in 0..2 {
-        assert_eq!((sent[me].0, got[me].0), (lens.len(), lens.len()), "messages did not all pass");
+        assert_eq!(
+            (sent[me].0, got[me].0),
+            (lens.len(), lens.len()),
+            "messages did not all pass"
+        );
         assert_eq!(ends[me].end(), Progress::Idle);
         let theirs = &before[1 - me].0;
         let expected = match how {
@@ -227,26 +249,47 @@ fn a_message_of_another_call_is_not_touched() {
     assert_eq!(taken, Err(wrong));
     assert_eq!(bytes_of(&views[1][1]), before);
     let status = ends[1].status(from).unwrap();
-    assert_eq!((status.call, status.ended, status.waiting.peer), (record(1), false, None));
+    assert_eq!(
+        (status.call, status.ended, status.waiting.peer),
+        (record(1), false, None)
+    );
     ends[0].publish(Waiting {
         step: 4,
         peer: Some(to),
     });
-    assert_eq!(ends[1].status(from).unwrap().waiting, Waiting { step: 4, peer: Some(to) });
+    assert_eq!(
+        ends[1].status(from).unwrap().waiting,
+        Waiting {
+            step: 4,
+            peer: Some(to)
+        }
+    );
 }
 
 #[test]
 fn what_was_left_in_memory_that_is_taken_back_is_not_used() {
     let mut everybody = Everybody::default();
-    let views: Vec<_> = (0..2).map(|r| buffers(4096, r, Some(r.into()), &mut everybody)).collect();
+    let views: Vec<_> = (0..2)
+        .map(|r| buffers(4096, r, Some(r.into()), &mut everybody))
+        .collect();
     let mut ends = arenas(2, small(), &everybody);
     for (end, views) in ends.iter_mut().zip(&views) {
         end.begin(&record(5), views).unwrap();
     }
-    let offered = ends[0].offer(Lane { peer: rank(1), channel: 0 }, &head(5, 4096), piece(0, 0, 4096));
+    let offered = ends[0].offer(
+        Lane {
+            peer: rank(1),
+            channel: 0,
+        },
+        &head(5, 4096),
+        piece(0, 0, 4096),
+    );
     assert!(matches!(offered, Ok(Offered::Open(_))));
     assert_eq!(ends[0].end(), Progress::Idle);
-    let lane = Lane { peer: rank(0), channel: 0 };
+    let lane = Lane {
+        peer: rank(0),
+        channel: 0,
+    };
     let taken = ends[1].take(lane, &head(5, 4096), &Sink::Copy(piece(1, 0, 4096)));
     assert!(matches!(taken, Err(Trouble::Aborted(abort)) if abort.blamed == rank(0) && abort.cause == Cause::Withdrew));
 }
@@ -290,7 +333,10 @@ fn whoever_rests_is_woken_by_news() {
     let asleep = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&asleep);
     let sleeping = thread::spawn(move || {
-        let lane = Lane { peer: rank(0), channel: 0 };
+        let lane = Lane {
+            peer: rank(0),
+            channel: 0,
+        };
         sleeper.begin(&record(0), &views[1]).unwrap();
         for rests in 0.. {
             sleeper.poll(Time::ZERO).unwrap();
@@ -310,14 +356,20 @@ fn whoever_rests_is_woken_by_news() {
     thread::sleep(Duration::from_millis(20));
     let views = buffers(64, 9, None, &mut Everybody::default());
     other.begin(&record(0), &views).unwrap();
-    let lane = Lane { peer: rank(1), channel: 0 };
+    let lane = Lane {
+        peer: rank(1),
+        channel: 0,
+    };
     assert_eq!(other.offer(lane, &head(0, 16), piece(0, 0, 16)), Ok(Offered::Settled));
     assert!(sleeping.join().unwrap() >= 1);
 }
 
 #[test]
 fn a_segment_of_other_dimensions_is_refused() {
-    let (ours, theirs) = (Arena::segment(2, small()).unwrap(), Arena::segment(2, ArenaOptions::default()).unwrap());
+    let (ours, theirs) = (
+        Arena::segment(2, small()).unwrap(),
+        Arena::segment(2, ArenaOptions::default()).unwrap(),
+    );
     let neighbours = vec![(Rank(0), None), (Rank(1), Some(theirs as Arc<dyn Seen>))];
     let made = Arena::new(small(), ours, neighbours, Box::new(Everybody::default()));
     assert!(matches!(made, Err(ArenaError::NotASegment { rank: Rank(1) })));
