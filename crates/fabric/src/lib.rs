@@ -1,5 +1,6 @@
 //! The real transports and the memory they touch. No policy lives here: what moves, when and over which path is decided above.
 
+pub mod arena;
 pub mod bell;
 pub mod calibrate;
 pub mod clock;

@@ -10,6 +10,7 @@ use super::combine::Combiner;
 use super::record::{Abort, CallRecord, Status, Waiting};
 use crate::error::{Loss, Refusal};
 use crate::memory::Memory;
+use crate::region::RegionKey;
 use crate::transport::Progress;
 
 /// Carries the messages of one rank of a group. Never blocks, never calls back.
@@ -99,12 +100,19 @@ pub struct View {
     pub memory: Arc<dyn Memory>,
     pub offset: u64,
     pub len: u64,
+    /// Under which key ranks on this host may map the memory, where they may.
+    pub key: Option<RegionKey>,
 }
 
 impl View {
     pub fn whole(memory: Arc<dyn Memory>) -> View {
         let len = memory.len();
-        View { memory, offset: 0, len }
+        View {
+            memory,
+            offset: 0,
+            len,
+            key: None,
+        }
     }
 }
 

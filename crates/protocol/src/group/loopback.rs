@@ -282,6 +282,7 @@ fn view(buffers: &[View], piece: Piece) -> View {
         memory: Arc::clone(&buffer.memory),
         offset: buffer.offset + piece.offset,
         len: piece.len,
+        key: buffer.key,
     }
 }
 
