@@ -9,10 +9,10 @@ use collectives::{Case, filled, programs, reference};
 use proptest::prelude::*;
 use weft_plan::collective::{Buffer, Collective, Counts, Layout, Problem, Sizes};
 use weft_plan::schedule::{Program, Slice, verify};
-use weft_plan::{Datatype, Rank, Reduction, Time};
+use weft_plan::{Datatype, Rank, Reduction};
 use weft_protocol::group::{
-    Abort, Board, CallRecord, Cause, Combiner, Compiled, Exchange, Execution, LoopbackExchange, LoopbackGroup,
-    LoopbackOptions, Reference, Source, Task, Trouble, Turn, View,
+    CallRecord, Combiner, Compiled, Execution, LoopbackExchange, LoopbackGroup, LoopbackOptions, Reference, Source,
+    Task, Turn, View,
 };
 use weft_protocol::{Memory, Seeded, VecMemory};
 
@@ -164,8 +164,8 @@ proptest! {
         delay_max in 0u64..4,
         seed: u64,
     ) {
-        for program in programs(&case.problem) {
-            verify(&case.problem, &*program).unwrap();
+        for (algorithm, program) in programs(&case.problem) {
+            verify(&case.problem, &*program).unwrap_or_else(|fault| panic!("{algorithm:?}: {fault}"));
             run(&case, &*program, LoopbackOptions { seed, room, eager_max, delay_max, ..LoopbackOptions::default() });
         }
     }

@@ -1,6 +1,6 @@
 //! Cases of collectives, what is in every input, and what a loop over all inputs makes of it.
 
-use weft_plan::algorithms::{Alone, Direct, Ring};
+use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::collective::{Buffer, Collective, Counts, Partition, Problem};
 use weft_plan::schedule::Program;
 use weft_plan::{Datatype, Rank, Reduction};
@@ -25,19 +25,30 @@ impl Case {
     }
 }
 
-/// Every algorithm that is for this problem.
-pub fn programs(problem: &Problem) -> Vec<Box<dyn Program>> {
-    fn boxed<P: Program + 'static>(program: Option<P>) -> Option<Box<dyn Program>> {
-        program.map(|program| Box::new(program) as Box<dyn Program>)
+/// Every algorithm that is for this problem, with the ranks on as many nodes as can be.
+pub fn programs(problem: &Problem) -> Vec<(Algorithm, Box<dyn Program>)> {
+    let grids = (1..=problem.ranks)
+        .filter(|nodes| problem.ranks % nodes == 0)
+        .map(|nodes| Grid {
+            nodes,
+            local: problem.ranks / nodes,
+        });
+    let mut programs = Vec::new();
+    for grid in grids {
+        let flat = grid == Grid::flat(problem.ranks);
+        let suited = Algorithm::ALL
+            .iter()
+            .filter(|algorithm| flat || depends_on_nodes(**algorithm));
+        programs.extend(suited.filter_map(|algorithm| Some((*algorithm, algorithm.program(problem, grid)?))));
     }
-    [
-        boxed(Alone::new(*problem)),
-        boxed(Direct::new(*problem)),
-        boxed(Ring::new(*problem)),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    programs
+}
+
+fn depends_on_nodes(algorithm: Algorithm) -> bool {
+    matches!(
+        algorithm,
+        Algorithm::Hierarchical | Algorithm::RailRing | Algorithm::RailDoubling
+    )
 }
 
 /// What is in a rank's input: numbers so small that no order of reductions rounds or overflows.
