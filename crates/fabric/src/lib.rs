@@ -8,6 +8,7 @@ pub mod copy;
 pub mod cpu;
 pub mod discover;
 pub mod harness;
+pub mod kernels;
 pub mod memory;
 pub mod reduce;
 pub mod shared_memory;

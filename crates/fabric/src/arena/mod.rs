@@ -45,10 +45,10 @@ const MAPPINGS_MAX: usize = 64;
 /// Memory of a neighbour that is visible here.
 ///
 /// # Safety
-/// `len` bytes from `as_ptr` on must be readable for as long as the value lives. Others may write to them at any moment.
+/// `bytes` bytes from `as_ptr` on must be readable for as long as the value lives. Others may write to them at any moment.
 pub unsafe trait Seen: fmt::Debug + Send + Sync {
     fn as_ptr(&self) -> *const u8;
-    fn len(&self) -> u64;
+    fn bytes(&self) -> u64;
     /// Whether its owner still offers it.
     fn is_live(&self) -> bool;
 }
@@ -58,8 +58,8 @@ unsafe impl Seen for BorrowedMapping {
     fn as_ptr(&self) -> *const u8 {
         BorrowedMapping::as_ptr(self)
     }
-    fn len(&self) -> u64 {
-        BorrowedMapping::len(self)
+    fn bytes(&self) -> u64 {
+        self.len()
     }
     fn is_live(&self) -> bool {
         BorrowedMapping::is_live(self)
@@ -71,7 +71,7 @@ unsafe impl Seen for HostMemory {
     fn as_ptr(&self) -> *const u8 {
         HostMemory::as_ptr(self)
     }
-    fn len(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         weft_protocol::Memory::len(self)
     }
     fn is_live(&self) -> bool {
@@ -350,7 +350,7 @@ impl Arena {
             }
         };
         let mapping = &neighbour.mappings[at].1;
-        if offset.checked_add(len).is_none_or(|end| end > mapping.len()) {
+        if offset.checked_add(len).is_none_or(|end| end > mapping.bytes()) {
             return Err(Trouble::Garbage { rank });
         }
         // SAFETY: within the mapping, as just checked.
@@ -456,12 +456,12 @@ impl Arena {
         Ok(len)
     }
 
-    fn withdrew(&self, rank: Rank, step: u32) -> Trouble {
+    fn withdrew(&self, rank: Rank) -> Trouble {
         Trouble::Aborted(Box::new(weft_protocol::group::Abort {
             by: self.ranks[self.own_place],
             blamed: rank,
             cause: weft_protocol::group::Cause::Withdrew,
-            step,
+            step: 0,
             called: self.call,
             instead: None,
         }))
@@ -594,7 +594,7 @@ impl Exchange for Arena {
                 self.apply(sink, taken, unsafe { from.add(taken as usize) }, len, head.len);
                 let withdrawn = self.neighbours[place].as_ref().map_or(0, |n| n.segment.withdrawn());
                 if withdrawn > head.call {
-                    return Err(self.withdrew(lane.peer, head.step));
+                    return Err(self.withdrew(lane.peer));
                 }
                 (len, taken + len == head.len)
             }

@@ -120,7 +120,7 @@ impl Segment {
 
     /// `None` where the memory is of another size.
     pub(super) fn own(layout: Layout, memory: Arc<HostMemory>) -> Option<Segment> {
-        (Memory::len(&*memory) >= layout.bytes() as u64).then(|| Segment {
+        (memory.len() >= layout.bytes() as u64).then(|| Segment {
             base: memory.as_ptr(),
             layout,
             _kept: Kept::Own { _memory: memory },
@@ -129,7 +129,7 @@ impl Segment {
 
     /// `None` where it is no segment of this layout.
     pub(super) fn seen(layout: Layout, mapping: Arc<dyn Seen>) -> Option<Segment> {
-        let fits = mapping.len() >= layout.bytes() as u64;
+        let fits = mapping.bytes() >= layout.bytes() as u64;
         let segment = Segment {
             base: mapping.as_ptr().cast_mut(),
             layout,
@@ -189,11 +189,11 @@ impl Segment {
             return None;
         }
         let word = |index: usize| self.word(at + index * 8).load(Ordering::Relaxed);
-        let (step, there) = (word(3) as u32, word(3) >> 32 != 0);
+        let (index, there) = (word(3) as u32, word(3) >> 32 != 0);
         let head = MessageHead {
             call: word(1),
             signature: word(2),
-            step,
+            index,
             len: word(4),
         };
         let body = if there {
@@ -219,11 +219,11 @@ impl Segment {
         set(4, slot.head.len);
         match slot.body {
             Body::Here(len) => {
-                set(3, u64::from(slot.head.step));
+                set(3, u64::from(slot.head.index));
                 set(5, len);
             }
             Body::There { key, offset } => {
-                set(3, u64::from(slot.head.step) | 1 << 32);
+                set(3, u64::from(slot.head.index) | 1 << 32);
                 set(5, offset);
                 set(6, key.epoch.0);
                 set(7, u64::from(key.slot));

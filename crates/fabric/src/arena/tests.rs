@@ -68,7 +68,7 @@ fn head(call: u64, len: u64) -> MessageHead {
     MessageHead {
         call,
         signature: 0x5151,
-        step: 0,
+        index: 0,
         len,
     }
 }
