@@ -4,6 +4,7 @@
 //! sockets or of shared memory: messages go through an [`Exchange`], of which there is one a world, and bytes are moved and reduced on
 //! this rank by [`Kernels`].
 
+mod blame;
 mod combine;
 mod compile;
 mod exchange;
@@ -11,6 +12,7 @@ mod execute;
 mod loopback;
 mod record;
 
+pub use blame::Witness;
 pub use combine::{At, Combiner, Function, Kernels, Reference};
 pub use compile::{BUFFERS, CompileError, Compiled, Source};
 pub use exchange::{Board, Exchange, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
