@@ -30,6 +30,7 @@ fn players(case: &Case, program: &dyn Program, group: &LoopbackGroup, number: u6
         partition: &case.partition(program),
         size: case.datatype.size(),
         average: case.reduction == Reduction::Avg && case.problem.collective.reduces(),
+        pairwise: false,
     };
     let begin = |rank: Rank| {
         let compiled = Arc::new(Compiled::new(&source, rank).unwrap());

@@ -3,6 +3,7 @@
 
 mod agent;
 mod borrow;
+mod communicator;
 mod driver;
 mod error;
 mod memory;
@@ -16,14 +17,17 @@ mod transports;
 
 pub use agent::{Agent, AgentBuilder, Notification};
 pub use borrow::Borrowed;
+pub use communicator::{Call, CallError, CollectiveFailed, Communicator, JoinOptions, Operator, Part, Pending};
 pub use error::{Error, TransferFailed};
 pub use memory::Memory;
 pub use peer::{Peer, Prepared, Remote, TransferBuilder};
 pub use transfer::Transfer;
 pub use weft_fabric::memory::HostMemory;
+pub use weft_plan::algorithms::Algorithm;
 pub use weft_plan::kv::{KvLayout, KvShape};
-pub use weft_plan::{Bytes, Run, Span, Spans, Time};
+pub use weft_plan::{Bytes, Datatype, Rank, Reduction, Run, Span, Spans, Time};
 pub use weft_protocol::agent::{ConnectError, PeerError, RegionError};
+pub use weft_protocol::group::{Cause, Function};
 pub use weft_protocol::region::{Access, Epoch, RemoteRegion};
 pub use weft_protocol::session::SessionLoss;
 pub use weft_protocol::transfer::{Summary, TransferError};

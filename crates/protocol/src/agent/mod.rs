@@ -71,6 +71,7 @@ pub struct Core<T: ?Sized + Transport> {
     /// Parcels that nobody has taken, by group.
     inboxes: Vec<Inbox>,
     parcels_came: bool,
+    closed_groups: VecDeque<u64>,
     /// Notifications that have left the events, but that the application has not looked at.
     untaken: usize,
     next_peer: u32,
@@ -277,6 +278,7 @@ impl<T: ?Sized + Transport> Core<T> {
             events: VecDeque::new(),
             inboxes: Vec::new(),
             parcels_came: false,
+            closed_groups: VecDeque::new(),
             untaken: 0,
             next_peer: 0,
             next_path: 0,

@@ -34,6 +34,8 @@ const UNCONFIRMED_BYTES_MAX: usize = 8 << 20;
 const UNTAKEN_BYTES_MAX: usize = 1 << 30;
 /// Over a path that may drop messages, what is not confirmed for so long goes again.
 const RESEND_AFTER: Time = Time::from_ms(20);
+/// Groups that are over and remembered, so that what comes late for them is dropped.
+const CLOSED_GROUPS_MAX: usize = 256;
 /// Parcels that may come on a path before this side knows that the session vouches for it.
 const EARLY_MAX: usize = 64;
 
@@ -133,10 +135,20 @@ impl<T: ?Sized + Transport> Core<T> {
         Some(parcel)
     }
 
-    /// Forgets what has come for a group that is over.
+    pub fn has_parcels(&self, group: u64) -> bool {
+        self.inboxes
+            .iter()
+            .any(|inbox| inbox.group == group && !inbox.waiting.is_empty())
+    }
+
+    /// Forgets what has come for a group that is over, and whatever still comes.
     pub fn drop_parcels(&mut self, group: u64) {
         while self.next_parcel(group).is_some() {}
         self.inboxes.retain(|inbox| inbox.group != group);
+        self.closed_groups.push_back(group);
+        if self.closed_groups.len() > CLOSED_GROUPS_MAX {
+            self.closed_groups.pop_front();
+        }
     }
 
     pub(super) fn on_parcel(&mut self, via: u32, message: Vec<u8>, now: Time) {
@@ -180,13 +192,22 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         parcels.expected += 1;
         parcels.unconfirmed_bytes += message.len();
-        parcels.untaken_bytes += message.len();
+        let wanted = !self.closed_groups.contains(&group);
+        if wanted {
+            parcels.untaken_bytes += message.len();
+        }
         if parcels.untaken_bytes > UNTAKEN_BYTES_MAX {
             return self.disconnect(from, now);
         }
         let due = parcels.expected - parcels.confirmed >= RECEIPT_AFTER
             || parcels.unconfirmed_bytes >= RECEIPT_AFTER_BYTES
             || !self.slots[path.slot].transport.capabilities().reliable_messages;
+        if !wanted {
+            if due {
+                self.send_receipt(from, now);
+            }
+            return;
+        }
         let at = match self.inboxes.iter().position(|inbox| inbox.group == group) {
             Some(at) => at,
             None => {

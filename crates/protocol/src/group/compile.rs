@@ -86,6 +86,9 @@ pub struct Source<'a> {
     pub size: usize,
     /// Divide the output by the number of ranks at the end.
     pub average: bool,
+    /// A message between two ranks of which the others know nothing: it shares the first channel with all others of its kind, and
+    /// is not counted.
+    pub pairwise: bool,
 }
 
 /// The buffers of each part of a call, in the order in which an exchange is told of them.
@@ -116,14 +119,14 @@ impl Compiled {
         let mut compiled = Compiled::default();
         let mut flow = Flow::new();
         for (part, source) in sources.iter().enumerate() {
-            let ops = list(source, rank, part as u32, compiled.channels)?;
-            let shape = source.program.shape();
-            let channels = compiled.channels.checked_add(shape.channels);
-            compiled.channels = channels.ok_or(CompileError::TooManyChannels)?;
+            let first = if source.pairwise { 0 } else { compiled.channels };
+            let ops = list(source, rank, part as u32, first)?;
+            let channels = first.checked_add(source.program.shape().channels);
+            compiled.channels = channels.ok_or(CompileError::TooManyChannels)?.max(compiled.channels);
             let layout = Layout::new(source.partition, source.program, rank);
             let scratch = layout.elements(weft_plan::collective::Buffer::Scratch) * source.size as u64;
             compiled.scratch.push(scratch);
-            flow.add(part as u32, fuse::fuse(ops));
+            flow.add(part as u32, fuse::fuse(ops), source.pairwise);
         }
         flow.finish(&mut compiled);
         Ok(compiled)

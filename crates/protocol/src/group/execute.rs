@@ -13,7 +13,7 @@
 //! let problem = Problem::new(Collective::AllReduce, 2);
 //! let program = Direct::new(problem).unwrap();
 //! let partition = Partition::new(&problem, Counts::Equal(3), 1)?;
-//! let source = Source { program: &program, partition: &partition, size: 1, average: false };
+//! let source = Source { program: &program, partition: &partition, size: 1, average: false, pairwise: false };
 //! let sum = Combiner::Builtin { datatype: Datatype::U8, reduction: Reduction::Sum };
 //! let group = LoopbackGroup::new(2, LoopbackOptions::default());
 //! let outputs = [0, 1].map(|_| Arc::new(VecMemory::zeroed(3)));

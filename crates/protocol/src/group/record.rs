@@ -73,6 +73,8 @@ pub enum Cause {
 pub struct Garbled;
 
 impl CallRecord {
+    /// The number of all messages between two ranks of which the others know nothing.
+    pub const PAIRWISE: u64 = u64::MAX;
     pub const WORDS: usize = 112;
     pub const BYTES: usize = 16 + CallRecord::WORDS;
 
@@ -116,7 +118,10 @@ impl fmt::Display for CallRecord {
         let end = self.words.iter().position(|&b| b == 0).unwrap_or(self.words.len());
         // They may come from another process: nothing of them may move a terminal's cursor.
         let shown = String::from_utf8_lossy(&self.words[..end]).replace(char::is_control, "");
-        write!(f, "{shown} (call {})", self.number)
+        match self.number {
+            CallRecord::PAIRWISE => f.write_str(&shown),
+            number => write!(f, "{shown} (call {number})"),
+        }
     }
 }
 
