@@ -4,6 +4,7 @@
 //! sockets or of shared memory: messages go through an [`Exchange`], of which there is one a world, and bytes are moved and reduced on
 //! this rank by [`Kernels`].
 
+mod agree;
 mod blame;
 mod combine;
 mod compile;
@@ -12,6 +13,7 @@ mod execute;
 mod loopback;
 mod record;
 
+pub use agree::{Agreement, AgreementMessage};
 pub use blame::Witness;
 pub use combine::{At, Combiner, Function, Kernels, Reference};
 pub use compile::{BUFFERS, CompileError, Compiled, Source};
