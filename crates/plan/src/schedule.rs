@@ -28,6 +28,10 @@
 //! early by copying its slice; leave out messages whose slice is not empty but has no elements, at both ends. Every wait that remains
 //! is a wait of the strict world, so that a program that ends there ends here.
 
+pub mod encode;
+mod listed;
+pub mod lower;
+pub mod render;
 pub mod verify;
 
 use std::fmt;
@@ -37,6 +41,7 @@ use serde::{Deserialize, Serialize};
 use crate::collective::{Buffer, Extent};
 use crate::units::Rank;
 
+pub use listed::Listed;
 pub use verify::{Fault, Summary, verify};
 
 /// What every rank does in every step.
@@ -239,6 +244,52 @@ impl Op {
             Op::Send { channel, .. } | Op::Receive { channel, .. } | Op::ReceiveReduce { channel, .. } => Some(channel),
             Op::Copy { .. } | Op::Reduce { .. } => None,
         }
+    }
+    /// The same op on other slices.
+    pub fn with_slices(&self, mut change: impl FnMut(Slice) -> Slice) -> Op {
+        match *self {
+            Op::Send { to, slice, channel } => Op::Send {
+                to,
+                slice: change(slice),
+                channel,
+            },
+            Op::Receive { from, slice, channel } => Op::Receive {
+                from,
+                slice: change(slice),
+                channel,
+            },
+            Op::ReceiveReduce {
+                from,
+                with,
+                into,
+                channel,
+            } => Op::ReceiveReduce {
+                from,
+                with: change(with),
+                into: change(into),
+                channel,
+            },
+            Op::Copy { from, to } => Op::Copy {
+                from: change(from),
+                to: change(to),
+            },
+            Op::Reduce { from, with, into } => Op::Reduce {
+                from: change(from),
+                with: change(with),
+                into: change(into),
+            },
+        }
+    }
+    /// The same op with another peer, where it has one.
+    pub fn with_peer(&self, change: impl Fn(Rank) -> Rank) -> Op {
+        let mut op = *self;
+        match &mut op {
+            Op::Send { to: peer, .. } | Op::Receive { from: peer, .. } | Op::ReceiveReduce { from: peer, .. } => {
+                *peer = change(*peer);
+            }
+            Op::Copy { .. } | Op::Reduce { .. } => {}
+        }
+        op
     }
     /// The slices that it reads on its own rank.
     pub fn reads(&self) -> impl Iterator<Item = Slice> + use<> {

@@ -62,9 +62,7 @@ impl Hierarchical {
         let mut local = Ops::new();
         reduce_all(Rank(index), self.grid.local, input, sum, &mut local);
         for op in local.as_slice() {
-            if let crate::schedule::Op::ReceiveReduce { from, with, into, .. } = *op {
-                out.receive_reduce(self.grid.rank(node, from.0), with, into);
-            }
+            out.push(op.with_peer(|other| self.grid.rank(node, other.0)));
         }
     }
 
