@@ -31,6 +31,7 @@
 pub mod encode;
 mod listed;
 pub mod lower;
+pub mod reference;
 pub mod render;
 pub mod verify;
 
@@ -341,3 +342,6 @@ impl fmt::Display for Op {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
