@@ -144,8 +144,17 @@ impl Program for Portioned {
         }
     }
 
-    /// Steps of different phases overlap, so that only what is not staggered keeps them.
+    /// Between two steps in which some portion enters another phase, all steps are alike.
     fn phases(&self) -> Option<Vec<Phase>> {
-        if self.stagger == 0 { self.inner.phases() } else { None }
+        let inner = self.inner.phases()?;
+        let mut cuts: Vec<u32> = vec![0];
+        for portion in 0..self.portions {
+            cuts.extend(inner.iter().map(|phase| phase.steps.start + self.stagger * portion));
+            cuts.push(self.inner_shape.steps + self.stagger * portion);
+        }
+        let mut ranks: Vec<Rank> = inner.into_iter().flat_map(|phase| phase.ranks).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        Some(Phase::runs(&cuts, &ranks))
     }
 }
