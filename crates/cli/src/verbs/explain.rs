@@ -15,7 +15,8 @@ use weft_plan::{Bytes, Collective, Platform, Problem, Rank};
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::table::{Align, Table};
 
-/// A program of more ranks × steps than this is not run through op by op while somebody waits.
+/// A program of more ranks, or of more ranks × steps, is not run through op by op while somebody waits.
+const VERIFIED_RANKS: u32 = 512;
 const VERIFIED_STEPS: u64 = 1 << 20;
 /// How many of the slower algorithms are shown.
 const RUNNERS_UP: usize = 8;
@@ -87,7 +88,8 @@ impl Explain {
         }
         let subject = self.subject()?;
         let shape = subject.program.shape();
-        let small = u64::from(shape.ranks) * u64::from(shape.steps) <= VERIFIED_STEPS;
+        let steps = u64::from(shape.ranks) * u64::from(shape.steps);
+        let small = shape.ranks <= VERIFIED_RANKS && steps <= VERIFIED_STEPS;
         let summary = match small {
             true => Some(verified(&subject.problem, &*subject.program)?),
             false => None,

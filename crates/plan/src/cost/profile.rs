@@ -153,15 +153,17 @@ impl Profile {
 
 /// Looks at what ranks do.
 struct Look<'a> {
+    problem: &'a Problem,
     program: &'a dyn Program,
     placement: &'a Placement,
+    pieces: u32,
     /// The share of the size that a chunk has.
     chunk: f64,
     ops: Ops,
 }
 
 impl<'a> Look<'a> {
-    fn new(problem: &Problem, program: &'a dyn Program, placement: &'a Placement) -> Look<'a> {
+    fn new(problem: &'a Problem, program: &'a dyn Program, placement: &'a Placement) -> Look<'a> {
         let Shape { pieces, .. } = program.shape();
         // The size of these is that of all blocks together.
         let blocks = match problem.collective {
@@ -173,8 +175,10 @@ impl<'a> Look<'a> {
             _ => 1,
         };
         Look {
+            problem,
             program,
             placement,
+            pieces,
             chunk: 1.0 / (f64::from(pieces) * f64::from(blocks)),
             ops: Ops::new(),
         }
@@ -228,7 +232,17 @@ impl<'a> Look<'a> {
             }
             match op {
                 Op::ReceiveReduce { .. } | Op::Reduce { .. } => load.reduced += amount,
-                Op::Copy { .. } => load.copied += amount,
+                Op::Copy { from, to } => {
+                    // In place, many a copy is onto itself.
+                    let pieces = self.pieces;
+                    let shared = |slice: &Slice| {
+                        let shared = self.problem.shared(rank, slice.buffer, slice.first, pieces);
+                        shared.unwrap_or((slice.buffer, slice.first))
+                    };
+                    if shared(from) != shared(to) {
+                        load.copied += amount;
+                    }
+                }
                 Op::Send { .. } | Op::Receive { .. } => {}
             }
         }
