@@ -1,5 +1,6 @@
 //! What a movement costs on a link, and a program on a platform: the one place where time is predicted from size.
 
+mod critical;
 mod fit;
 mod placement;
 mod profile;
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{Bandwidth, Bytes, Time};
 
+pub use critical::critical_path;
 pub use fit::{Fit, FitError, Measurement, fit};
 pub use placement::{Placement, PlacementError};
 pub use profile::{Prediction, Profile};
