@@ -114,6 +114,7 @@ pub fn machine_at(source: &Source) -> Discovery {
         name: host_name(&proc),
         memory: cores::total_memory(&proc),
         memcpy: None,
+        reduction: None,
         gpus: gpus::find(&sys, &proc, &mut absent),
         nics: nics::find(&sys, &source.addresses, &mut absent),
         numa,
