@@ -30,6 +30,9 @@ enum Task {
     Compare(compare::Arguments),
     /// Runs the tests that need an RDMA device, in virtual machines that have one, and installs what it needs.
     RdmaTest(rdma_test::Arguments),
+    /// Makes the table beside perftest; inside one of those machines.
+    #[command(hide = true)]
+    RdmaMeasure(rdma_test::MeasureArguments),
 }
 
 fn main() -> ExitCode {
@@ -48,5 +51,6 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Seeds(arguments) => seeds::run(arguments),
         Task::Compare(arguments) => compare::run(arguments)?,
         Task::RdmaTest(arguments) => rdma_test::run(arguments)?,
+        Task::RdmaMeasure(arguments) => rdma_test::measure(arguments)?,
     })
 }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use crate::command::{self, Error, cargo, install, root, works};
+use crate::command::{self, Error, Needed, cargo, install_missing, root, works};
 use crate::python::Environment;
 
 #[derive(clap::Args)]
@@ -16,8 +16,8 @@ pub struct Arguments {
     torch: bool,
 }
 
-/// What the suite needs beside Rust and Python: how to notice that it is missing, and the package that has it.
-const NEEDED: &[(&[&str], &str)] = &[
+/// What the suite needs beside Rust and Python.
+const NEEDED: &[Needed] = &[
     (&["etcd", "--version"], "etcd-server"),
     (&["protoc", "--version"], "protobuf-compiler"),
     (&["ip", "-V"], "iproute2"),
@@ -25,17 +25,12 @@ const NEEDED: &[(&[&str], &str)] = &[
     (&["cc", "--version"], "gcc"),
 ];
 
-const FEATURES: &[&str] = &["--workspace", "--features", "weft/etcd"];
+/// What is built and tested. Whoever builds the same finds it built.
+pub const FEATURES: &[&str] = &["--workspace", "--features", "weft/etcd"];
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     let mut suite = Suite::default();
-    suite.step("packages", || {
-        let missing = NEEDED
-            .iter()
-            .filter(|(probe, _)| !works(probe[0], &probe[1..]))
-            .map(|(_, package)| *package);
-        install(&missing.collect::<Vec<_>>())
-    });
+    suite.step("packages", || install_missing(NEEDED));
     suite.step("format", || command::run(cargo().args(["fmt", "--all", "--check"])));
     suite.step("lints", || {
         command::run(

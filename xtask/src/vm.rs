@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::command::{self, install, root, works};
+use crate::command::{self, Needed, install_missing, root};
 use kernel::Kernel;
 use node::{Node, Said};
 
@@ -44,8 +44,8 @@ pub enum Error {
     File { path: PathBuf, source: io::Error },
 }
 
-/// What a virtual machine needs on this one: how to notice that it is missing, and the package that has it.
-const NEEDED: &[(&[&str], &str)] = &[
+/// What a virtual machine needs on this one.
+const NEEDED: &[Needed] = &[
     (&["qemu-system-x86_64", "--version"], "qemu-system-x86"),
     // The shared one, of the package without "static", would find no libraries in an initramfs.
     (
@@ -124,8 +124,7 @@ impl Host {
         if cfg!(not(target_arch = "x86_64")) {
             return Err(Error::Architecture(std::env::consts::ARCH));
         }
-        let missing = NEEDED.iter().filter(|(probe, _)| !works(probe[0], &probe[1..]));
-        install(&missing.map(|(_, package)| *package).collect::<Vec<_>>())?;
+        install_missing(NEEDED)?;
         let cache = cache();
         fs::create_dir_all(&cache).map_err(file_error(&cache))?;
         Ok(Host {

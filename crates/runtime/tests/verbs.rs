@@ -269,7 +269,10 @@ fn a_killed_peer_is_told() {
         Some(Failure::PathLost { loss, .. }) => loss,
         _ => panic!("{error}"),
     };
-    assert!(matches!(loss, Loss::ClosedByPeer | Loss::Silent | Loss::Unreachable), "{error}");
+    assert!(
+        matches!(loss, Loss::ClosedByPeer | Loss::Silent | Loss::Unreachable),
+        "{error}"
+    );
     let give_up = Instant::now() + PATIENCE;
     while pair.peer.is_connected() {
         assert!(Instant::now() < give_up, "the session outlived its peer");

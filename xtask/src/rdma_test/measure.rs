@@ -1,0 +1,376 @@
+//! The table beside perftest, made inside a virtual machine: both sides in turn, in one boot, several times, and the ratio of the medians.
+//!
+//! In emulation an absolute figure means little. What carries over to real cards is how often a batch of blocks bothers the kernel, the
+//! card and the completion queue; that stands below the table.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use serde_json::Value;
+
+use super::perftest::Perftest;
+use crate::command::{Error, output};
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// The command to measure.
+    #[arg(long)]
+    weft: PathBuf,
+    /// How often the whole is measured.
+    #[arg(long, default_value_t = 3)]
+    repeats: usize,
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// How long perftest measures, and for how long we do.
+const PERFTEST_SECONDS: u32 = 1;
+const WEFT_SECONDS: f64 = 1.0;
+/// Blocks of the batch whose cost is counted.
+const BATCH: u64 = 1024;
+
+/// A transfer that is posted again and again.
+#[derive(Clone, Copy, Debug)]
+struct Workload {
+    op: &'static str,
+    block: u64,
+    batch: u64,
+    rails: u32,
+}
+
+/// What a row compares: more is better for all but the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    MibPerSecond,
+    BlocksPerSecond,
+    Microseconds,
+}
+
+impl Unit {
+    fn show(self, figure: f64) -> String {
+        match self {
+            Unit::MibPerSecond => format!("{figure:.1} MiB/s"),
+            Unit::BlocksPerSecond => format!("{figure:.0} /s"),
+            Unit::Microseconds => format!("{figure:.1} µs"),
+        }
+    }
+}
+
+/// How our figure has to stand to the other one.
+#[derive(Clone, Copy, Debug)]
+enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+    Shown,
+}
+
+impl Bound {
+    fn holds(self, ratio: f64) -> bool {
+        match self {
+            Bound::AtLeast(least) => ratio >= least,
+            Bound::AtMost(most) => ratio <= most,
+            Bound::Shown => true,
+        }
+    }
+
+    fn show(self) -> String {
+        match self {
+            Bound::AtLeast(least) => format!("≥ {least:.2}"),
+            Bound::AtMost(most) => format!("≤ {most:.2}"),
+            Bound::Shown => String::new(),
+        }
+    }
+}
+
+/// What our figure is compared with.
+#[derive(Clone, Debug)]
+enum Other {
+    Perftest(Perftest),
+    Weft(Workload),
+}
+
+struct Row {
+    name: String,
+    unit: Unit,
+    other: Other,
+    ours: Workload,
+    bound: Bound,
+    figures: Vec<(f64, f64)>,
+}
+
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
+    let mut rows = rows();
+    let mut scaling = Vec::new();
+    for repeat in 0..arguments.repeats {
+        for row in &mut rows {
+            let other = match &row.other {
+                Other::Perftest(test) => figure_of_perftest(test, row.unit)?,
+                Other::Weft(workload) => figure_of_weft(arguments, *workload, row.unit)?,
+            };
+            let ours = figure_of_weft(arguments, row.ours, row.unit)?;
+            let (other_text, ours_text) = (row.unit.show(other), row.unit.show(ours));
+            println!("round {}: {}: {other_text} : {ours_text}", repeat + 1, row.name);
+            row.figures.push((other, ours));
+        }
+        let rails = [1, 2].map(|rails| writes(64 * KIB, rails).bandwidth());
+        let [one, two] = rails;
+        scaling.push(two?.0 / one?.0);
+    }
+    println!("\n{}", table(&rows));
+    println!(
+        "Two ib_write_bw of 64 KiB at once, one on each rail, together reach {:.2} × one: what the processors of this machine allow.",
+        median(scaling.iter().copied())
+    );
+    println!("\n{}", Costs::count(arguments)?);
+    let missed = rows.iter().filter(|row| !row.bound.holds(row.ratio())).count();
+    println!("verdict: {} of {} rows reached", rows.len() - missed, rows.len());
+    Ok(if missed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    let mut row = |name: String, unit, other, ours, bound| {
+        rows.push(Row {
+            name,
+            unit,
+            other,
+            ours,
+            bound,
+            figures: Vec::new(),
+        });
+    };
+    let workload = |op, block, batch| Workload {
+        op,
+        block,
+        batch,
+        rails: 1,
+    };
+    for (op, program) in [("write", "ib_write_bw"), ("read", "ib_read_bw")] {
+        for (block, batch, size) in [(64 * KIB, 64, "64 KiB"), (MIB, 16, "1 MiB")] {
+            let test = perftest(program, block);
+            row(
+                format!("{op} {size} beside {program}"),
+                Unit::MibPerSecond,
+                Other::Perftest(test),
+                workload(op, block, batch),
+                Bound::AtLeast(0.9),
+            );
+        }
+    }
+    row(
+        format!("write 4 KiB, {BATCH} scattered, beside ib_write_bw"),
+        Unit::BlocksPerSecond,
+        Other::Perftest(perftest("ib_write_bw", 4 * KIB)),
+        workload("write", 4 * KIB, BATCH),
+        Bound::AtLeast(1.0),
+    );
+    row(
+        "write 8 bytes, post to done, beside ib_write_lat".to_owned(),
+        Unit::Microseconds,
+        Other::Perftest(perftest("ib_write_lat", 8)),
+        workload("write", 8, 1),
+        Bound::AtMost(1.3),
+    );
+    row(
+        "read 8 bytes, post to done, beside ib_read_lat".to_owned(),
+        Unit::Microseconds,
+        Other::Perftest(perftest("ib_read_lat", 8)),
+        workload("read", 8, 1),
+        Bound::Shown,
+    );
+    let striped = workload("write", MIB, 16);
+    row(
+        "write 1 MiB, two rails beside one".to_owned(),
+        Unit::MibPerSecond,
+        Other::Weft(striped),
+        Workload { rails: 2, ..striped },
+        Bound::Shown,
+    );
+    rows
+}
+
+fn perftest(program: &'static str, bytes: u64) -> Perftest {
+    Perftest {
+        program,
+        bytes,
+        seconds: PERFTEST_SECONDS,
+        depth: None,
+        rails: 1,
+    }
+}
+
+fn writes(bytes: u64, rails: u32) -> Perftest {
+    Perftest {
+        rails,
+        ..perftest("ib_write_bw", bytes)
+    }
+}
+
+impl Row {
+    /// Ours by the other's, of the medians.
+    fn ratio(&self) -> f64 {
+        self.ours_median() / self.other_median()
+    }
+
+    fn ours_median(&self) -> f64 {
+        median(self.figures.iter().map(|(_, ours)| *ours))
+    }
+
+    fn other_median(&self) -> f64 {
+        median(self.figures.iter().map(|(other, _)| *other))
+    }
+}
+
+fn median(figures: impl Iterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = figures.collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn table(rows: &[Row]) -> String {
+    let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
+    let mut text = format!(
+        "{:width$}  {:>14}  {:>14}  {:>7}  {:>8}\n",
+        "workload", "other", "Weft", "ratio", "required"
+    );
+    for row in rows {
+        let missed = if row.bound.holds(row.ratio()) { "" } else { "  MISSED" };
+        text += &format!(
+            "{:width$}  {:>14}  {:>14}  {:>5.2} ×  {:>8}{missed}\n",
+            row.name,
+            row.unit.show(row.other_median()),
+            row.unit.show(row.ours_median()),
+            row.ratio(),
+            row.bound.show(),
+        );
+    }
+    text
+}
+
+fn figure_of_perftest(test: &Perftest, unit: Unit) -> Result<f64, Error> {
+    match unit {
+        Unit::Microseconds => test.latency(),
+        Unit::MibPerSecond => Ok(test.bandwidth()?.0),
+        Unit::BlocksPerSecond => Ok(test.bandwidth()?.1),
+    }
+}
+
+fn figure_of_weft(arguments: &Arguments, workload: Workload, unit: Unit) -> Result<f64, Error> {
+    let cell = bench(Command::new(&arguments.weft), workload, WEFT_SECONDS)?;
+    let bytes_per_second = number(&cell, "gigabytes_per_sec")? * 1e9;
+    Ok(match unit {
+        Unit::Microseconds => number(&cell, "p50_us")?,
+        Unit::MibPerSecond => bytes_per_second / MIB as f64,
+        Unit::BlocksPerSecond => bytes_per_second / workload.block as f64,
+    })
+}
+
+/// Runs the workload and returns its line of JSON.
+fn bench(mut command: Command, workload: Workload, seconds: f64) -> Result<Value, Error> {
+    let devices: Vec<String> = (0..workload.rails).map(|rail| format!("rxe{rail}")).collect();
+    command
+        .args(["bench", "transfer", "--json", "--transport", "verbs"])
+        .args(["--set", &format!("verbs.devices={}", devices.join(","))])
+        .args(["--op", workload.op, "--block", &workload.block.to_string()])
+        .args(["--batch", &workload.batch.to_string()])
+        .args(["--seconds", &seconds.to_string()]);
+    let said = output(&mut command)?;
+    let line = said.lines().last().and_then(|line| serde_json::from_str(line).ok());
+    line.ok_or_else(|| not_understood(&said))
+}
+
+fn number(cell: &Value, name: &str) -> Result<f64, Error> {
+    cell[name].as_f64().ok_or_else(|| not_understood(&cell.to_string()))
+}
+
+fn not_understood(said: &str) -> Error {
+    Error::NotUnderstood {
+        program: "weft bench transfer".to_owned(),
+        said: said.to_owned(),
+    }
+}
+
+/// What a write of 1,024 scattered blocks costs, both ends together.
+struct Costs {
+    system_calls: f64,
+    transfers: f64,
+}
+
+impl Costs {
+    /// Counts system calls of a short run and of a longer one. The difference is what the further transfers took: starting, connecting
+    /// and ending are in both.
+    fn count(arguments: &Arguments) -> Result<Costs, Error> {
+        let workload = Workload {
+            op: "write",
+            block: 4 * KIB,
+            batch: BATCH,
+            rails: 1,
+        };
+        let traced = |seconds: f64| -> Result<(f64, f64), Error> {
+            let report = PathBuf::from("/tmp/system-calls");
+            let mut strace = Command::new("strace");
+            strace
+                .args(["--follow-forks", "--summary-only", "--output"])
+                .arg(&report);
+            strace.arg(&arguments.weft);
+            let cell = bench(strace, workload, seconds)?;
+            let report = fs::read_to_string(&report).map_err(|source| Error::File { path: report, source })?;
+            Ok((total_calls(&report)?, number(&cell, "iterations")?))
+        };
+        let (short, long) = (traced(0.5)?, traced(3.0)?);
+        let transfers = long.1 - short.1;
+        Ok(Costs {
+            system_calls: (long.0 - short.0) / transfers,
+            transfers,
+        })
+    }
+}
+
+impl std::fmt::Display for Costs {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(
+            out,
+            "For {BATCH} scattered blocks of 4 KiB, written; both ends together:"
+        )?;
+        writeln!(
+            out,
+            "{:>10.1}  system calls (over {:.0} transfers, each doorbell of Soft-RoCE being one)",
+            self.system_calls, self.transfers
+        )
+    }
+}
+
+/// All calls in a summary of strace: the fourth column of its last line.
+fn total_calls(report: &str) -> Result<f64, Error> {
+    let total = report.lines().rfind(|line| line.ends_with("total"));
+    let calls = total.and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
+    calls.ok_or_else(|| Error::NotUnderstood {
+        program: "strace".to_owned(),
+        said: report.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_found_in_the_summary_of_strace() {
+        let report = "% time     seconds  usecs/call     calls    errors syscall\n\
+                      ------ ----------- ----------- --------- --------- ------------\n \
+                      60.00    0.000012           6         2           write\n\
+                      100.00    0.000020           5       385        12 total\n";
+        assert_eq!(total_calls(report).unwrap(), 385.0);
+        assert!(total_calls("").is_err());
+    }
+
+    #[test]
+    fn the_median_is_that_of_the_middle() {
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
+    }
+}
