@@ -75,7 +75,7 @@ pub struct Machine {
     pub modules: Vec<String>,
     /// For the whole run, boot included.
     pub timeout: Duration,
-    /// Where the kernel's messages are kept: this path for the first node, with `.1` added for the second.
+    /// Where the kernel's messages are kept: this path for the first node, the same with `.1` added for the second.
     pub console: Option<PathBuf>,
     /// Use the processor's own virtualisation, where that works, instead of emulating one.
     pub kvm: bool,

@@ -74,15 +74,18 @@ impl Pair {
         let agent = builder.start().expect("an agent starts");
         let peer = agent.connect(&child.address).expect("the second process answers");
         let remote = peer.region("data", LONG).expect("it publishes its data");
-        peer.wait_for_transport("verbs", LONG).expect("a rail between the two");
         let local = agent.allocate(LEN).expect("memory");
-        let pair = Pair {
+        let mut pair = Pair {
             agent,
             child,
             peer,
             remote,
             local,
         };
+        // A test that failed may have left one down.
+        for (rail, end) in RAILS.into_iter().flat_map(|rail| [(rail, End::Near), (rail, End::Far)]) {
+            pair.set(rail, end, "up");
+        }
         pair.wait_for_rails(&RAILS);
         pair
     }

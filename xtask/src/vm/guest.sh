@@ -18,6 +18,10 @@ if ((NODES > 1)); then
     ip link set "eth$RAILS" name lan
     ip link set lan up
     ip address add "10.76.0.$((NODE + 1))/24" dev lan
+    # Two machines seldom boot equally fast; neither begins before the other is there.
+    for ((second = 0; second < 60; second++)); do
+        busybox ping -c 1 -W 1 "10.76.0.$((2 - NODE))" >/dev/null && break
+    done
 fi
 cd "$PROJECT" || exit
 source /run/job/command.sh
