@@ -21,6 +21,7 @@ fn lane(id: u32, transport: &'static str, gigabytes_per_sec: f64) -> Lane {
             per_span: Time::ZERO,
             bandwidth: Bandwidth::from_gigabytes_per_sec(gigabytes_per_sec),
         },
+        numa: None,
         max_op_bytes: 1 << 20,
         max_op_runs: 1024,
         max_inflight_ops: 16,

@@ -100,6 +100,7 @@ impl SimTransport {
                 max_message_bytes: fabric.max_message_bytes,
                 reliable_messages: fabric.local,
                 cost: fabric.cost,
+                numa: None,
             },
         }
     }
