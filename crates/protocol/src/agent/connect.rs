@@ -45,8 +45,8 @@ pub(super) struct Peer {
 /// A path that is opened, and opened again when it is lost.
 #[derive(Debug)]
 pub(super) struct Rail {
-    slot: usize,
-    address: PeerAddress,
+    pub(super) slot: usize,
+    pub(super) address: PeerAddress,
     backoff: Time,
     pub(super) state: RailState,
 }

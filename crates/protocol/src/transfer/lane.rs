@@ -127,11 +127,11 @@ impl LaneState {
         }
     }
 
-    fn has_room(&self) -> bool {
-        self.rest == Rest::None
-            && self.inflight_ops < self.lane.max_inflight_ops
-            && (self.inflight_ops == 0
-                || self.inflight_bytes.saturating_add(self.lane.max_op_bytes) <= self.lane.max_inflight_bytes)
+    /// It holds as much of ours as it may. A completion makes room.
+    fn is_full(&self) -> bool {
+        self.inflight_ops >= self.lane.max_inflight_ops
+            || (self.inflight_ops > 0
+                && self.inflight_bytes.saturating_add(self.lane.max_op_bytes) > self.lane.max_inflight_bytes)
     }
 
     fn is_far(&self, numa: Option<u16>) -> bool {
@@ -147,7 +147,9 @@ impl LaneState {
     /// When a part posted now would be there, as far as the lane's backlog tells.
     fn eta_ps(&self, next: &Next) -> f64 {
         let detour = if self.is_far(next.numa) { FAR_LATENCY_PS } else { 0.0 };
-        let bytes = self.inflight_bytes + next.bytes.min(self.lane.max_op_bytes);
+        let bytes = self
+            .inflight_bytes
+            .saturating_add(next.bytes.min(self.lane.max_op_bytes));
         self.latency_ps + detour + bytes as f64 / self.speed(next.numa)
     }
 }
@@ -223,39 +225,45 @@ impl Classes {
         self.classes.iter().flat_map(|c| c.lanes.iter().copied())
     }
 
-    /// The lane of the best class that would be done with the part first. A class whose lanes are merely full is waited for; one whose lanes have
-    /// all been shaken is passed over, unless there is no other.
+    /// The lane of the best class that would be done with the part first. A class whose lanes are merely full is waited for; one
+    /// whose lanes have all been shaken is passed over, unless there is no other.
     pub fn choose(&self, lanes: &Numbered<Box<LaneState>>, avoid: &[&'static str], next: &Next) -> Choice {
         let mut none = Choice::Nowhere;
-        for class in &self.classes {
-            if avoid.contains(&class.transport) {
-                continue;
-            }
-            let mut best: Option<(f64, LaneId, f64)> = None;
-            let mut together = 0.0;
-            let mut firm = false;
-            for &id in &class.lanes {
-                let Some(state) = lanes.at(id.0) else {
-                    continue;
-                };
-                firm |= !matches!(state.rest, Rest::Shaken(_));
-                let speed = state.speed(next.numa);
-                together += speed;
-                if state.has_room() {
-                    let eta = state.eta_ps(next);
-                    if best.is_none_or(|(soonest, ..)| eta < soonest) {
-                        best = Some((eta, id, speed));
-                    }
-                }
-            }
-            if let Some((_, id, speed)) = best {
-                return Choice::Lane(id, speed / together);
+        for class in self.classes.iter().filter(|class| !avoid.contains(&class.transport)) {
+            let states = || class.lanes.iter().filter_map(|id| lanes.at(id.0));
+            if let Some(choice) = best_of(states(), next) {
+                return choice;
             }
             none = Choice::Full;
-            if firm {
+            if states().any(|state| !matches!(state.rest, Rest::Shaken(_))) {
                 break;
             }
         }
         none
     }
+}
+
+/// The best of a class's lanes; none where all of them are full or rest.
+fn best_of<'a>(states: impl Iterator<Item = &'a Box<LaneState>>, next: &Next) -> Option<Choice> {
+    let mut best: Option<(f64, &LaneState)> = None;
+    let mut soonest_full = f64::INFINITY;
+    let mut together = 0.0;
+    for state in states {
+        together += state.speed(next.numa);
+        if state.rest != Rest::None {
+            continue;
+        }
+        let eta = state.eta_ps(next);
+        if state.is_full() {
+            soonest_full = soonest_full.min(eta);
+        } else if best.is_none_or(|(soonest, _)| eta < soonest) {
+            best = Some((eta, state));
+        }
+    }
+    let (eta, state) = best?;
+    // A slow lane that is busy already is not filled up just because a fast one is full, or it would be the last to finish.
+    if state.inflight_ops > 0 && soonest_full < eta {
+        return Some(Choice::Full);
+    }
+    Some(Choice::Lane(state.lane.id, state.speed(next.numa) / together))
 }
