@@ -32,6 +32,10 @@ pub trait Live: Transport {
     fn wake_fd(&self) -> BorrowedFd<'_>;
     /// When [`Transport::poll`] must be called even if the descriptor stays silent.
     fn next_timeout(&self) -> Option<Time>;
+    /// What it has done since it started, by name; nothing where it does not count.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
     /// A peer's region where it lies, read-only and without a copy. `None` until the peer has answered: ask again.
     fn borrow(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<BorrowedMapping>>, Failure> {
         let _ = (path, key);
