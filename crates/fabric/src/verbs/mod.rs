@@ -1,0 +1,7 @@
+//! RDMA: bytes moved by the network card itself, between registered memories of two machines, over InfiniBand or RoCE.
+//!
+//! A *rail* is what one transport runs on: a device, one of its ports, and one of that port's addresses.
+
+pub mod library;
+
+pub use library::Library;
