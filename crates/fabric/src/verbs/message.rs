@@ -276,7 +276,10 @@ impl Parcel {
     }
 }
 
-/// A packet that only returns credits.
+/// How long a packet is that only returns credits.
+pub(super) const CREDITS_BYTES: usize = HEAD_BYTES;
+
+/// Writes a packet that only returns credits.
 pub(super) fn pack_credits(credits: u16, into: &mut [u8]) -> usize {
     head(0, credits, into);
     HEAD_BYTES

@@ -5,6 +5,11 @@ use std::io;
 use thiserror::Error;
 use weft_plan::{LinkCost, Time};
 
+use super::device::DeviceError;
+use super::rail::Mtu;
+use super::registration::{RegistrationError, RegistrationOptions};
+use crate::memory::MemoryError;
+
 /// How to use a rail.
 #[derive(Clone, Debug)]
 pub struct VerbsOptions {
@@ -16,8 +21,8 @@ pub struct VerbsOptions {
     pub timeout: Time,
     /// How often the device sends again before it gives a peer up.
     pub retries: u8,
-    /// The largest packet: 256, 512, 1024, 2048 or 4096 bytes. The port's own where nothing is said.
-    pub mtu: Option<u32>,
+    /// The largest packet, if it is to be smaller than the port's own.
+    pub mtu: Option<Mtu>,
     /// Work requests that a path hands to the device at a time. More wait in software.
     pub send_depth: u32,
     /// Bytes that a path hands to the device at a time, and so what a cancel may have to wait for.
@@ -30,6 +35,7 @@ pub struct VerbsOptions {
     pub grace: Time,
     /// How long peers may take to let go of a region. After that the device is told to refuse them, and they lose the path.
     pub release_max: Time,
+    pub registration: RegistrationOptions,
     /// What peers are told of the speed of this transport.
     pub cost: LinkCost,
 }
@@ -48,6 +54,7 @@ impl Default for VerbsOptions {
             open_max: Time::from_secs(5),
             grace: Time::from_ms(200),
             release_max: Time::from_secs(2),
+            registration: RegistrationOptions::default(),
             cost: crate::cost_unmeasured(super::address::NAME),
         }
     }
@@ -57,8 +64,6 @@ impl Default for VerbsOptions {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum VerbsError {
-    #[error("{value} is not a packet size: it is 256, 512, 1024, 2048 or 4096 bytes")]
-    Mtu { value: u32 },
     #[error("a service level is at most 15, not {value}")]
     ServiceLevel { value: u8 },
     #[error("a device retries at most 7 times, not {value}")]
@@ -69,17 +74,18 @@ pub enum VerbsError {
         offered: u64,
         needed: u64,
     },
+    #[error(transparent)]
+    Opening(#[from] DeviceError),
+    #[error(transparent)]
+    Registration(#[from] RegistrationError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     #[error("{step} failed: {source}")]
     System { step: &'static str, source: io::Error },
 }
 
 impl VerbsOptions {
     pub(super) fn check(&self) -> Result<(), VerbsError> {
-        if let Some(value) = self.mtu
-            && mtu_code(value).is_none()
-        {
-            return Err(VerbsError::Mtu { value });
-        }
         if self.service_level > 15 {
             return Err(VerbsError::ServiceLevel {
                 value: self.service_level,
@@ -99,25 +105,9 @@ impl VerbsOptions {
     }
 }
 
-/// The number under which devices know a packet size.
-pub(super) fn mtu_code(bytes: u32) -> Option<u32> {
-    (1..=5).find(|&code| mtu_bytes(code) == bytes)
-}
-
-pub(super) fn mtu_bytes(code: u32) -> u32 {
-    128 << code.min(5)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn packet_sizes_have_their_numbers() {
-        assert_eq!(mtu_code(256), Some(1));
-        assert_eq!(mtu_code(4096), Some(5));
-        assert_eq!(mtu_code(1500), None);
-    }
 
     #[test]
     fn timeouts_are_rounded_up_to_what_a_device_knows() {
@@ -142,7 +132,6 @@ mod tests {
             options.check()
         };
         assert!(with(|_| {}).is_ok());
-        assert!(matches!(with(|o| o.mtu = Some(1500)), Err(VerbsError::Mtu { value: 1500 })));
         assert!(matches!(with(|o| o.service_level = 16), Err(VerbsError::ServiceLevel { .. })));
         assert!(matches!(with(|o| o.retries = 8), Err(VerbsError::Retries { .. })));
     }
