@@ -5,7 +5,11 @@
 pub mod device;
 pub mod library;
 pub mod rail;
+pub mod registration;
 
 pub use device::{Device, DeviceError, DeviceEvent, ProtectionDomain};
 pub use library::Library;
 pub use rail::{Mtu, Rail, RailOptions, RailRefusal, VerbsUnavailable, rails};
+pub use registration::{
+    OnDemandPaging, Registration, RegistrationError, RegistrationOptions, Registrations, RemoteAccess,
+};
