@@ -10,6 +10,7 @@ pub mod harness;
 pub mod memory;
 pub mod shared_memory;
 pub mod tcp;
+pub mod verbs;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
