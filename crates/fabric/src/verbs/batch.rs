@@ -126,6 +126,11 @@ impl Batch {
         self.piece(addr, len, lkey);
     }
 
+    /// Adds a SEND of nothing.
+    pub(super) fn send_nothing(&mut self) {
+        self.begin(sys::IBV_WR_SEND);
+    }
+
     /// Adds requests for bytes `range` of a leg, as many as there is room for, and returns how far they go.
     ///
     /// Pieces that are adjacent at the far end share a request, however scattered they are here.

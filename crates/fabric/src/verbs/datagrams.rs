@@ -92,7 +92,8 @@ impl Datagrams {
         let Ok(handle) = route else { return };
         let bytes = letter.encode();
         // SAFETY: the place is free, so no datagram is being sent from it.
-        unsafe { self.outgoing.bytes_mut(place) }[..bytes.len()].copy_from_slice(&bytes);
+        let buffer = unsafe { self.outgoing.bytes_mut(place) };
+        buffer[..bytes.len()].copy_from_slice(&bytes);
         let mut piece = self.outgoing.piece(place);
         piece.length = bytes.len() as u32;
         let mut request = sys::ibv_send_wr {

@@ -36,8 +36,8 @@ pub struct VerbsOptions {
     /// How long peers may take to let go of a region. After that the device is told to refuse them, and they lose the path.
     pub release_max: Time,
     pub registration: RegistrationOptions,
-    /// What peers are told of the speed of this transport.
-    pub cost: LinkCost,
+    /// What peers are told of the speed of this transport. A guess, with the bandwidth that the port reports, where nothing is said.
+    pub cost: Option<LinkCost>,
 }
 
 impl Default for VerbsOptions {
@@ -55,7 +55,7 @@ impl Default for VerbsOptions {
             grace: Time::from_ms(200),
             release_max: Time::from_secs(2),
             registration: RegistrationOptions::default(),
-            cost: crate::cost_unmeasured(super::address::NAME),
+            cost: None,
         }
     }
 }

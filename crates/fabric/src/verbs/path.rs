@@ -81,6 +81,10 @@ pub(super) struct Path {
     probe_gap: Time,
     /// When the device last completed anything.
     moved: Time,
+    /// No operation that has ended early has waited for long enough before this.
+    grace_at: Time,
+    /// Something has come or completed that may let more be handed over.
+    stirred: bool,
     /// A write was under way when the path was lost.
     unfenced: bool,
     bye_said: bool,
@@ -212,6 +216,8 @@ impl Path {
             probe_at: Time::MAX,
             probe_gap: PROBE_FIRST,
             moved: Time::ZERO,
+            grace_at: Time::MAX,
+            stirred: false,
             unfenced: false,
             bye_said: false,
             letters: Vec::new(),
@@ -234,6 +240,22 @@ impl Path {
     }
     pub(super) fn is_failing(&self) -> bool {
         matches!(self.phase, Phase::Failing { .. })
+    }
+    /// The peer has as many paths as it can.
+    pub(super) fn on_no_room(&mut self, world: &mut World<'_>) {
+        if matches!(self.phase, Phase::Introducing { .. }) {
+            self.lose(Loss::Unreachable, world);
+        }
+    }
+    /// Ends the queue pair at once. Nobody is left to be told.
+    pub(super) fn destroy(&mut self) {
+        self.pair = None;
+        self.phase = Phase::Over;
+    }
+    /// The peer has said goodbye, by letter.
+    pub(super) fn on_goodbye(&mut self, world: &mut World<'_>) {
+        self.bye_said = true;
+        self.lose(Loss::ClosedByPeer, world);
     }
     pub(super) fn number(&self) -> Option<u32> {
         self.pair.as_ref().map(QueuePair::number)
@@ -383,22 +405,25 @@ impl Path {
     }
 
     /// When something must be done even if nothing comes in.
-    pub(super) fn next_timeout(&self, options: &VerbsOptions) -> Option<Time> {
-        let own = match self.phase {
+    pub(super) fn next_timeout(&self, options: &VerbsOptions) -> Time {
+        let ops = self.ops.iter().map(|(_, op)| match op.ending {
+            None => op.deadline,
+            Some((_, since)) => since.max(self.moved).saturating_add(options.grace),
+        });
+        ops.chain([self.own_timeout()]).min().unwrap_or(Time::MAX)
+    }
+
+    /// The same, deadlines left out.
+    pub(super) fn own_timeout(&self) -> Time {
+        let phase = match self.phase {
             Phase::Introducing { repeat, until, .. } => repeat.min(until),
             Phase::Greeting { until }
             | Phase::Accepting { until }
             | Phase::Closing { until }
             | Phase::Failing { until, .. } => until,
-            Phase::Live => Time::MAX,
-            Phase::Over => return None,
+            Phase::Live | Phase::Over => Time::MAX,
         };
-        let ops = self.ops.iter().map(|(_, op)| match op.ending {
-            None => op.deadline,
-            Some((_, since)) => since.max(self.moved).saturating_add(options.grace),
-        });
-        let all = ops.chain([own, self.probe_at]);
-        all.min().filter(|at| *at != Time::MAX)
+        phase.min(self.probe_at).min(self.grace_at)
     }
 
     /// Does what has come due.
@@ -426,6 +451,7 @@ impl Path {
             Phase::Closing { until } if until <= now => self.lose(Loss::Closed, world),
             _ => {}
         }
+        self.grace_at = Time::MAX;
         self.expire(world);
         if self.probe_at <= now {
             self.probe_gap = self.probe_gap.saturating_add(self.probe_gap);
@@ -449,8 +475,8 @@ impl Path {
         {
             *granted = Granted::Revoking;
             self.say(&Frame::Revoke { slot: key.slot });
-            self.pump(world);
         }
+        self.pump(world);
     }
 
     /// Does the device have anything to do with this region of ours?

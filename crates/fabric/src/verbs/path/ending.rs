@@ -18,7 +18,6 @@ impl Path {
         if let Some(serial) = self.ops.pick(|op| op.id == id).first() {
             self.end(*serial, Failure::Cancelled, world);
         }
-        self.pump(world);
     }
 
     /// Ends operations whose time is over, and resets the queue where the device does not let go of them.
@@ -54,6 +53,7 @@ impl Path {
             }
             Work::Move(_) => {
                 op.ending = Some((failure, world.now));
+                self.grace_at = self.grace_at.min(world.now.saturating_add(world.options.grace));
                 self.unqueue(serial);
             }
         }
@@ -180,7 +180,7 @@ impl Path {
         let Some(pair) = &self.pair else { return };
         let failed = pair.fail().is_ok();
         world.batch.clear();
-        world.batch.send(0, 0, 0);
+        world.batch.send_nothing();
         let (id, posted) = (self.id, self.posted);
         let list = world.batch.finish(|_| number::request(id, posted));
         // SAFETY: one request without any bytes.

@@ -60,7 +60,7 @@ impl Path {
         }
         self.probe_gap = PROBE_FIRST;
         match read(self, world) {
-            Ok(()) => self.pump(world),
+            Ok(()) => self.stirred = true,
             Err(Garbage) => self.lose(Loss::Garbage, world),
         }
     }

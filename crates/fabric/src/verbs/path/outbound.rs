@@ -26,7 +26,7 @@ enum Step {
 
 impl Path {
     /// Hands the device as much as it and the peer take, a list at a time.
-    pub(super) fn pump(&mut self, world: &mut World<'_>) {
+    pub(in super::super) fn pump(&mut self, world: &mut World<'_>) {
         if !matches!(self.phase, Phase::Live | Phase::Greeting { .. } | Phase::Closing { .. }) {
             return;
         }
@@ -44,8 +44,11 @@ impl Path {
         }
     }
 
-    pub(in super::super) fn push(&mut self, world: &mut World<'_>) {
-        self.pump(world);
+    /// Hands over what completions and packets have set free.
+    pub(in super::super) fn pump_if_stirred(&mut self, world: &mut World<'_>) {
+        if std::mem::take(&mut self.stirred) {
+            self.pump(world);
+        }
     }
 
     /// Requests that the device has room for, beyond those of the list that is being built.
@@ -310,7 +313,7 @@ impl Path {
             }
             self.let_go_of_revoked();
             self.go_on_closing(world);
-            self.pump(world);
+            self.stirred = true;
         } else {
             self.advance(before, true, world);
             self.on_failed(completion.status, world);
