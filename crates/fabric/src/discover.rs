@@ -17,6 +17,7 @@ mod cores;
 mod gpus;
 mod limits;
 mod nics;
+mod rdma;
 mod tree;
 
 use std::fmt;
@@ -28,6 +29,7 @@ use thiserror::Error;
 use weft_plan::{Bytes, Machine};
 
 pub use limits::{Bound, HugePages, Limits, PtraceScope, TransparentHugePages};
+pub use rdma::{Gid, GidKind, LinkLayer, PortState, RdmaDevice, RdmaKind, RdmaPort};
 use tree::Tree;
 
 /// A machine, what bounds a process on it, and what it lacks.
@@ -129,6 +131,11 @@ pub fn machine_at(source: &Source) -> Discovery {
         limits: limits::read(&sys, &proc, &mut absent),
         absent,
     }
+}
+
+/// The RDMA devices of this machine, as sysfs describes them.
+pub fn rdma_devices() -> Result<Vec<RdmaDevice>, Reason> {
+    rdma::find(&Tree::new(&PathBuf::from("/sys")))
 }
 
 impl Source {

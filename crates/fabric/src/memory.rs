@@ -14,6 +14,7 @@
 //! # Ok::<(), weft_fabric::memory::MemoryError>(())
 //! ```
 
+mod dma_buf;
 mod mapping;
 
 use std::any::Any;
@@ -26,6 +27,9 @@ use thiserror::Error;
 use weft_protocol::Memory;
 use weft_protocol::memory::Digest;
 
+pub use dma_buf::DmaBufMemory;
+#[cfg(test)]
+pub(crate) use dma_buf::udmabuf;
 pub(crate) use mapping::{Mapping, Protection, file_bytes, memory_file, page_bytes, seal, sealed_bytes};
 
 /// Host memory with a stable address for as long as the value lives.

@@ -90,6 +90,7 @@ fn attempt(way: Way, overrides: &Overrides) -> Result<LinkCost, Complaint> {
         there: "partner",
         region_bytes: PROBE_BYTES,
         echo: false,
+        at: None,
     };
     let mut pair = Pair::start(way, cast, overrides)?;
     pair.partner.fill(SEED)?;

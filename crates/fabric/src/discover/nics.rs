@@ -43,7 +43,7 @@ pub(super) fn find(sys: &Tree, addresses: &[(String, IpAddr)], absent: &mut Vec<
 }
 
 /// What the kernel accepts as a name, and a platform file too.
-fn is_name(name: &str) -> bool {
+pub(super) fn is_name(name: &str) -> bool {
     let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
     !name.is_empty() && !name.contains(bad)
 }

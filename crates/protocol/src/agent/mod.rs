@@ -14,6 +14,7 @@
 mod announce;
 mod connect;
 mod paths;
+mod rails;
 mod regions;
 #[cfg(test)]
 mod tests;

@@ -50,6 +50,15 @@ impl<T: ?Sized + Transport> Core<T> {
         names
     }
 
+    /// How many paths carry transfers to a peer over the transport of this name now.
+    pub fn path_count(&self, peer: PeerId, transport: &str) -> usize {
+        let paths = self.paths.iter().map(|(_, path)| path);
+        let joined = paths.filter(|path| path.peer == Some(peer) && path.stage == Stage::Joined);
+        joined
+            .filter(|path| self.slots[path.slot].transport.capabilities().name == transport)
+            .count()
+    }
+
     /// A path that carries transfers to a peer over the transport of this name, with that transport.
     pub fn path_over(&mut self, peer: PeerId, transport: &str) -> Option<(&mut T, PathId)> {
         let (_, path) = self.paths.iter().find(|(_, path)| {

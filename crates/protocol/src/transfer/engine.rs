@@ -408,7 +408,8 @@ impl Engine {
                 transfer.queued = false;
                 continue;
             }
-            let Choice::Lane(lane, lanes) = entry.classes.choose(&self.lanes, &transfer.avoid) else {
+            let next = transfer.next();
+            let Choice::Lane(lane, share) = entry.classes.choose(&self.lanes, &transfer.avoid, &next) else {
                 if transfer.avoid.is_empty() {
                     entry.ready.push_front(id);
                     return None;
@@ -426,7 +427,7 @@ impl Engine {
             }
             let measure = Measure {
                 limits,
-                lanes,
+                share,
                 min_part: state.min_part,
             };
             let part = transfer.next_part(measure)?;
