@@ -36,6 +36,7 @@ pub trait Live: Transport {
     /// What it has done since it started, by name; nothing where it does not count.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
+    }
     /// Says that somebody is about to sleep on the descriptor. [`Progress::Busy`]: something came in meanwhile; poll instead.
     ///
     /// For transports that must ask to be woken, which is worth nothing to a thread that never sleeps.

@@ -21,6 +21,7 @@ fn lane(id: u32, transport: &'static str, gigabytes_per_sec: f64) -> Lane {
             per_span: Time::ZERO,
             bandwidth: Bandwidth::from_gigabytes_per_sec(gigabytes_per_sec),
         },
+        preference: 0,
         numa: None,
         max_op_bytes: 1 << 20,
         max_op_runs: 1024,
@@ -153,6 +154,18 @@ fn the_next_class_waits_until_the_best_is_gone() {
     engine.on_lane_lost(LaneId(1), Loss::ClosedByPeer, true, Time::ZERO);
     let post = engine.next_post().expect("the other class takes over");
     assert_eq!(post.lane, LaneId(0));
+}
+
+#[test]
+fn a_preference_comes_before_the_cost() {
+    let mut engine = Engine::new(Limits::default());
+    engine.add_lane(Lane {
+        preference: 1,
+        ..lane(0, "tcp", 3.0)
+    });
+    engine.add_lane(lane(1, "verbs", 1.0));
+    engine.submit(request(), Time::ZERO).expect("there is room");
+    assert_eq!(engine.next_post().map(|post| post.lane), Some(LaneId(1)));
 }
 
 /// Two lanes of equal speed, near the NUMA nodes 0 and 1.

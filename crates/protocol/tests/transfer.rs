@@ -258,6 +258,7 @@ impl World {
                         per_span: Time::ZERO,
                         bandwidth: Bandwidth::from_bytes_per_sec([10_000_000_000, 1_000_000_000][class]),
                     },
+                    preference: 0,
                     numa: None,
                     max_op_bytes: max_bytes,
                     max_op_runs: 16,

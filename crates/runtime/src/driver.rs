@@ -443,6 +443,16 @@ impl Shared {
                 cpu::look_again();
                 continue;
             }
+            // Transports that must ask to be woken do so only for somebody who is about to sleep.
+            let mut stirred = false;
+            for transport in world.core.transports_mut() {
+                stirred |= transport.arm() == Progress::Busy;
+            }
+            if stirred {
+                drop(world);
+                self.finish(&mut later);
+                continue;
+            }
             // Set under the mutex: whoever changes the world after this sees it and rings.
             let due = world.next_timeout().unwrap_or(Time::MAX);
             self.asleep_until.store(due.as_ps().max(1), Ordering::Relaxed);

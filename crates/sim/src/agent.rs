@@ -45,6 +45,7 @@ impl SimAgent {
         config.silence_max = birth.silence_max;
         let slot = |fabric, reach, paths| Slot {
             reach,
+            preference: 0,
             paths,
             transport: Box::new(SimTransport::start(world, birth.node, fabric, birth.epoch)),
         };

@@ -146,6 +146,8 @@ impl Target {
 pub struct Slot<T: ?Sized> {
     /// Which peers it can reach. Those on the same host are the ones whose host identity equals ours.
     pub reach: Reach,
+    /// Which transport comes first where several reach a peer: that of the smallest number, and among equals the cheapest.
+    pub preference: u8,
     /// How many paths to open to each peer.
     pub paths: usize,
     pub transport: Box<T>,
@@ -289,6 +291,10 @@ impl<T: ?Sized + Transport> Core<T> {
     /// The transports, for whoever must wait on them.
     pub fn slots(&self) -> &[Slot<T>] {
         &self.slots
+    }
+    /// The transports, for whoever must tell them something.
+    pub fn transports_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().map(|slot| &mut *slot.transport)
     }
     /// Where peers reach this agent, one address a transport.
     pub fn addresses(&self) -> Vec<PeerAddress> {

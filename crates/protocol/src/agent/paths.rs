@@ -183,9 +183,13 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         path.stage = Stage::Joined;
         path.carries = true;
-        let capabilities = self.slots[path.slot].transport.capabilities();
+        let slot = &self.slots[path.slot];
+        let capabilities = slot.transport.capabilities();
         let transport = capabilities.name;
-        self.engine.add_lane(Lane::of(capabilities, LaneId(via), peer));
+        self.engine.add_lane(Lane {
+            preference: slot.preference,
+            ..Lane::of(capabilities, LaneId(via), peer)
+        });
         if let Some(state) = self.peers.at_mut(peer.0) {
             state.rejoin_by = None;
             let using = |rail: &&mut super::connect::Rail| rail.state == RailState::Using(via);

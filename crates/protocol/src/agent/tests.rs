@@ -29,6 +29,7 @@ struct Pair<T: ?Sized + Transport = LoopbackEndpoint> {
 fn agent(network: &Loopback, place: &str, name: &str, epoch: u64, secret: &[u8]) -> Core<LoopbackEndpoint> {
     let slot = Slot {
         reach: Reach::Anywhere,
+        preference: 0,
         paths: 2,
         transport: Box::new(network.endpoint(place, Epoch(epoch))),
     };

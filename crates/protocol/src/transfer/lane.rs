@@ -12,8 +12,10 @@ use crate::transport::Capabilities;
 pub struct Lane {
     pub id: LaneId,
     pub peer: PeerId,
-    /// Lanes of one transport are one class: they share the parts between them. The cheapest class is used first.
+    /// Lanes of one transport are one class: they share the parts between them.
     pub transport: &'static str,
+    /// The class of the smallest number is used first, and among equals the cheapest.
+    pub preference: u8,
     pub cost: LinkCost,
     /// The NUMA node it is near to, where that matters.
     pub numa: Option<u16>,
@@ -31,6 +33,7 @@ impl Lane {
             id,
             peer,
             transport: capabilities.name,
+            preference: 0,
             cost: capabilities.cost,
             numa: capabilities.numa,
             max_op_bytes: capabilities.max_op_bytes,
@@ -158,8 +161,8 @@ impl LaneState {
 #[derive(Debug)]
 pub(super) struct Class {
     pub transport: &'static str,
-    /// How long a typical part takes on its best lane; the smallest comes first.
-    score: Time,
+    /// Its preference, and how long a typical part takes on its best lane; the smallest comes first.
+    score: (u8, Time),
     pub lanes: Vec<LaneId>,
 }
 
@@ -191,7 +194,7 @@ pub(super) struct Classes {
 
 impl Classes {
     pub fn add(&mut self, lane: &Lane) {
-        let score = lane.cost.time(Bytes(1 << 20), 1);
+        let score = (lane.preference, lane.cost.time(Bytes(1 << 20), 1));
         match self.classes.iter_mut().find(|c| c.transport == lane.transport) {
             Some(class) => {
                 class.lanes.push(lane.id);

@@ -84,6 +84,7 @@ impl<T: Transport> Transport for Wired<T> {
 fn slot(transport: impl Transport + 'static) -> Slot<dyn Transport> {
     Slot {
         reach: Reach::Anywhere,
+        preference: 0,
         paths: 1,
         transport: Box::new(transport),
     }
