@@ -3,6 +3,7 @@
 //! In emulation an absolute figure means little. What carries over to real cards is how often a batch of blocks bothers the kernel, the
 //! card and the completion queue; that stands below the table.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -29,14 +30,38 @@ const PERFTEST_SECONDS: u32 = 1;
 const WEFT_SECONDS: f64 = 1.0;
 /// Blocks of the batch whose cost is counted.
 const BATCH: u64 = 1024;
+/// Transfers under strace, in two runs.
+const TRACED_FEW: u64 = 20;
+const TRACED_MANY: u64 = 60;
 
-/// A transfer that is posted again and again.
+/// What `weft bench transfer` is asked to measure.
 #[derive(Clone, Copy, Debug)]
 struct Workload {
-    op: &'static str,
-    block: u64,
-    batch: u64,
+    mode: &'static str,
+    /// Of a message, or of each of its blocks.
+    bytes: u64,
+    /// Whether a message consists of blocks at random places.
+    scattered: bool,
     rails: u32,
+}
+
+impl Workload {
+    fn plain(mode: &'static str, bytes: u64) -> Workload {
+        Workload {
+            mode,
+            bytes,
+            scattered: false,
+            rails: 1,
+        }
+    }
+
+    /// As large a batch as a paged KV cache moves at a time.
+    fn scattered_blocks() -> Workload {
+        Workload {
+            scattered: true,
+            ..Workload::plain("write_bw", 4 * KIB)
+        }
+    }
 }
 
 /// What a row compares: more is better for all but the time.
@@ -144,51 +169,44 @@ fn rows() -> Vec<Row> {
             figures: Vec::new(),
         });
     };
-    let workload = |op, block, batch| Workload {
-        op,
-        block,
-        batch,
-        rails: 1,
-    };
-    for (op, program) in [("write", "ib_write_bw"), ("read", "ib_read_bw")] {
-        for (block, batch, size) in [(64 * KIB, 64, "64 KiB"), (MIB, 16, "1 MiB")] {
-            let test = perftest(program, block);
+    for (mode, program) in [("write_bw", "ib_write_bw"), ("read_bw", "ib_read_bw")] {
+        for (bytes, size) in [(64 * KIB, "64 KiB"), (MIB, "1 MiB")] {
             row(
-                format!("{op} {size} beside {program}"),
+                format!("{mode} {size} beside {program}"),
                 Unit::MibPerSecond,
-                Other::Perftest(test),
-                workload(op, block, batch),
+                Other::Perftest(perftest(program, bytes)),
+                Workload::plain(mode, bytes),
                 Bound::AtLeast(0.9),
             );
         }
     }
     row(
-        format!("write 4 KiB, {BATCH} scattered, beside ib_write_bw"),
+        format!("write_bw {BATCH} scattered × 4 KiB beside ib_write_bw 4 KiB"),
         Unit::BlocksPerSecond,
         Other::Perftest(perftest("ib_write_bw", 4 * KIB)),
-        workload("write", 4 * KIB, BATCH),
+        Workload::scattered_blocks(),
         Bound::AtLeast(1.0),
     );
     row(
-        "write 8 bytes, post to done, beside ib_write_lat".to_owned(),
+        "write_lat 8 bytes beside ib_write_lat".to_owned(),
         Unit::Microseconds,
         Other::Perftest(perftest("ib_write_lat", 8)),
-        workload("write", 8, 1),
+        Workload::plain("write_lat", 8),
         Bound::AtMost(1.3),
     );
     row(
-        "read 8 bytes, post to done, beside ib_read_lat".to_owned(),
+        "read_lat 8 bytes beside ib_read_lat".to_owned(),
         Unit::Microseconds,
         Other::Perftest(perftest("ib_read_lat", 8)),
-        workload("read", 8, 1),
+        Workload::plain("read_lat", 8),
         Bound::Shown,
     );
-    let striped = workload("write", MIB, 16);
+    let one_rail = Workload::plain("write_bw", MIB);
     row(
-        "write 1 MiB, two rails beside one".to_owned(),
+        "write_bw 1 MiB, two rails beside one".to_owned(),
         Unit::MibPerSecond,
-        Other::Weft(striped),
-        Workload { rails: 2, ..striped },
+        Other::Weft(one_rail),
+        Workload { rails: 2, ..one_rail },
         Bound::Shown,
     );
     rows
@@ -261,27 +279,39 @@ fn figure_of_perftest(test: &Perftest, unit: Unit) -> Result<f64, Error> {
 }
 
 fn figure_of_weft(arguments: &Arguments, workload: Workload, unit: Unit) -> Result<f64, Error> {
-    let cell = bench(Command::new(&arguments.weft), workload, WEFT_SECONDS)?;
-    let bytes_per_second = number(&cell, "gigabytes_per_sec")? * 1e9;
-    Ok(match unit {
-        Unit::Microseconds => number(&cell, "p50_us")?,
-        Unit::MibPerSecond => bytes_per_second / MIB as f64,
-        Unit::BlocksPerSecond => bytes_per_second / workload.block as f64,
-    })
+    let seconds = ["--seconds".to_owned(), WEFT_SECONDS.to_string()];
+    let line = bench(Command::new(&arguments.weft), workload, &seconds)?;
+    number(
+        &line,
+        match unit {
+            Unit::Microseconds => "t_typical_us",
+            Unit::MibPerSecond => "bw_average_mib_per_sec",
+            Unit::BlocksPerSecond => "blocks_per_sec",
+        },
+    )
 }
 
 /// Runs the workload and returns its line of JSON.
-fn bench(mut command: Command, workload: Workload, seconds: f64) -> Result<Value, Error> {
+fn bench(mut command: Command, workload: Workload, effort: &[String]) -> Result<Value, Error> {
     let devices: Vec<String> = (0..workload.rails).map(|rail| format!("rxe{rail}")).collect();
     command
         .args(["bench", "transfer", "--json", "--transport", "verbs"])
         .args(["--set", &format!("verbs.devices={}", devices.join(","))])
-        .args(["--op", workload.op, "--block", &workload.block.to_string()])
-        .args(["--batch", &workload.batch.to_string()])
-        .args(["--seconds", &seconds.to_string()]);
+        .args(["--mode", workload.mode])
+        .args(effort);
+    if workload.scattered {
+        command.args(["--scattered", "--blocks", &BATCH.to_string()]);
+        command.args(["--block", &workload.bytes.to_string()]);
+    } else {
+        command.args(["--sizes", &workload.bytes.to_string()]);
+    }
     let said = output(&mut command)?;
-    let line = said.lines().last().and_then(|line| serde_json::from_str(line).ok());
-    line.ok_or_else(|| not_understood(&said))
+    let line: Option<Value> = said.lines().last().and_then(|line| serde_json::from_str(line).ok());
+    match line {
+        // Latencies are of bytes that the other end has seen; only streams are verified apart.
+        Some(line) if line["verified"] != false => Ok(line),
+        _ => Err(not_understood(&said)),
+    }
 }
 
 fn number(cell: &Value, name: &str) -> Result<f64, Error> {
@@ -295,52 +325,67 @@ fn not_understood(said: &str) -> Error {
     }
 }
 
-/// What a write of 1,024 scattered blocks costs, both ends together.
+/// What a write of 1,024 scattered blocks costs.
 struct Costs {
+    /// At both ends together.
     system_calls: f64,
-    transfers: f64,
+    /// What the transports of the two ends counted, by name.
+    initiator: BTreeMap<String, f64>,
+    target: BTreeMap<String, f64>,
 }
 
 impl Costs {
-    /// Counts system calls of a short run and of a longer one. The difference is what the further transfers took: starting, connecting
-    /// and ending are in both.
     fn count(arguments: &Arguments) -> Result<Costs, Error> {
-        let workload = Workload {
-            op: "write",
-            block: 4 * KIB,
-            batch: BATCH,
-            rails: 1,
-        };
-        let traced = |seconds: f64| -> Result<(f64, f64), Error> {
+        let traced = |transfers: u64| -> Result<f64, Error> {
             let report = PathBuf::from("/tmp/system-calls");
             let mut strace = Command::new("strace");
             strace
                 .args(["--follow-forks", "--summary-only", "--output"])
-                .arg(&report);
-            strace.arg(&arguments.weft);
-            let cell = bench(strace, workload, seconds)?;
+                .arg(&report)
+                .arg(&arguments.weft);
+            bench(strace, Workload::scattered_blocks(), &iterations(transfers))?;
             let report = fs::read_to_string(&report).map_err(|source| Error::File { path: report, source })?;
-            Ok((total_calls(&report)?, number(&cell, "iterations")?))
+            total_calls(&report)
         };
-        let (short, long) = (traced(0.5)?, traced(3.0)?);
-        let transfers = long.1 - short.1;
+        // Starting, connecting and ending are in both, so that the difference is what the further transfers took.
+        let system_calls = (traced(TRACED_MANY)? - traced(TRACED_FEW)?) / (TRACED_MANY - TRACED_FEW) as f64;
+        let line = bench(
+            Command::new(&arguments.weft),
+            Workload::scattered_blocks(),
+            &iterations(TRACED_MANY),
+        )?;
+        let counted = |end: &str| -> Result<BTreeMap<String, f64>, Error> {
+            let counts = line["per_1024_blocks"][end].as_object();
+            let counts = counts.ok_or_else(|| not_understood(&line.to_string()))?;
+            let counts = counts.iter().map(|(name, count)| Some((name.clone(), count.as_f64()?)));
+            counts
+                .collect::<Option<_>>()
+                .ok_or_else(|| not_understood(&line.to_string()))
+        };
         Ok(Costs {
-            system_calls: (long.0 - short.0) / transfers,
-            transfers,
+            system_calls,
+            initiator: counted("initiator")?,
+            target: counted("target")?,
         })
     }
 }
 
+fn iterations(count: u64) -> [String; 2] {
+    ["--iterations".to_owned(), count.to_string()]
+}
+
 impl std::fmt::Display for Costs {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(out, "What a write of {BATCH} scattered blocks of 4 KiB takes:")?;
+        writeln!(out, "  {:>10}  {:>10}", "initiator", "target")?;
+        for (name, initiator) in &self.initiator {
+            let target = self.target.get(name).copied().unwrap_or(0.0);
+            writeln!(out, "  {initiator:>10.1}  {target:>10.1}  {name}")?;
+        }
         writeln!(
             out,
-            "For {BATCH} scattered blocks of 4 KiB, written; both ends together:"
-        )?;
-        writeln!(
-            out,
-            "{:>10.1}  system calls (over {:.0} transfers, each doorbell of Soft-RoCE being one)",
-            self.system_calls, self.transfers
+            "  {:>22.1}  system calls of both ends together, those to Soft-RoCE included: one a doorbell, where a card needs none",
+            self.system_calls
         )
     }
 }
