@@ -2,6 +2,7 @@
 //!
 //! A *rail* is what one transport runs on: a device, one of its ports, and one of that port's addresses.
 
+pub mod checkup;
 pub mod device;
 pub mod library;
 pub mod rail;
