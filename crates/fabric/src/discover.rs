@@ -117,6 +117,8 @@ pub enum Reason {
     Iwarp { device: String },
     #[error("{port} has neither congestion control nor flow control on any priority")]
     Unprotected { port: String },
+    #[error("{port} carries at most {have} a packet, where {wanted} are possible")]
+    SmallPackets { port: String, have: Bytes, wanted: Bytes },
     #[error("{file} cannot be loaded")]
     NoLibrary { file: &'static str },
     #[error("{file} has no {symbol}")]

@@ -57,12 +57,11 @@ impl Checkup {
             });
         }
         self.absent.extend(survey.refused.iter().filter_map(unopened));
-        self.absent.extend(
-            survey
-                .rails
-                .iter()
-                .filter_map(|rail| small_packets(rail.link_layer, rail.mtu)),
-        );
+        let small = survey
+            .rails
+            .iter()
+            .filter_map(|rail| small_packets(rail.name(), rail.link_layer, rail.mtu));
+        self.absent.extend(small);
         self.rails = survey.rails;
     }
 }
@@ -101,10 +100,11 @@ fn unopened(refused: &RefusedRail) -> Option<Absent> {
     Some(Absent { what, why, fix })
 }
 
-fn small_packets(link_layer: LinkLayer, mtu: Mtu) -> Option<Absent> {
+fn small_packets(port: String, link_layer: LinkLayer, mtu: Mtu) -> Option<Absent> {
     (mtu < MTU_WANTED).then(|| Absent {
         what: Feature::RdmaMtu,
-        why: Reason::TooLittle {
+        why: Reason::SmallPackets {
+            port,
             have: Bytes(mtu.bytes() as u64),
             wanted: Bytes(MTU_WANTED.bytes() as u64),
         },
@@ -161,10 +161,15 @@ mod tests {
                 .contains("apt install ibverbs-providers")
         );
         assert_eq!(unopened(&refused(RailRefusal::NoRoceV2)), None, "sysfs has told it");
-        assert_eq!(small_packets(LinkLayer::Ethernet, Mtu::Bytes4096), None);
-        let small = small_packets(LinkLayer::Ethernet, Mtu::Bytes1024).unwrap().to_string();
+        assert_eq!(
+            small_packets("mlx5_0:1".to_owned(), LinkLayer::Ethernet, Mtu::Bytes4096),
+            None
+        );
+        let small = small_packets("mlx5_0:1".to_owned(), LinkLayer::Ethernet, Mtu::Bytes1024)
+            .unwrap()
+            .to_string();
         assert!(
-            small.starts_with("RDMA packet size: 1 KiB is less than 4 KiB; ip link set"),
+            small.contains("mlx5_0:1 carries at most 1 KiB a packet, where 4 KiB are possible; ip link set"),
             "{small}"
         );
     }
