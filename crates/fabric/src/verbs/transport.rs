@@ -98,7 +98,9 @@ impl Verbs {
         let domain = ProtectionDomain::new(&rail.device)?;
         let limits = rail.device.attributes();
         let at_most = |limit: i32| u32::try_from(limit).unwrap_or(0);
-        let sends = options.send_depth.clamp(4, at_most(limits.max_qp_wr).saturating_sub(1).max(4));
+        let sends = options
+            .send_depth
+            .clamp(4, at_most(limits.max_qp_wr).saturating_sub(1).max(4));
         // One more than are used, for the request that ends the queue.
         let per_path = sends + 1 + u32::from(BUFFERS_PER_PATH);
         let datagrams = (datagrams::RECEIVES + datagrams::SENDS) as u32;
@@ -465,7 +467,12 @@ impl Verbs {
 
     /// Ends the paths that the device has given everything back of.
     fn reap(&mut self, now: Time) {
-        let failing: Vec<PathId> = self.paths.iter().filter(|path| path.is_failing()).map(|path| path.id).collect();
+        let failing: Vec<PathId> = self
+            .paths
+            .iter()
+            .filter(|path| path.is_failing())
+            .map(|path| path.id)
+            .collect();
         for id in failing {
             let number = self.path_index(id).and_then(|index| self.paths[index].number());
             if self.with_path(id, now, |path, world| path.reap(world)) == Some(true) {
@@ -568,7 +575,9 @@ impl Transport for Verbs {
         }
         if let Some(registration) = self.regions.finish_release(key) {
             self.registrations.release(registration, now);
-            self.earliest = self.earliest.min(self.registrations.next_timeout().unwrap_or(Time::MAX));
+            self.earliest = self
+                .earliest
+                .min(self.registrations.next_timeout().unwrap_or(Time::MAX));
         }
         Ok(Progress::Idle)
     }
