@@ -16,7 +16,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use weft_plan::{LinkCost, Platform, Time};
-use weft_protocol::{Failure, PathId, Refusal, RegionKey, Transport};
+use weft_protocol::{Failure, PathId, Progress, Refusal, RegionKey, Transport};
 
 pub use clock::Clock;
 pub use memory::HostMemory;
@@ -33,6 +33,12 @@ pub trait Live: Transport {
     fn wake_fd(&self) -> BorrowedFd<'_>;
     /// When [`Transport::poll`] must be called even if the descriptor stays silent.
     fn next_timeout(&self) -> Option<Time>;
+    /// Says that somebody is about to sleep on the descriptor. [`Progress::Busy`]: something came in meanwhile; poll instead.
+    ///
+    /// For transports that must ask to be woken, which is worth nothing to a thread that never sleeps.
+    fn arm(&mut self) -> Progress {
+        Progress::Idle
+    }
     /// A peer's region where it lies, read-only and without a copy. `None` until the peer has answered: ask again.
     fn borrow(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<BorrowedMapping>>, Failure> {
         let _ = (path, key);

@@ -223,6 +223,17 @@ impl World {
             .retain(|key| core.release(key, now) == Ok(Progress::Busy));
     }
 
+    /// Tells every transport that the progress thread is about to sleep.
+    fn arm(&mut self) -> Progress {
+        let mut progress = Progress::Idle;
+        for slot in self.core.slots_mut() {
+            if slot.transport.arm() == Progress::Busy {
+                progress = Progress::Busy;
+            }
+        }
+        progress
+    }
+
     fn next_timeout(&self) -> Option<Time> {
         let live = self
             .core
@@ -427,6 +438,12 @@ impl Shared {
                 drop(world);
                 self.finish(&mut later);
                 cpu::look_again();
+                continue;
+            }
+            // Transports that must ask to be woken do so now, and may find that it is too late to sleep.
+            if world.arm() == Progress::Busy {
+                drop(world);
+                self.finish(&mut later);
                 continue;
             }
             // Set under the mutex: whoever changes the world after this sees it and rings.

@@ -289,6 +289,10 @@ impl<T: ?Sized + Transport> Core<T> {
     pub fn slots(&self) -> &[Slot<T>] {
         &self.slots
     }
+    /// The same, for whoever must tell them that it is going to wait.
+    pub fn slots_mut(&mut self) -> &mut [Slot<T>] {
+        &mut self.slots
+    }
     /// Where peers reach this agent, one address a transport.
     pub fn addresses(&self) -> Vec<PeerAddress> {
         self.slots

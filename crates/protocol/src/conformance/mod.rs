@@ -103,7 +103,8 @@ pub fn run(harness: &mut dyn Harness) {
 
 /// Makes a `#[test]` of every case. The argument is an expression that makes a fresh [`Harness`](conformance::Harness).
 ///
-/// A transport that knows several kinds of memory, or several ways to open, uses the macro once in a module for each.
+/// A transport that knows several kinds of memory, or several ways to open, uses the macro once in a module for each. An
+/// attribute before the expression stands before every test: `#[ignore = "needs a device"]` where most machines have none.
 #[macro_export]
 macro_rules! conformance_tests {
     (@table $($case:ident)*) => {
@@ -113,6 +114,15 @@ macro_rules! conformance_tests {
     (@tests ($harness:expr) $($case:ident)*) => {
         $(
             #[test]
+            fn $case() {
+                $crate::conformance::$case(&mut $harness);
+            }
+        )*
+    };
+    (@tests_with $attribute:tt ($harness:expr) $($case:ident)*) => {
+        $(
+            #[test]
+            # $attribute
             fn $case() {
                 $crate::conformance::$case(&mut $harness);
             }
@@ -161,6 +171,9 @@ macro_rules! conformance_tests {
             death_of_the_peer_completes_what_is_open
             unreachable_peer_is_lost
         }
+    };
+    (# $attribute:tt $harness:expr) => {
+        $crate::conformance_tests!(@each @tests_with $attribute ($harness));
     };
     ($harness:expr) => {
         $crate::conformance_tests!(@each @tests ($harness));

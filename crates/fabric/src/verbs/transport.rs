@@ -1,0 +1,693 @@
+//! The rail as a transport: who is called for which completion, and what the rest of the house sees.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use weft_plan::Time;
+use weft_protocol::frame::MESSAGE_BYTES_MAX;
+use weft_protocol::{
+    Capabilities, Epoch, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey, Signal,
+    Transport,
+};
+use weft_sys::verbs as sys;
+
+use super::address::{Doorstep, NAME};
+use super::batch::{Batch, Limits};
+use super::buffers::{BUFFERS_PER_PATH, Buffers, Pool};
+use super::counters::VerbsCounters;
+use super::datagrams::{self, Datagrams};
+use super::device::{Device, DeviceEvent, ProtectionDomain};
+use super::introduction::{Letter, QueueEnd};
+use super::message::PACKET_BYTES;
+use super::number::{self, Completed};
+use super::options::{VerbsError, VerbsOptions};
+use super::path::{Parts, Path, STAGED_MAX, World};
+use super::queue::{CompletionQueue, QueuePair, QueueSize, ReceiveQueue};
+use super::rail::Rail;
+use super::regions::Regions;
+use super::registration::Registrations;
+use super::{INFLIGHT_OPS_MAX, live};
+use crate::Clock;
+
+/// Completions that are taken at a time.
+const COMPLETIONS: usize = 64;
+/// How many times, before others get their turn.
+const ROUNDS_MAX: usize = 8;
+/// Paths that peers have begun to open; one more pushes the oldest of them out.
+const HALF_OPEN_MAX: usize = 64;
+/// How often somebody who never sleeps looks whether the device has anything to say.
+const EVENTS_EVERY: Time = Time::from_ms(5);
+/// What is asked of a device; a part of it will do.
+const PIECES_MAX: u32 = 16;
+const INLINE_BYTES_MAX: u32 = 256;
+/// The largest request. Larger moves are cut, so that a cancel need not wait for all of one.
+const REQUEST_BYTES_MAX: u64 = 1 << 20;
+
+/// One rail: a device, one of its ports, one of that port's addresses, and the paths over it.
+///
+/// Fields are dropped in their order: queue pairs go before the queues and the memory that they use.
+#[derive(Debug)]
+pub struct Verbs {
+    /// In the order of their numbers, which only grow.
+    pub(super) paths: Vec<Path>,
+    pub(super) datagrams: Datagrams,
+    receives: Arc<ReceiveQueue>,
+    pool: Pool,
+    pub(super) completions: Arc<CompletionQueue>,
+    regions: Regions,
+    registrations: Registrations,
+    domain: Arc<ProtectionDomain>,
+    pub(super) rail: Rail,
+    pub(super) options: VerbsOptions,
+    capabilities: Capabilities,
+    pub(super) clock: Clock,
+    doorstep: Doorstep,
+    paths_max: usize,
+    queue_size: QueueSize,
+    batch: Batch,
+    pub(super) counters: VerbsCounters,
+    /// Which path a queue pair belongs to.
+    by_number: HashMap<u32, PathId>,
+    last_number: Option<(u32, PathId)>,
+    /// What happened outside of [`Transport::poll`].
+    pub(super) ready: Vec<Signal>,
+    /// No timeout is earlier than this.
+    pub(super) earliest: Time,
+    pub(super) slept_until: Time,
+    next_path: u32,
+    taken: Box<[sys::ibv_wc]>,
+    /// Paths for which something has completed in this round.
+    stirred: Vec<PathId>,
+    pub(super) wake: OwnedFd,
+    /// The device has been asked to wake a sleeper, and it is not known to have.
+    pub(super) armed: bool,
+    events_at: Time,
+    /// Why no path can be opened now.
+    down: Option<Loss>,
+}
+
+impl Verbs {
+    /// Starts a rail. Absence of anything that it needs is told by [`rails`](super::rails) before.
+    pub fn start(options: VerbsOptions, rail: Rail, epoch: Epoch, clock: Clock) -> Result<Verbs, VerbsError> {
+        options.check()?;
+        let failed = |step| move |source| VerbsError::System { step, source };
+        // A context of its own: events of the device are told to one listener of each.
+        let device = Device::open(rail.device.library(), rail.device.name())?;
+        let rail = Rail { device, ..rail };
+        let domain = ProtectionDomain::new(&rail.device)?;
+        let limits = rail.device.attributes();
+        let at_most = |limit: i32| u32::try_from(limit).unwrap_or(0);
+        let sends = options
+            .send_depth
+            .clamp(4, at_most(limits.max_qp_wr).saturating_sub(1).max(4));
+        // One more than are used, for the request that ends the queue.
+        let per_path = sends + 1 + u32::from(BUFFERS_PER_PATH);
+        let datagrams = (datagrams::RECEIVES + datagrams::SENDS) as u32;
+        let by_completions = at_most(limits.max_cqe).saturating_sub(datagrams) / per_path;
+        let by_receives = at_most(limits.max_srq_wr) / u32::from(BUFFERS_PER_PATH);
+        let paths_max = (options.paths_max as u64)
+            .min(by_completions.into())
+            .min(by_receives.into())
+            .min(at_most(limits.max_qp).saturating_sub(2).into()) as u32;
+        if paths_max == 0 {
+            return Err(VerbsError::Device {
+                what: "completion queue entries",
+                offered: at_most(limits.max_cqe).into(),
+                needed: (per_path + datagrams).into(),
+            });
+        }
+        let completions = CompletionQueue::new(&rail.device, datagrams + per_path * paths_max)
+            .map_err(failed("making a completion queue"))?;
+        let completions = Arc::new(completions);
+        let receives = ReceiveQueue::new(&domain, u32::from(BUFFERS_PER_PATH) * paths_max)
+            .map_err(failed("making a shared receive queue"))?;
+        let receives = Arc::new(receives);
+        let mut registrations = Registrations::new(&domain, options.registration);
+        let qkey = random().map_err(failed("finding a random number"))? as u32 & 0x7fff_ffff;
+        let datagrams = Datagrams::start(&rail, &domain, &completions, &mut registrations, qkey, number::datagram)?;
+        let mut queue_size = QueueSize {
+            sends: sends + 1,
+            receives: 0,
+            pieces: at_most(limits.max_sge).clamp(1, PIECES_MAX),
+            inline_bytes: INLINE_BYTES_MAX,
+        };
+        let sample = QueuePair::new(&domain, &completions, Some(&receives), queue_size)
+            .map_err(failed("making a queue pair"))?;
+        queue_size.inline_bytes = sample.inline_bytes().min(INLINE_BYTES_MAX);
+        drop(sample);
+        let read_pieces = match at_most(limits.max_sge_rd) {
+            0 => queue_size.pieces,
+            most => most.min(queue_size.pieces),
+        };
+        let batch = Batch::new(Limits {
+            write_pieces: queue_size.pieces as usize,
+            read_pieces: read_pieces as usize,
+            request_bytes: u64::from(rail.message_bytes_max.max(PACKET_BYTES as u32)).min(REQUEST_BYTES_MAX),
+            inline_bytes: queue_size.inline_bytes,
+        });
+        let mut cost = options.cost.unwrap_or_else(|| crate::cost_unmeasured(NAME));
+        if let (None, Some(bandwidth)) = (options.cost, rail.bandwidth) {
+            cost.bandwidth = bandwidth;
+        }
+        let doorstep = datagrams.doorstep(&rail);
+        let wake = live::watch([completions.channel(), rail.device.as_fd()]).map_err(failed("an epoll descriptor"))?;
+        Ok(Verbs {
+            paths: Vec::new(),
+            datagrams,
+            receives,
+            pool: Pool::default(),
+            completions,
+            regions: Regions::new(epoch),
+            registrations,
+            domain,
+            capabilities: Capabilities {
+                name: NAME,
+                address: doorstep.address(&rail.name()),
+                max_op_bytes: 1 << 20,
+                max_op_runs: 4096,
+                max_inflight_ops: INFLIGHT_OPS_MAX,
+                max_message_bytes: MESSAGE_BYTES_MAX,
+                reliable_messages: true,
+                cost,
+            },
+            rail,
+            options: VerbsOptions {
+                send_depth: sends,
+                ..options
+            },
+            clock,
+            doorstep,
+            paths_max: paths_max as usize,
+            queue_size,
+            batch,
+            counters: VerbsCounters::default(),
+            by_number: HashMap::new(),
+            last_number: None,
+            ready: Vec::new(),
+            earliest: Time::MAX,
+            slept_until: Time::ZERO,
+            next_path: 0,
+            taken: vec![sys::ibv_wc::default(); COMPLETIONS].into(),
+            stirred: Vec::new(),
+            wake,
+            armed: false,
+            events_at: Time::ZERO,
+            down: None,
+        })
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> VerbsCounters {
+        self.counters
+    }
+
+    pub fn rail(&self) -> &Rail {
+        &self.rail
+    }
+
+    fn path_index(&self, id: PathId) -> Option<usize> {
+        self.paths.binary_search_by_key(&id, |path| path.id).ok()
+    }
+
+    /// Runs `act` on a path with what it needs of the rest, and sends what it has to say to its peer outside of the path.
+    fn with_path<T>(&mut self, id: PathId, now: Time, act: impl FnOnce(&mut Path, &mut World<'_>) -> T) -> Option<T> {
+        let index = self.path_index(id)?;
+        let path = &mut self.paths[index];
+        let mut world = World {
+            regions: &mut self.regions,
+            signals: &mut self.ready,
+            batch: &mut self.batch,
+            counters: &mut self.counters,
+            options: &self.options,
+            rail: &self.rail,
+            now,
+        };
+        let result = act(path, &mut world);
+        self.earliest = self.earliest.min(path.own_timeout());
+        for letter in path.letters.drain(..) {
+            self.datagrams
+                .send(&letter, &path.peer, &self.rail, &self.options, number::datagram_sent);
+        }
+        Some(result)
+    }
+
+    /// Takes completions until there are none, and does what follows from them. True if there were any.
+    pub(super) fn turn(&mut self, now: Time) -> bool {
+        let mut taken = std::mem::take(&mut self.taken);
+        let (mut any, mut empty) = (false, false);
+        for _ in 0..ROUNDS_MAX {
+            let count = self.completions.poll(&mut taken);
+            self.counters.polls += 1;
+            self.counters.completions += count as u64;
+            for completion in &taken[..count] {
+                self.on_completion(completion, now);
+            }
+            if count > 0 {
+                any = true;
+                self.follow_up(now);
+            }
+            if count < taken.len() {
+                empty = true;
+                break;
+            }
+        }
+        self.taken = taken;
+        if now >= self.earliest {
+            self.on_timeout(now);
+        }
+        if now >= self.events_at {
+            self.look_at_events(now);
+        }
+        // A queue pair's number may be given to the next one, so its last completions are taken before it goes.
+        if empty && self.paths.iter().any(Path::is_failing) {
+            self.reap(now);
+        }
+        any
+    }
+
+    fn on_completion(&mut self, completion: &sys::ibv_wc, now: Time) {
+        let failed = completion.status != sys::IBV_WC_SUCCESS;
+        match number::completed(completion.wr_id) {
+            Completed::Request(id) => {
+                self.with_path(id, now, |path, world| path.on_sent(completion, world));
+                self.stir(id);
+            }
+            Completed::Receive(buffer) => {
+                if let Some(id) = self.path_of(completion.qp_num) {
+                    self.on_received(id, buffer, completion, now);
+                    self.stir(id);
+                }
+                self.pool.spend(buffer);
+            }
+            Completed::Datagram(place) => {
+                let len = if failed { 0 } else { completion.byte_len };
+                if let Some(letter) = self.datagrams.received(place, len, number::datagram) {
+                    self.on_letter(letter, now);
+                }
+            }
+            Completed::DatagramSent(place) => self.datagrams.sent(place),
+        }
+    }
+
+    fn on_received(&mut self, id: PathId, buffer: u32, completion: &sys::ibv_wc, now: Time) {
+        let Some(index) = self.path_index(id) else { return };
+        let path = &mut self.paths[index];
+        let mut world = World {
+            regions: &mut self.regions,
+            signals: &mut self.ready,
+            batch: &mut self.batch,
+            counters: &mut self.counters,
+            options: &self.options,
+            rail: &self.rail,
+            now,
+        };
+        if completion.status != sys::IBV_WC_SUCCESS {
+            path.lose(Loss::Garbage, &mut world);
+        } else if completion.opcode == sys::IBV_WC_RECV_RDMA_WITH_IMM {
+            path.on_immediate(u32::from_be(completion.imm_data), &mut world);
+        } else {
+            match self.pool.received(buffer, completion.byte_len) {
+                Some(bytes) => path.on_packet(bytes, &mut world),
+                None => path.lose(Loss::Garbage, &mut world),
+            }
+        }
+    }
+
+    fn path_of(&mut self, number: u32) -> Option<PathId> {
+        match self.last_number {
+            Some((last, id)) if last == number => Some(id),
+            _ => {
+                let id = *self.by_number.get(&number)?;
+                self.last_number = Some((number, id));
+                Some(id)
+            }
+        }
+    }
+
+    fn stir(&mut self, id: PathId) {
+        if self.stirred.last() != Some(&id) {
+            self.stirred.push(id);
+        }
+    }
+
+    /// Gives buffers back to the device, and only then lets peers know of them; hands over what has become possible.
+    fn follow_up(&mut self, now: Time) {
+        // Where it fails the device is gone, of which an event tells.
+        let _ = self.pool.offer_spent(&self.receives, number::receive);
+        let mut stirred = std::mem::take(&mut self.stirred);
+        for id in stirred.drain(..) {
+            self.with_path(id, now, |path, world| path.pump_if_stirred(world));
+        }
+        self.stirred = stirred;
+    }
+
+    fn on_letter(&mut self, letter: Letter, now: Time) {
+        match letter {
+            Letter::Introduction { token, from, end } => self.on_introduction(token, from, &end, now),
+            Letter::Answer { token, end } => {
+                if let Some(id) = self.by_token(token, true) {
+                    self.with_path(id, now, |path, world| path.on_answer(&end, world));
+                }
+            }
+            Letter::NoRoom { token } => {
+                if let Some(id) = self.by_token(token, true) {
+                    self.with_path(id, now, |path, world| path.on_no_room(world));
+                }
+            }
+            Letter::Goodbye { token } => {
+                let ends = [self.by_token(token, true), self.by_token(token, false)];
+                for id in ends.into_iter().flatten() {
+                    self.with_path(id, now, |path, world| path.on_goodbye(world));
+                }
+            }
+        }
+    }
+
+    fn by_token(&self, token: u128, opened_here: bool) -> Option<PathId> {
+        let found = self
+            .paths
+            .iter()
+            .find(|path| path.token == token && path.opened_here == opened_here);
+        found.map(|path| path.id)
+    }
+
+    fn on_introduction(&mut self, token: u128, from: Doorstep, end: &QueueEnd, now: Time) {
+        if let Some(id) = self.by_token(token, false) {
+            self.with_path(id, now, |path, world| path.answer(world));
+            return;
+        }
+        let half_open = || self.paths.iter().filter(|path| path.is_half_open());
+        if half_open().count() >= HALF_OPEN_MAX
+            && let Some(oldest) = half_open().next().map(|path| path.id)
+        {
+            self.with_path(oldest, now, |path, world| path.lose(Loss::Unreachable, world));
+        }
+        let made = self.parts(token, from.clone()).map(|parts| {
+            let number = (parts.pair.number(), parts.id);
+            let world = World {
+                regions: &mut self.regions,
+                signals: &mut self.ready,
+                batch: &mut self.batch,
+                counters: &mut self.counters,
+                options: &self.options,
+                rail: &self.rail,
+                now,
+            };
+            Path::accepting(parts, end, &world).map(|path| (path, number))
+        });
+        match made {
+            Ok(Ok((path, number))) => self.insert(path, number, now),
+            Ok(Err(_)) => self.pool.remove_path(),
+            Err(_) => self.datagrams.send(
+                &Letter::NoRoom { token },
+                &from,
+                &self.rail,
+                &self.options,
+                number::datagram_sent,
+            ),
+        }
+    }
+
+    fn insert(&mut self, path: Path, (number, id): (u32, PathId), now: Time) {
+        self.by_number.insert(number, id);
+        self.paths.push(path);
+        self.with_path(id, now, |_, _| ());
+    }
+
+    /// What a new path is made of.
+    fn parts(&mut self, token: u128, peer: Doorstep) -> Result<Parts, Loss> {
+        if self.paths.len() >= self.paths_max || self.next_path >= number::PATHS_MAX {
+            return Err(Loss::System(libc::ENOBUFS));
+        }
+        let short = |error: VerbsError| match error {
+            VerbsError::System { source, .. } => system(&source),
+            _ => Loss::System(libc::ENOMEM),
+        };
+        let staging = Buffers::new(STAGED_MAX, PACKET_BYTES, &mut self.registrations).map_err(short)?;
+        let pair = QueuePair::new(&self.domain, &self.completions, Some(&self.receives), self.queue_size)
+            .and_then(|pair| pair.prepare(self.rail.port).map(|()| pair))
+            .map_err(|error| system(&error))?;
+        self.pool
+            .add_path(&self.receives, &mut self.registrations, number::receive)
+            .map_err(short)?;
+        let psn = random().map_err(|error| system(&error))? as u32 & 0xff_ffff;
+        let id = PathId(self.next_path);
+        self.next_path += 1;
+        Ok(Parts {
+            id,
+            token,
+            peer,
+            pair,
+            staging,
+            psn,
+        })
+    }
+
+    fn on_timeout(&mut self, now: Time) {
+        let (options, doorstep) = (&self.options, self.doorstep.clone());
+        let due = self.paths.iter().filter(|path| path.next_timeout(options) <= now);
+        let due: Vec<PathId> = due.map(|path| path.id).collect();
+        for id in due {
+            self.with_path(id, now, |path, world| {
+                path.on_timeout(&doorstep, world);
+                path.pump_if_stirred(world);
+            });
+        }
+        self.registrations.sweep(now);
+        self.earliest = self.next_due();
+    }
+
+    /// When something must be done even if nothing comes in.
+    pub(super) fn next_due(&self) -> Time {
+        let paths = self.paths.iter().map(|path| path.next_timeout(&self.options));
+        let kept = self.registrations.next_timeout();
+        paths.chain(kept).min().unwrap_or(Time::MAX)
+    }
+
+    /// Ends the paths that the device has given everything back of.
+    fn reap(&mut self, now: Time) {
+        let failing: Vec<PathId> = self
+            .paths
+            .iter()
+            .filter(|path| path.is_failing())
+            .map(|path| path.id)
+            .collect();
+        for id in failing {
+            let number = self.path_index(id).and_then(|index| self.paths[index].number());
+            if self.with_path(id, now, |path, world| path.reap(world)) == Some(true) {
+                if let Some(number) = number {
+                    self.by_number.remove(&number);
+                }
+                self.last_number = None;
+                self.pool.remove_path();
+            }
+        }
+        self.paths.retain(|path| !path.is_over());
+    }
+
+    /// Hears what the device has to say beside completions.
+    pub(super) fn look_at_events(&mut self, now: Time) {
+        self.events_at = now.saturating_add(EVENTS_EVERY);
+        loop {
+            match self.rail.device.next_event() {
+                Ok(None) => return,
+                Ok(Some(event)) => self.on_event(event, now),
+                Err(_) => {
+                    // A device that has been taken away says nothing more, and would be asked again and again.
+                    self.events_at = Time::MAX;
+                    return self.lose_all(Loss::System(libc::ENODEV), now);
+                }
+            }
+        }
+    }
+
+    fn on_event(&mut self, event: DeviceEvent, now: Time) {
+        match event {
+            DeviceEvent::DeviceFatal => self.lose_all(Loss::System(libc::ENODEV), now),
+            DeviceEvent::PortDown { port } if port == self.rail.port => {
+                self.lose_all(Loss::System(libc::ENETDOWN), now);
+            }
+            DeviceEvent::PortActive { port } if port == self.rail.port => {
+                if self.down == Some(Loss::System(libc::ENETDOWN)) {
+                    self.down = None;
+                }
+            }
+            DeviceEvent::Queue {
+                event: sys::IBV_EVENT_CQ_ERR | sys::IBV_EVENT_SRQ_ERR,
+            } => self.lose_all(Loss::System(libc::EIO), now),
+            DeviceEvent::QueuePair { number, event } => {
+                let loss = match event {
+                    sys::IBV_EVENT_QP_FATAL => Loss::System(libc::EIO),
+                    // The peer has asked for what it has no right to.
+                    sys::IBV_EVENT_QP_REQ_ERR | sys::IBV_EVENT_QP_ACCESS_ERR => Loss::Garbage,
+                    _ => return,
+                };
+                if let Some(id) = self.path_of(number) {
+                    self.with_path(id, now, |path, world| path.lose(loss, world));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The rail is gone, for a while or for good.
+    fn lose_all(&mut self, loss: Loss, now: Time) {
+        self.down = Some(loss);
+        let ids: Vec<PathId> = self.paths.iter().map(|path| path.id).collect();
+        for id in ids {
+            self.with_path(id, now, |path, world| path.lose(loss, world));
+        }
+    }
+}
+
+impl Transport for Verbs {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn register(&mut self, region: &Region) -> Result<Grant, Refusal> {
+        if region.key.epoch != self.regions.table.epoch() {
+            return Err(Refusal::StaleEpoch);
+        }
+        let registration = if region.memory.is_empty() {
+            None
+        } else {
+            let registered = self.registrations.register(&region.memory, region.access.into());
+            Some(registered.map_err(|_| Refusal::Unsupported)?)
+        };
+        self.regions.insert(region, registration);
+        Ok(Grant::default())
+    }
+
+    fn release(&mut self, key: &RegionKey) -> Result<Progress, Refusal> {
+        let now = self.clock.now();
+        if self.regions.revoke(key, now.saturating_add(self.options.release_max))? {
+            let ids: Vec<PathId> = self.paths.iter().map(|path| path.id).collect();
+            for id in ids {
+                self.with_path(id, now, |path, world| path.release(key, world));
+            }
+        }
+        let inside = self.paths.iter().any(|path| path.is_inside(key));
+        let granted = self.paths.iter().any(|path| path.is_granted(key));
+        if inside || granted && !self.regions.is_overdue(key, now) {
+            return Ok(Progress::Busy);
+        }
+        if let Some(registration) = self.regions.finish_release(key) {
+            self.registrations.release(registration, now);
+            self.earliest = self
+                .earliest
+                .min(self.registrations.next_timeout().unwrap_or(Time::MAX));
+        }
+        Ok(Progress::Idle)
+    }
+
+    fn open(&mut self, peer: &PeerAddress, now: Time) -> Result<PathId, Loss> {
+        let peer = Doorstep::parse(peer).ok_or(Loss::Unreachable)?;
+        if let Some(loss) = self.down {
+            return Err(loss);
+        }
+        let token = random().map_err(|error| system(&error))?;
+        let parts = self.parts(token, peer)?;
+        let number = (parts.pair.number(), parts.id);
+        let world = World {
+            regions: &mut self.regions,
+            signals: &mut self.ready,
+            batch: &mut self.batch,
+            counters: &mut self.counters,
+            options: &self.options,
+            rail: &self.rail,
+            now,
+        };
+        let path = Path::introducing(parts, self.doorstep.clone(), &world);
+        self.insert(path, number, now);
+        Ok(number.1)
+    }
+
+    fn close(&mut self, path: PathId) {
+        let now = self.clock.now();
+        self.with_path(path, now, |path, world| path.close(world));
+    }
+
+    fn post(&mut self, path: PathId, ops: &[Op], now: Time) -> Result<usize, Loss> {
+        let mut earliest = self.earliest;
+        let accepted = self.with_path(path, now, |path, world| {
+            if !path.is_open() {
+                return Err(Loss::Closed);
+            }
+            let mut accepted = 0;
+            for op in ops {
+                if !path.take(op, world) {
+                    break;
+                }
+                earliest = earliest.min(op.deadline);
+                accepted += 1;
+            }
+            path.pump(world);
+            Ok(accepted)
+        });
+        self.earliest = self.earliest.min(earliest);
+        accepted.unwrap_or(Err(Loss::Closed))
+    }
+
+    fn cancel(&mut self, path: PathId, op: OpId, now: Time) {
+        self.with_path(path, now, |path, world| path.cancel(op, world));
+    }
+
+    fn poll(&mut self, now: Time, signals: &mut Vec<Signal>) -> Progress {
+        let any = self.turn(now);
+        let said = !self.ready.is_empty();
+        signals.append(&mut self.ready);
+        // A sleeper that does not know of a new timeout must be told.
+        let hurry = self.earliest < self.slept_until;
+        if hurry {
+            self.slept_until = Time::ZERO;
+        }
+        if any || said || hurry {
+            Progress::Busy
+        } else {
+            Progress::Idle
+        }
+    }
+}
+
+impl Drop for Verbs {
+    /// Tells the peers, as far as that is possible at once.
+    fn drop(&mut self) {
+        for mut path in std::mem::take(&mut self.paths) {
+            let letter = Letter::Goodbye { token: path.token };
+            path.destroy();
+            self.datagrams
+                .send(&letter, &path.peer, &self.rail, &self.options, number::datagram_sent);
+        }
+        let until = self.clock.now().saturating_add(GOODBYE_MAX);
+        let mut taken = [sys::ibv_wc::default(); 16];
+        while self.datagrams.is_sending() && self.clock.now() < until {
+            let count = self.completions.poll(&mut taken);
+            for completion in &taken[..count] {
+                if let Completed::DatagramSent(place) = number::completed(completion.wr_id) {
+                    self.datagrams.sent(place);
+                }
+            }
+        }
+    }
+}
+
+/// How long the end of a rail waits for its last words to go out.
+const GOODBYE_MAX: Time = Time::from_ms(20);
+
+fn system(error: &std::io::Error) -> Loss {
+    Loss::System(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Random bits that nobody can guess.
+fn random() -> std::io::Result<u128> {
+    let mut bytes = [0u8; 16];
+    // SAFETY: the buffer is ours and its length is given.
+    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if n == bytes.len() as isize {
+        Ok(u128::from_le_bytes(bytes))
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
+}
