@@ -12,8 +12,7 @@ use weft_protocol::{Epoch, Memory};
 
 struct OverVerbs {
     clock: Clock,
-    initiator: Rail,
-    target: Rail,
+    rail: Rail,
     kind: Kind,
 }
 
@@ -26,24 +25,10 @@ enum Kind {
 impl OverVerbs {
     /// Both ends on one rail.
     fn on_one_rail(kind: Kind) -> OverVerbs {
-        let rail = all_rails().remove(0);
         OverVerbs {
             clock: Clock::start(),
-            initiator: rail.clone(),
-            target: rail,
+            rail: all_rails().remove(0),
             kind,
-        }
-    }
-
-    /// The ends on two devices, where there are two.
-    fn on_two_rails() -> OverVerbs {
-        let mut rails = all_rails();
-        let target = rails.pop().expect("a rail");
-        OverVerbs {
-            clock: Clock::start(),
-            initiator: rails.into_iter().next().unwrap_or_else(|| target.clone()),
-            target,
-            kind: Kind::Mapped,
         }
     }
 }
@@ -54,14 +39,14 @@ fn all_rails() -> Vec<Rail> {
 
 impl Harness for OverVerbs {
     fn ends(&mut self) -> Ends {
-        let start = |rail: &Rail, epoch| {
-            let verbs = Verbs::start(VerbsOptions::default(), rail.clone(), epoch, self.clock);
+        let start = |epoch| {
+            let verbs = Verbs::start(VerbsOptions::default(), self.rail.clone(), epoch, self.clock);
             Box::new(verbs.expect("the rail starts"))
         };
         Ends {
-            initiator: start(&self.initiator, Epoch(7)),
+            initiator: start(Epoch(7)),
             initiator_epoch: Epoch(7),
-            target: start(&self.target, Epoch(9)),
+            target: start(Epoch(9)),
             target_epoch: Epoch(9),
         }
     }
@@ -94,12 +79,5 @@ mod foreign_memory {
     weft_protocol::conformance_tests!(
         #[ignore = "needs an RDMA device"]
         super::OverVerbs::on_one_rail(super::Kind::Foreign)
-    );
-}
-
-mod two_rails {
-    weft_protocol::conformance_tests!(
-        #[ignore = "needs an RDMA device"]
-        super::OverVerbs::on_two_rails()
     );
 }

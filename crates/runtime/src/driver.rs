@@ -237,6 +237,17 @@ impl World {
         counted.filter(|rail| !rail.counts.is_empty()).collect()
     }
 
+    /// Tells every transport that the progress thread is about to sleep.
+    fn arm(&mut self) -> Progress {
+        let mut progress = Progress::Idle;
+        for slot in self.core.slots_mut() {
+            if slot.transport.arm() == Progress::Busy {
+                progress = Progress::Busy;
+            }
+        }
+        progress
+    }
+
     fn next_timeout(&self) -> Option<Time> {
         let live = self
             .core
@@ -443,12 +454,8 @@ impl Shared {
                 cpu::look_again();
                 continue;
             }
-            // Transports that must ask to be woken do so only for somebody who is about to sleep.
-            let mut stirred = false;
-            for transport in world.core.transports_mut() {
-                stirred |= transport.arm() == Progress::Busy;
-            }
-            if stirred {
+            // Transports that must ask to be woken do so now, and may find that it is too late to sleep.
+            if world.arm() == Progress::Busy {
                 drop(world);
                 self.finish(&mut later);
                 continue;

@@ -292,9 +292,9 @@ impl<T: ?Sized + Transport> Core<T> {
     pub fn slots(&self) -> &[Slot<T>] {
         &self.slots
     }
-    /// The transports, for whoever must tell them something.
-    pub fn transports_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.slots.iter_mut().map(|slot| &mut *slot.transport)
+    /// The same, for whoever must tell them that it is going to wait.
+    pub fn slots_mut(&mut self) -> &mut [Slot<T>] {
+        &mut self.slots
     }
     /// Where peers reach this agent, one address a transport.
     pub fn addresses(&self) -> Vec<PeerAddress> {
