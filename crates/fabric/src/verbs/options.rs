@@ -19,7 +19,7 @@ pub struct VerbsOptions {
     pub service_level: u8,
     /// How long the device waits for an acknowledgement before it sends again. Devices round it up, to 4.096 µs times a power of two.
     pub timeout: Time,
-    /// How often the device sends again before it gives a peer up.
+    /// How often the device sends again before it gives a peer up. Some take seven, the most there is, to mean for ever.
     pub retries: u8,
     /// The largest packet, if it is to be smaller than the port's own.
     pub mtu: Option<Mtu>,
@@ -46,7 +46,7 @@ impl Default for VerbsOptions {
             traffic_class: 0,
             service_level: 0,
             timeout: Time::from_ms(67),
-            retries: 7,
+            retries: 6,
             mtu: None,
             send_depth: 256,
             send_bytes: 4 << 20,

@@ -1,5 +1,7 @@
 //! The far end of the fault cases: in this process, where the case decides who looks when; or a process of its own, to be frozen
 //! and killed.
+// Each of the test files that share this uses a part of it.
+#![allow(dead_code)]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
