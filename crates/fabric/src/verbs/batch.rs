@@ -459,7 +459,11 @@ mod tests {
             while !at.is_null() {
                 // SAFETY: the list leads through the batch's own array and ends in null.
                 let request = unsafe { &*at };
-                seen.push((request.wr_id, request.opcode, request.send_flags & sys::IBV_SEND_SIGNALED != 0));
+                seen.push((
+                    request.wr_id,
+                    request.opcode,
+                    request.send_flags & sys::IBV_SEND_SIGNALED != 0,
+                ));
                 at = request.next;
             }
             let expected = [
@@ -470,7 +474,11 @@ mod tests {
             ];
             assert_eq!(seen, expected);
             let last = batch.requests().last().unwrap().0;
-            assert_eq!(last.imm_data.to_ne_bytes(), [1, 2, 3, 4], "immediates travel in network order");
+            assert_eq!(
+                last.imm_data.to_ne_bytes(),
+                [1, 2, 3, 4],
+                "immediates travel in network order"
+            );
         }
     }
 }

@@ -29,7 +29,11 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    pub(super) fn new(count: usize, bytes_each: usize, registrations: &mut Registrations) -> Result<Buffers, VerbsError> {
+    pub(super) fn new(
+        count: usize,
+        bytes_each: usize,
+        registrations: &mut Registrations,
+    ) -> Result<Buffers, VerbsError> {
         let memory = Arc::new(HostMemory::allocate(count * bytes_each, AllocateOptions::default())?);
         let whole: Arc<dyn Memory> = Arc::clone(&memory) as Arc<dyn Memory>;
         Ok(Buffers {
@@ -58,7 +62,10 @@ impl Buffers {
     /// # Safety
     /// The device does not have the buffer.
     pub(super) unsafe fn bytes(&self, index: usize, len: usize) -> &[u8] {
-        assert!(index < self.count && len <= self.bytes_each, "bytes outside of a buffer");
+        assert!(
+            index < self.count && len <= self.bytes_each,
+            "bytes outside of a buffer"
+        );
         // SAFETY: within the memory, which lives as long as this value; nobody writes to it, as the caller promises.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(index * self.bytes_each), len) }
     }

@@ -35,8 +35,12 @@ pub(super) enum Letter {
         end: QueueEnd,
     },
     /// The answer of a rail that has as many paths as it can.
-    NoRoom { token: u128 },
-    Goodbye { token: u128 },
+    NoRoom {
+        token: u128,
+    },
+    Goodbye {
+        token: u128,
+    },
 }
 
 /// What one end of a path must know of the other's queue pair.

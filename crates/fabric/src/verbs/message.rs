@@ -45,22 +45,38 @@ pub(super) enum Frame {
     /// Bytes for the session.
     Message(Vec<u8>),
     /// "I have this key. Where is the memory?"
-    Resolve { key: RegionKey },
+    Resolve {
+        key: RegionKey,
+    },
     Resolved {
         key: RegionKey,
         answer: Result<Location, Refusal>,
     },
     /// "Let go of this region of mine, and say so."
-    Revoke { slot: u32 },
+    Revoke {
+        slot: u32,
+    },
     /// "No work request of mine that names this region of yours is left."
-    Revoked { slot: u32 },
+    Revoked {
+        slot: u32,
+    },
     /// "From here on this slot stands for this tag."
-    Bind { slot: u16, tag: u64 },
+    Bind {
+        slot: u16,
+        tag: u64,
+    },
     /// An arrival that does not fit into the bits of an immediate.
     Arrived(Arrival),
     /// "What is the checksum of these bytes of yours?"
-    Sum { serial: u64, key: RegionKey, spans: Spans },
-    Summed { serial: u64, sum: Result<u64, Refusal> },
+    Sum {
+        serial: u64,
+        key: RegionKey,
+        spans: Spans,
+    },
+    Summed {
+        serial: u64,
+        sum: Result<u64, Refusal>,
+    },
     /// Nothing. Whoever waits for an answer sends one to find out whether anybody is left to give it.
     Probe,
     /// The first frame of whoever opened the path.
@@ -363,7 +379,9 @@ pub(crate) fn check(bytes: &[u8]) {
         let Ok(Packet { piece: Some(piece), .. }) = Packet::decode(chunk) else {
             continue;
         };
-        let Ok(Some(frame)) = assembly.take(piece) else { continue };
+        let Ok(Some(frame)) = assembly.take(piece) else {
+            continue;
+        };
         if let Frame::Sum { spans, .. } = &frame {
             assert!(spans.runs().len() <= SUM_RUNS_MAX);
         }
@@ -435,7 +453,10 @@ mod tests {
             (0..TAG_SLOTS, any::<u64>()).prop_map(|(slot, tag)| Frame::Bind { slot, tag }),
             (any::<u64>(), any::<u32>()).prop_map(|(tag, index)| Frame::Arrived(Arrival { tag, index })),
             (any::<u64>(), any_key(), any_spans()).prop_map(|(serial, key, spans)| Frame::Sum { serial, key, spans }),
-            (any::<u64>(), prop_oneof![any::<u64>().prop_map(Ok), any_refusal().prop_map(Err)])
+            (
+                any::<u64>(),
+                prop_oneof![any::<u64>().prop_map(Ok), any_refusal().prop_map(Err)]
+            )
                 .prop_map(|(serial, sum)| Frame::Summed { serial, sum }),
             Just(Frame::Probe),
             Just(Frame::Ready),
@@ -506,7 +527,11 @@ mod tests {
         assert_eq!(assembly.take(piece(1)), Err(DecodeError::Invalid), "the middle first");
         let mut assembly = Assembly::default();
         assembly.take(piece(0)).unwrap();
-        assert_eq!(assembly.take(piece(0)), Err(DecodeError::Invalid), "the beginning twice");
+        assert_eq!(
+            assembly.take(piece(0)),
+            Err(DecodeError::Invalid),
+            "the beginning twice"
+        );
         let mut assembly = Assembly::default();
         assembly.take(piece(0)).unwrap();
         let endless = (0..).map(|_| assembly.take(piece(1))).find_map(Result::err);

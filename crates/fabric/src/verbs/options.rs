@@ -132,7 +132,10 @@ mod tests {
             options.check()
         };
         assert!(with(|_| {}).is_ok());
-        assert!(matches!(with(|o| o.service_level = 16), Err(VerbsError::ServiceLevel { .. })));
+        assert!(matches!(
+            with(|o| o.service_level = 16),
+            Err(VerbsError::ServiceLevel { .. })
+        ));
         assert!(matches!(with(|o| o.retries = 8), Err(VerbsError::Retries { .. })));
     }
 }

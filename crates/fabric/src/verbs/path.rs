@@ -95,16 +95,29 @@ pub(super) struct Path {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// An introduction is on its way, or its answer.
-    Introducing { repeat: Time, gap: Time, until: Time },
+    Introducing {
+        repeat: Time,
+        gap: Time,
+        until: Time,
+    },
     /// Connected; the first frame is on its way.
-    Greeting { until: Time },
+    Greeting {
+        until: Time,
+    },
     /// A peer has introduced itself; its first frame is to come.
-    Accepting { until: Time },
+    Accepting {
+        until: Time,
+    },
     Live,
     /// Closed by this side: what the device has is let finish, then the peer is told.
-    Closing { until: Time },
+    Closing {
+        until: Time,
+    },
     /// The queue pair is in error; what the device had comes back.
-    Failing { loss: Loss, until: Time },
+    Failing {
+        loss: Loss,
+        until: Time,
+    },
     Over,
 }
 

@@ -1,7 +1,7 @@
 //! What the peer says: packets, immediates, and the frames in them.
 
-use weft_protocol::{Failure, Loss, Refusal, RegionKey, Signal};
 use weft_protocol::memory::Digest;
+use weft_protocol::{Failure, Loss, Refusal, RegionKey, Signal};
 
 use super::super::message::{Frame, Location, Packet};
 use super::super::ops::{NO_TARGET, OpenOp, Serial, Stage, Work};
@@ -155,9 +155,7 @@ impl Path {
             target.state = State::Known(location);
         }
         self.answered();
-        let awaits = |op: &OpenOp| {
-            matches!(&op.work, Work::Move(moving) if moving.target == index && moving.stage == Stage::AwaitsTarget)
-        };
+        let awaits = |op: &OpenOp| matches!(&op.work, Work::Move(moving) if moving.target == index && moving.stage == Stage::AwaitsTarget);
         for serial in self.ops.pick(awaits) {
             let Some(Work::Move(moving)) = self.ops.find(serial).map(|op| &mut op.work) else {
                 continue;
@@ -185,9 +183,7 @@ impl Path {
         if let Some(target) = self.targets.at(index) {
             target.state = State::Revoked;
         }
-        let uses = |op: &OpenOp| {
-            matches!(&op.work, Work::Move(moving) if moving.target == index && moving.stage != Stage::HandedOver)
-        };
+        let uses = |op: &OpenOp| matches!(&op.work, Work::Move(moving) if moving.target == index && moving.stage != Stage::HandedOver);
         for serial in self.ops.pick(uses) {
             self.end(serial, Refusal::Released.into(), world);
         }
@@ -206,7 +202,10 @@ impl Path {
             let free = self.targets.revoked().find(|(index, _)| !busy(*index));
             let Some((index, slot)) = free else { return };
             // Moves that wait for a checksum of theirs outlive what is known of the region.
-            for serial in self.ops.pick(|op| matches!(&op.work, Work::Move(moving) if moving.target == index)) {
+            for serial in self
+                .ops
+                .pick(|op| matches!(&op.work, Work::Move(moving) if moving.target == index))
+            {
                 if let Some(Work::Move(moving)) = self.ops.find(serial).map(|op| &mut op.work) {
                     moving.target = NO_TARGET;
                 }

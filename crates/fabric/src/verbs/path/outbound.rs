@@ -71,9 +71,7 @@ impl Path {
             self.add_packet(bytes, op, world, |packet| outgoing.parcel.pack(owed, packet));
             if !outgoing.parcel.is_packed() {
                 self.parcels.push_front(outgoing);
-            } else if let Some(Work::Message { packed }) =
-                op.and_then(|op| self.ops.find(op)).map(|op| &mut op.work)
-            {
+            } else if let Some(Work::Message { packed }) = op.and_then(|op| self.ops.find(op)).map(|op| &mut op.work) {
                 *packed = true;
             }
         }
