@@ -63,8 +63,8 @@ impl Desk {
             Order::Check { seed, blocks } => Answer::Checked {
                 first_difference: ends::first_difference(&self.memory, &blocks.far(), Pattern(seed), &blocks.near()),
             },
-            Order::PingPong { bytes, first } => Answer::PingPonged {
-                pings: self.ping_pong(Serve { bytes, first })?,
+            Order::PingPong(serve) => Answer::PingPonged {
+                pings: self.ping_pong(serve)?,
             },
             Order::Counters => Answer::Counters {
                 counts: counts(&self.agent),

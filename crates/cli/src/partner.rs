@@ -43,7 +43,7 @@ pub enum Order {
     /// Compare what was written into the region with the pattern of this seed.
     Check { seed: u64, blocks: Blocks },
     /// Write every ping back.
-    PingPong { bytes: u64, first: u64 },
+    PingPong(Serve),
     /// What have the transports counted?
     Counters,
     /// How much CPU time has the process used?
@@ -208,8 +208,8 @@ impl Partner {
     }
 
     /// Lets the partner write pings back until the last; [`Partner::end_ping_pong`] hears that it was.
-    pub fn start_ping_pong(&mut self, Serve { bytes, first }: Serve) -> Result<(), Complaint> {
-        self.order(&Order::PingPong { bytes, first })
+    pub fn start_ping_pong(&mut self, serve: Serve) -> Result<(), Complaint> {
+        self.order(&Order::PingPong(serve))
     }
 
     pub fn end_ping_pong(&mut self) -> Result<u64, Complaint> {

@@ -168,6 +168,25 @@ fn a_preference_comes_before_the_cost() {
     assert_eq!(engine.next_post().map(|post| post.lane), Some(LaneId(1)));
 }
 
+#[test]
+fn many_small_transfers_are_spread_whole() {
+    let mut engine = Engine::new(Limits::default());
+    (0..2).for_each(|id| engine.add_lane(lane(id, "verbs", 2.0)));
+    let mut posts = Vec::new();
+    for _ in 0..8 {
+        engine.submit(request_of(512 << 10, None), Time::ZERO).expect("room");
+        posts.extend(std::iter::from_fn(|| engine.next_post()));
+    }
+    // Only the first found the lanes idle, and was shared between them.
+    let bytes = |post: &weft_protocol::transfer::Post| match &post.op.body {
+        Body::Move(part) => part.range.end - part.range.start,
+        _ => 0,
+    };
+    assert_eq!(posts.iter().filter(|post| bytes(post) == 512 << 10).count(), 7);
+    let on_first = posts.iter().filter(|post| post.lane == LaneId(0)).map(bytes).sum::<u64>();
+    assert!((3 << 19..=5 << 19).contains(&on_first), "{on_first} bytes on the first lane");
+}
+
 /// Two lanes of equal speed, near the NUMA nodes 0 and 1.
 fn two_sockets() -> Engine {
     let mut engine = Engine::new(Limits::default());

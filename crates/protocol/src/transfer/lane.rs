@@ -178,12 +178,22 @@ pub(super) struct Next {
 /// Where the next part may go.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Choice {
-    /// This lane, which has that share of its class's speed.
-    Lane(LaneId, f64),
+    /// This lane of a class.
+    Lane(Chosen),
     /// A lane is there, but full.
     Full,
     /// No lane is there.
     Nowhere,
+}
+
+/// A lane for the next part.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Chosen {
+    pub lane: LaneId,
+    /// What it has of its class's speed.
+    pub share: f64,
+    /// Operations under way in the whole class.
+    pub class_ops: usize,
 }
 
 /// The live lanes of a peer, the best class first.
@@ -250,9 +260,10 @@ impl Classes {
 fn best_of<'a>(states: impl Iterator<Item = &'a Box<LaneState>>, next: &Next) -> Option<Choice> {
     let mut best: Option<(f64, &LaneState)> = None;
     let mut soonest_full = f64::INFINITY;
-    let mut together = 0.0;
+    let (mut together, mut class_ops) = (0.0, 0);
     for state in states {
         together += state.speed(next.numa);
+        class_ops += state.inflight_ops;
         if state.rest != Rest::None {
             continue;
         }
@@ -268,5 +279,9 @@ fn best_of<'a>(states: impl Iterator<Item = &'a Box<LaneState>>, next: &Next) ->
     if state.inflight_ops > 0 && soonest_full < eta {
         return Some(Choice::Full);
     }
-    Some(Choice::Lane(state.lane.id, state.speed(next.numa) / together))
+    Some(Choice::Lane(Chosen {
+        lane: state.lane.id,
+        share: state.speed(next.numa) / together,
+        class_ops,
+    }))
 }

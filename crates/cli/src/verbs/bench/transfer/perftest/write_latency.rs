@@ -18,7 +18,7 @@ impl Transfer {
         let cast = Cast {
             here: "bench",
             there: "partner",
-            region_bytes: (2 * largest.next_multiple_of(64)).max(4096),
+            region_bytes: (4 * largest.next_multiple_of(64)).max(4096),
             echo: false,
             at: self.connect(),
         };
@@ -32,6 +32,7 @@ impl Transfer {
             let serve = Serve {
                 bytes,
                 first: random_word()? >> 2,
+                one_sided: way == Way::Verbs,
             };
             pair.partner.start_ping_pong(serve)?;
             let near = PingPong::new(&pair.agent, &pair.peer, &pair.local, &pair.remote, serve)?;
