@@ -189,3 +189,50 @@ fn failed<E: std::error::Error + Send + Sync + 'static>(transport: &'static str)
         source: Arc::new(source),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Sources;
+
+    fn started(sources: &Sources) -> Result<Vec<&'static str>, Error> {
+        let settings = Settings::from_sources(sources).expect("valid settings");
+        let slots = start(&settings, Epoch(1), Clock::start())?;
+        Ok(slots.iter().map(|slot| slot.transport.capabilities().name).collect())
+    }
+
+    #[test]
+    fn rdma_is_left_out_where_it_is_not_and_must_be_there_where_it_was_named() {
+        if weft_fabric::verbs::rails(&RailOptions::default()).is_ok() {
+            return;
+        }
+        let default = started(&Sources::default()).expect("absence is ordinary");
+        assert_eq!(default, ["shared_memory", "tcp"]);
+        for (key, value) in [("transports", "verbs,tcp"), ("verbs.devices", "mlx5_0")] {
+            let refused = started(&Sources::default().set(key, value));
+            assert!(
+                matches!(refused, Err(Error::Transport { transport: "verbs", .. })),
+                "{key}: {refused:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn transports_are_preferred_in_the_order_of_their_names() {
+        let sources = Sources::default().set("transports", "tcp,shared_memory");
+        let settings = Settings::from_sources(&sources).expect("valid settings");
+        let slots = start(&settings, Epoch(1), Clock::start()).expect("both work everywhere");
+        let order: Vec<_> = slots
+            .iter()
+            .map(|slot| (slot.transport.capabilities().name, slot.preference))
+            .collect();
+        assert_eq!(order, [("tcp", 0), ("shared_memory", 1)]);
+    }
+
+    #[test]
+    fn packets_have_sizes_that_devices_know() {
+        let with = |value: &str| Settings::from_sources(&Sources::default().set("verbs.mtu", value));
+        assert_eq!(verbs_options(&with("2048").expect("a size")).mtu, Some(Mtu::Bytes2048));
+        assert!(with("1500").is_err() && with("8192").is_err());
+    }
+}
