@@ -21,10 +21,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
-use weft_protocol::Memory;
+use weft_protocol::atomic::WORD_BYTES;
 use weft_protocol::memory::Digest;
+use weft_protocol::{AtomicAct, Memory, Refusal};
 
 pub(crate) use mapping::{Mapping, Protection, file_bytes, memory_file, page_bytes, seal, sealed_bytes};
 
@@ -217,9 +219,38 @@ impl Memory for HostMemory {
             left -= n as u64;
         }
     }
+    fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
+        let word = self.at(offset, WORD_BYTES as usize);
+        // SAFETY: `at` checked the bounds, and the memory lives as long as `self`.
+        unsafe { word_atomic(word, act) }
+    }
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+/// Carries out an atomic operation on a little-endian word, by one instruction of this CPU.
+///
+/// # Safety
+/// `word` must be valid for reads and writes of eight bytes. Others may change them at the same time: atomically, or by the raw
+/// copies of a transfer, which the hardware keeps apart but which are not atomic.
+pub(crate) unsafe fn word_atomic(word: *mut u8, act: AtomicAct) -> Result<u64, Refusal> {
+    let word: *mut u64 = word.cast();
+    if !word.addr().is_multiple_of(WORD_BYTES as usize) {
+        return Err(Refusal::Misaligned);
+    }
+    // SAFETY: aligned, as just checked, and valid, as the caller vouches; nobody holds a reference to memory that peers touch.
+    let word = unsafe { AtomicU64::from_ptr(word) };
+    let before = match act {
+        AtomicAct::FetchAdd(value) if cfg!(target_endian = "little") => word.fetch_add(value, Ordering::SeqCst),
+        act => {
+            let update = |before| act.after(u64::from_le(before)).map(u64::to_le);
+            match word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, update) {
+                Ok(before) | Err(before) => before,
+            }
+        }
+    };
+    Ok(u64::from_le(before))
 }
 
 impl fmt::Debug for HostMemory {

@@ -183,6 +183,7 @@ impl SharedMemory {
                 max_inflight_ops: 256,
                 max_message_bytes: frame::MAX_MESSAGE_BYTES,
                 reliable_messages: true,
+                atomics: false,
                 cost: options.cost,
             },
             options,

@@ -132,6 +132,7 @@ impl Transport for SharedMemory {
                     }
                     Err(refusal) => path.complete(op.id, Err(refusal.into()), &mut self.ready),
                 },
+                Body::Atomic(_) => path.complete(op.id, Err(Refusal::Unsupported.into()), &mut self.ready),
                 Body::Message(_) if now >= op.deadline => path.complete(op.id, Err(Failure::Expired), &mut self.ready),
                 Body::Message(payload) if payload.len() > self.capabilities.max_message_bytes => {
                     path.complete(op.id, Err(Refusal::Malformed.into()), &mut self.ready);

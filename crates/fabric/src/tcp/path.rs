@@ -416,7 +416,7 @@ impl Path {
         if op.stage == Stage::Open {
             let outcome = match outcome {
                 Ok(far_sum) if op.received == op.bytes() && far_sum.is_some() == op.part.checksum => {
-                    Ok(Done { far_sum })
+                    Ok(Done::moved(far_sum))
                 }
                 Err(Ended::Refused(refusal)) => Err(Failure::Refused(refusal)),
                 // An end without all the bytes, or without the checksum, or that nobody asked for.
@@ -445,7 +445,7 @@ impl Path {
                 if !connection.outbound.is_sent(job) || far_sum.is_some() != op.part.checksum {
                     return Err(Gone::GARBAGE);
                 }
-                Ok(Done { far_sum })
+                Ok(Done::moved(far_sum))
             }
             (Err(Ended::Refused(refusal)), _) => {
                 connection.outbound.end(job, Ended::Aborted);
@@ -498,6 +498,7 @@ impl Path {
                 Some(0)
             }
             Body::Move(part) => self.post_move(op, part, world),
+            Body::Atomic(_) => self.refuse(op.id, Refusal::Unsupported, world),
         }
     }
 

@@ -48,6 +48,7 @@ impl State {
                 };
                 self.complete(wire_id, side, op.id, outcome);
             }
+            Body::Atomic(_) => self.complete(wire_id, side, op.id, Err(Refusal::Unsupported.into())),
             Body::Move(part) => {
                 if let Err(refusal) = self.ends[end].table.lookup(&part.leg.local().key) {
                     self.complete(wire_id, side, op.id, Err(refusal.into()));
@@ -169,7 +170,7 @@ impl State {
             return;
         }
         let far_sum = job.far_sum(&*region.memory);
-        self.complete(wire_id, from, job.op, Ok(Done { far_sum }));
+        self.complete(wire_id, from, job.op, Ok(Done::moved(far_sum)));
         if let (Direction::Write, Some(arrival)) = (job.part.direction, job.part.arrival) {
             self.arrived(end, far_path, arrival);
         }
