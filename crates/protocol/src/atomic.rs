@@ -13,7 +13,8 @@
 
 use std::sync::Arc;
 
-use crate::region::RemoteRegion;
+use crate::error::Refusal;
+use crate::region::{Access, RemoteRegion};
 
 /// The bytes of a word, and what its address is a multiple of.
 pub const WORD_BYTES: u64 = 8;
@@ -47,4 +48,23 @@ impl AtomicAct {
             AtomicAct::CompareSwap { expected, new } => (before == expected).then_some(new),
         }
     }
+}
+
+/// May a peer operate on the word at `offset` of a region of `len` bytes with this `access`? One check for every transport, made
+/// by whoever carries the operation out.
+pub fn check_word(access: Access, len: u64, offset: u64) -> Result<(), Refusal> {
+    if !access.read {
+        return Err(Refusal::NotReadable);
+    }
+    if !access.write {
+        return Err(Refusal::NotWritable);
+    }
+    match offset.checked_add(WORD_BYTES) {
+        Some(end) if end <= len => {}
+        _ => return Err(Refusal::OutOfBounds),
+    }
+    if !offset.is_multiple_of(WORD_BYTES) {
+        return Err(Refusal::Misaligned);
+    }
+    Ok(())
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use weft_plan::{Place, Spans};
 
-use crate::atomic::{AtomicAct, WORD_BYTES};
+use crate::atomic::{AtomicAct, check_word};
 use crate::error::Refusal;
 use crate::memory::Memory;
 
@@ -137,22 +137,11 @@ impl RegionTable {
         Ok(region)
     }
 
-    /// May a peer that presents `key` carry out an atomic operation on the word at `offset`?
-    pub fn check_word(&self, key: &RegionKey, offset: u64) -> Result<&Region, Refusal> {
-        let region = self.check(key, Access::READ_WRITE, &Spans::new())?;
-        match offset.checked_add(WORD_BYTES) {
-            Some(end) if end <= region.memory.len() => {}
-            _ => return Err(Refusal::OutOfBounds),
-        }
-        if !offset.is_multiple_of(WORD_BYTES) {
-            return Err(Refusal::Misaligned);
-        }
-        Ok(region)
-    }
-
     /// Checks and carries out an atomic operation that a peer asks for, and returns what the word held.
     pub fn atomic(&self, key: &RegionKey, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
-        self.check_word(key, offset)?.memory.atomic(offset, act)
+        let region = self.lookup(key)?;
+        check_word(region.access, region.memory.len(), offset)?;
+        region.memory.atomic(offset, act)
     }
 }
 

@@ -121,7 +121,7 @@ impl Path {
         }
         // There is room for another question.
         let unasked = self.waiting.front().map(|running| running.part.leg.remote().key);
-        if let Some(key) = unasked {
+        for key in unasked.into_iter().chain(self.atomics.wanted()) {
             self.ask(key);
         }
     }
