@@ -177,6 +177,7 @@ impl<T: ?Sized + Transport> Core<T> {
         let capabilities = self.slots[path.slot].transport.capabilities();
         let transport = capabilities.name;
         self.engine.add_lane(Lane::of(capabilities, LaneId(via), peer));
+        self.atomics.add_lane(peer, via, capabilities);
         if let Some(state) = self.peers.at_mut(peer.0) {
             state.rejoin_by = None;
             let using = |rail: &&mut super::connect::Rail| rail.state == RailState::Using(via);
@@ -194,6 +195,7 @@ impl<T: ?Sized + Transport> Core<T> {
         let Some(peer) = path.peer else { return };
         if path.carries {
             self.engine.on_lane_lost(LaneId(via), loss, fenced, now);
+            self.on_atomic_lane_lost(peer, via, loss, fenced);
         }
         let backoff_max = self.settings.backoff_max;
         let Some(state) = self.peers.at_mut(peer.0) else { return };
