@@ -43,7 +43,7 @@ pub struct AtomicError {
 pub(super) struct Atomics {
     open: BTreeMap<AtomicId, Open>,
     peers: BTreeMap<PeerId, Queue>,
-    /// Deadlines of those that wait. A transport minds the deadline of what it has accepted.
+    /// Deadlines of those for which they have not passed.
     deadlines: BTreeSet<(Time, AtomicId)>,
     /// Peers for which something may be posted.
     ready: Vec<PeerId>,
@@ -61,6 +61,8 @@ struct Open {
     on: Option<u32>,
     /// Transports that cannot do it.
     avoid: Vec<&'static str>,
+    /// The deadline has passed, and its transport has been told.
+    overdue: bool,
 }
 
 #[derive(Debug, Default)]
@@ -186,6 +188,7 @@ impl<T: ?Sized + Transport> Core<T> {
             deadline,
             on: None,
             avoid: Vec::new(),
+            overdue: false,
         };
         self.atomics.open.insert(id, open);
         if deadline <= now {
@@ -269,7 +272,6 @@ impl<T: ?Sized + Transport> Core<T> {
             return false;
         }
         open.on = Some(via);
-        self.atomics.deadlines.remove(&(open.deadline, id));
         if let Some(queue) = self.atomics.peers.get_mut(&open.peer) {
             queue.rested = Time::ZERO;
             if let Some(lane) = queue.lane(Some(via)) {
@@ -321,6 +323,7 @@ impl<T: ?Sized + Transport> Core<T> {
             // It was carried out, or so its transport says, and what it found is lost.
             Ok(done) => done.before.ok_or(Failure::Unanswered),
             Err(Failure::Refused(Refusal::Late)) => Err(Failure::Expired),
+            Err(Failure::Cancelled | Failure::Refused(Refusal::Unsupported)) if open.overdue => Err(Failure::Expired),
             Err(Failure::Refused(Refusal::Unsupported)) => return self.try_otherwise(id),
             Err(failure) => Err(failure),
         };
@@ -334,7 +337,7 @@ impl<T: ?Sized + Transport> Core<T> {
         let Some(open) = self.atomics.open.get_mut(&id) else {
             return;
         };
-        let (peer, deadline) = (open.peer, open.deadline);
+        let peer = open.peer;
         let Some(queue) = self.atomics.peers.get_mut(&peer) else {
             return;
         };
@@ -345,7 +348,6 @@ impl<T: ?Sized + Transport> Core<T> {
             }
         }
         queue.waiting.push_front(id);
-        self.atomics.deadlines.insert((deadline, id));
         self.atomics.wake(peer);
     }
 
@@ -354,8 +356,17 @@ impl<T: ?Sized + Transport> Core<T> {
             self.atomics.resting.remove(&(at, peer));
             self.atomics.wake(peer);
         }
-        while let Some(&(_, id)) = self.atomics.deadlines.first().filter(|(at, _)| *at <= now) {
-            self.end_atomic(id, Err(Failure::Expired));
+        while let Some(&(at, id)) = self.atomics.deadlines.first().filter(|(at, _)| *at <= now) {
+            self.atomics.deadlines.remove(&(at, id));
+            let Some(open) = self.atomics.open.get_mut(&id) else {
+                continue;
+            };
+            open.overdue = true;
+            match open.on {
+                None => self.end_atomic(id, Err(Failure::Expired)),
+                // Its transport knows the deadline too; it says what is known of the operation.
+                Some(_) => self.cancel_atomic(id, now),
+            }
         }
     }
 
