@@ -151,7 +151,7 @@ fn act() -> impl Strategy<Value = AtomicAct> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// One after the other they do what they would do to a plain list.
     #[test]
