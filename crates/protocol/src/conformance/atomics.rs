@@ -125,7 +125,8 @@ pub fn atomics_of_two_paths_and_the_owner_sum_exactly(harness: &mut dyn Harness)
 
 /// As strict as moves: key, epoch, release, bounds, and both rights.
 pub fn atomics_without_the_right_are_refused(harness: &mut dyn Harness) {
-    let spoilt: [(Refusal, fn(&mut RemoteRegion)); 3] = [
+    type Spoil = fn(&mut RemoteRegion);
+    let spoilt: [(Refusal, Spoil); 3] = [
         (Refusal::UnknownKey, |remote| remote.key.slot += 1_000),
         (Refusal::UnknownKey, |remote| remote.key.secret ^= 1 << 77),
         (Refusal::StaleEpoch, |remote| {
