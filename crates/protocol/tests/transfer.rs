@@ -369,10 +369,8 @@ impl World {
         let (leg, expected) = find(&mut self.live, &part);
         let sum = part.checksum.then(|| near_sum(&part));
         let outcome = match outcome {
-            Outcome::Fine => Ok(Done { far_sum: sum }),
-            Outcome::Spoiled => Ok(Done {
-                far_sum: sum.map(|s| s ^ 1),
-            }),
+            Outcome::Fine => Ok(Done::moved(sum)),
+            Outcome::Spoiled => Ok(Done::moved(sum.map(|s| s ^ 1))),
             Outcome::Lost => Err(Failure::PathLost {
                 loss: Loss::ClosedByPeer,
                 fenced: true,

@@ -4,7 +4,7 @@ use std::error::Error as _;
 
 use pyo3::import_exception;
 use pyo3::prelude::*;
-use weft::{Failure, TransferFailed};
+use weft::{AtomicFailed, Failure, TransferFailed};
 
 import_exception!(weft._errors, TransferError);
 import_exception!(weft._errors, Expired);
@@ -13,6 +13,9 @@ import_exception!(weft._errors, Refused);
 import_exception!(weft._errors, TransferRefused);
 import_exception!(weft._errors, PathLost);
 import_exception!(weft._errors, ChecksumMismatch);
+import_exception!(weft._errors, AtomicError);
+import_exception!(weft._errors, AtomicRefused);
+import_exception!(weft._errors, OutcomeUnknown);
 import_exception!(weft._errors, PeerLost);
 import_exception!(weft._errors, ConnectError);
 import_exception!(weft._errors, TimedOut);
@@ -31,6 +34,7 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
     let text = error.to_string();
     match error {
         weft::Error::Transfer(failed) => transfer_failed(py, failed, text),
+        weft::Error::Atomic(failed) => atomic_failed(py, failed, text),
         weft::Error::PeerLost { peer, cause } => {
             let exception = PeerLost::new_err(text);
             with(py, exception, |value| {
@@ -94,6 +98,21 @@ fn transfer_failed(py: Python<'_>, failed: &TransferFailed, text: String) -> PyE
         value.setattr("bytes_total", error.bytes_total)?;
         value.setattr("done", done)?;
         value.setattr("undone", undone)
+    })
+}
+
+fn atomic_failed(py: Python<'_>, failed: &AtomicFailed, text: String) -> PyErr {
+    let error = &failed.error;
+    let exception = match error.cause {
+        _ if error.may_have_happened => OutcomeUnknown::new_err(text),
+        Failure::Refused(_) => AtomicRefused::new_err(text),
+        _ => AtomicError::new_err(text),
+    };
+    with(py, exception, |value| {
+        value.setattr("peer", &failed.peer)?;
+        value.setattr("transport", error.transport)?;
+        value.setattr("cause", error.cause.to_string())?;
+        value.setattr("may_have_happened", error.may_have_happened)
     })
 }
 

@@ -6,6 +6,7 @@
 
 mod agent;
 mod asyncio;
+mod atomic;
 mod borrow;
 mod errors;
 mod inbox;

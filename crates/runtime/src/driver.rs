@@ -17,14 +17,15 @@ use std::time::Duration;
 use weft_fabric::bell::Bell;
 use weft_fabric::{Clock, Live, cpu};
 use weft_plan::Time;
-use weft_protocol::agent::{Core, Event};
+use weft_protocol::agent::{AtomicId, Core, Event};
 use weft_protocol::region::RegionKey;
 use weft_protocol::session::LeaseId;
 use weft_protocol::transfer::{PeerId, TransferId};
 use weft_protocol::transport::Progress;
 
 use crate::agent::RailCounters;
-use crate::error::{Error, TransferFailed};
+use crate::atomic::AtomicCell;
+use crate::error::{AtomicFailed, Error, TransferFailed};
 use crate::memory::Registrations;
 use crate::observe::Observer;
 use crate::report::report;
@@ -70,6 +71,7 @@ pub(crate) struct World {
     pub(crate) core: Core<dyn Live>,
     pub(crate) peers: BTreeMap<PeerId, PeerState>,
     pub(crate) transfers: BTreeMap<TransferId, Arc<Cell>>,
+    pub(crate) atomics: BTreeMap<AtomicId, Arc<AtomicCell>>,
     pub(crate) leases: BTreeMap<(PeerId, LeaseId), LeaseState>,
     notifications: VecDeque<(PeerId, String, Vec<u8>)>,
     /// Peers that are gone, oldest first.
@@ -116,6 +118,7 @@ impl World {
             core,
             peers: BTreeMap::new(),
             transfers: BTreeMap::new(),
+            atomics: BTreeMap::new(),
             leases: BTreeMap::new(),
             notifications: VecDeque::new(),
             graves: VecDeque::new(),
@@ -160,6 +163,12 @@ impl World {
                         .wake
                         .extend(cell.end(outcome.map_err(|error| TransferFailed::new(&cell.peer, error).into())));
                     later.spent.push(cell);
+                }
+            }
+            Event::AtomicEnded { id, outcome } => {
+                if let Some(cell) = self.atomics.remove(&id) {
+                    let outcome = outcome.map_err(|error| AtomicFailed::new(&cell.peer, error).into());
+                    later.wake.extend(cell.end(outcome));
                 }
             }
             Event::Notified { peer, payload } => {
@@ -413,7 +422,7 @@ impl Shared {
         self.wait_until(until, |world| open(world).is_empty().then_some(()));
     }
 
-    /// Ends the progress thread, every wait and every transfer.
+    /// Ends the progress thread, every wait, every transfer and every atomic operation.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         let mut later = Later {
@@ -425,6 +434,9 @@ impl Shared {
         for cell in std::mem::take(&mut world.transfers).into_values() {
             later.wake.extend(cell.end(Err(Error::Stopped)));
             later.spent.push(cell);
+        }
+        for cell in std::mem::take(&mut world.atomics).into_values() {
+            later.wake.extend(cell.end(Err(Error::Stopped)));
         }
         later.wake.append(&mut world.wakers);
         drop(world);

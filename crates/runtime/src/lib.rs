@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod atomic;
 mod borrow;
 mod driver;
 mod error;
@@ -15,15 +16,16 @@ mod transfer;
 mod transports;
 
 pub use agent::{Agent, AgentBuilder, Notification, RailCounters};
+pub use atomic::{AtomicBuilder, AtomicOperation};
 pub use borrow::Borrowed;
-pub use error::{Error, TransferFailed};
+pub use error::{AtomicFailed, Error, TransferFailed};
 pub use memory::Memory;
 pub use peer::{Peer, Prepared, Remote, TransferBuilder};
 pub use transfer::Transfer;
 pub use weft_fabric::memory::HostMemory;
 pub use weft_plan::kv::{KvLayout, KvShape};
 pub use weft_plan::{Bytes, Run, Span, Spans, Time};
-pub use weft_protocol::agent::{ConnectError, PeerError, RegionError};
+pub use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};
 pub use weft_protocol::region::{Access, Epoch, RemoteRegion};
 pub use weft_protocol::session::SessionLoss;
 pub use weft_protocol::transfer::{Summary, TransferError};

@@ -103,6 +103,7 @@ impl SimTransport {
                 max_inflight_ops: fabric.max_inflight_ops,
                 max_message_bytes: fabric.max_message_bytes,
                 reliable_messages: fabric.local,
+                atomics: true,
                 cost: fabric.cost,
                 numa: None,
             },

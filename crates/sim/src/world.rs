@@ -86,6 +86,12 @@ pub(crate) enum Happening {
         from: Side,
         op: u64,
     },
+    /// An atomic operation that its initiator executes itself.
+    Atomic {
+        wire: u32,
+        from: Side,
+        op: u64,
+    },
     Tick(u64),
 }
 
@@ -293,6 +299,7 @@ impl State {
             } => self.attempt(wire, from, packet, attempt),
             Happening::Delivery { wire, to, packet } => self.deliver(wire, to, packet),
             Happening::Copy { wire, from, op } => self.copy(wire, from, op),
+            Happening::Atomic { wire, from, op } => self.atomic_here(wire, from, op),
         }
         Some(None)
     }

@@ -345,6 +345,7 @@ impl Path {
                 None
             }
             Body::Move(part) => self.take_move(op, part, world).err().map(Failure::Refused),
+            Body::Atomic(_) => Some(Refusal::Unsupported.into()),
         };
         if let Some(failure) = refused {
             world.signals.push(Signal::Completed {

@@ -171,6 +171,7 @@ impl Verbs {
                 reliable_messages: true,
                 cost,
                 numa: rail.numa,
+                atomics: false,
             },
             rail,
             options: VerbsOptions {

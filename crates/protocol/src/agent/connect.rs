@@ -496,6 +496,7 @@ impl<T: ?Sized + Transport> Core<T> {
             Some(identity) => {
                 let name = identity.name.clone();
                 self.engine.on_peer_gone(peer, loss_of(&cause), now);
+                self.on_atomics_peer_gone(peer, loss_of(&cause), now);
                 self.events.push_back(Event::PeerLost {
                     peer,
                     name,

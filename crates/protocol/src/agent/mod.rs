@@ -12,6 +12,7 @@
 //! inside one call. Neither blocks; [`Core::next_timeout`] says when to turn again if no transport wakes its owner earlier.
 
 mod announce;
+mod atomics;
 mod connect;
 mod paths;
 mod rails;
@@ -35,10 +36,12 @@ use crate::transfer::{Engine, Limits, PeerId, Request, SubmitError, Summary, Tra
 use crate::transport::{Op, PeerAddress, Signal, Transport};
 
 use announce::Announcement;
+use atomics::Atomics;
 use connect::Peer;
 use paths::Path;
 use regions::Regions;
 
+pub use atomics::{AtomicError, AtomicId};
 pub use regions::RegionError;
 pub use weft_plan::route::Reach;
 
@@ -63,6 +66,7 @@ pub struct Core<T: ?Sized + Transport> {
     /// Accepted paths that have not said who they are, oldest first, with the time by which they must.
     unclaimed: VecDeque<(Time, u32)>,
     announcements: BTreeMap<TransferId, Announcement>,
+    atomics: Atomics,
     /// Peers whose session has more to say than there is room for among the events.
     stalled: Vec<PeerId>,
     events: VecDeque<Event>,
@@ -209,6 +213,11 @@ pub enum Event {
         id: TransferId,
         outcome: Result<Summary, TransferError>,
     },
+    /// What the word held before, or why that is not known.
+    AtomicEnded {
+        id: AtomicId,
+        outcome: Result<u64, AtomicError>,
+    },
     /// We may look at a peer's region until then, on our clock.
     Leased {
         peer: PeerId,
@@ -270,6 +279,7 @@ impl<T: ?Sized + Transport> Core<T> {
             touched: Vec::new(),
             unclaimed: VecDeque::new(),
             announcements: BTreeMap::new(),
+            atomics: Atomics::default(),
             stalled: Vec::new(),
             events: VecDeque::new(),
             untaken: 0,

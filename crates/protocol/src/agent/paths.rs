@@ -190,6 +190,7 @@ impl<T: ?Sized + Transport> Core<T> {
             preference: slot.preference,
             ..Lane::of(capabilities, LaneId(via), peer)
         });
+        self.atomics.add_lane(peer, via, capabilities);
         if let Some(state) = self.peers.at_mut(peer.0) {
             state.rejoin_by = None;
             let using = |rail: &&mut super::connect::Rail| rail.state == RailState::Using(via);
@@ -207,6 +208,7 @@ impl<T: ?Sized + Transport> Core<T> {
         let Some(peer) = path.peer else { return };
         if path.carries {
             self.engine.on_lane_lost(LaneId(via), loss, fenced, now);
+            self.on_atomic_lane_lost(peer, via, loss, fenced);
         }
         let backoff_max = self.settings.backoff_max;
         let Some(state) = self.peers.at_mut(peer.0) else { return };

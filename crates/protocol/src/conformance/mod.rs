@@ -37,6 +37,7 @@
 //!
 //! In a test file, `weft_protocol::conformance_tests!(OverLoopback(Time::ZERO));` makes one `#[test]` of each case.
 
+mod atomics;
 mod bench;
 mod endings;
 mod messages;
@@ -51,6 +52,7 @@ use crate::memory::Memory;
 use crate::region::Epoch;
 use crate::transport::Transport;
 
+pub use atomics::*;
 pub use endings::*;
 pub use messages::*;
 pub use moves::*;
@@ -170,6 +172,16 @@ macro_rules! conformance_tests {
             close_by_the_peer_completes_what_is_open
             death_of_the_peer_completes_what_is_open
             unreachable_peer_is_lost
+            atomics_return_what_was_there
+            atomics_follow_a_model
+            atomics_of_two_paths_and_the_owner_sum_exactly
+            atomics_without_the_right_are_refused
+            misaligned_atomics_are_refused
+            atomics_past_their_deadline_touch_nothing
+            frozen_target_cannot_delay_an_atomic
+            cancelled_atomics_are_told_honestly
+            atomics_on_a_closed_path_are_told_honestly
+            atomics_of_a_dead_peer_are_told_honestly
         }
     };
     (# $attribute:tt $harness:expr) => {

@@ -571,7 +571,7 @@ impl Engine {
                 let mut transports = peer.into_iter().flat_map(|p| p.classes.transports());
                 transports.all(|other| transfer.avoid.contains(&other))
             }
-            Failure::Expired | Failure::Refused(_) => true,
+            Failure::Expired | Failure::Unanswered | Failure::Refused(_) => true,
         };
         transfer.redo.push(part);
         if give_up {

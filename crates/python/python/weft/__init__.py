@@ -10,6 +10,8 @@
 """
 
 from ._errors import (
+    AtomicError,
+    AtomicRefused,
     Cancelled,
     ChecksumMismatch,
     ConnectError,
@@ -20,6 +22,7 @@ from ._errors import (
     LeaseEnded,
     NotBorrowable,
     OsFailure,
+    OutcomeUnknown,
     PathLost,
     PeerLost,
     Refused,
@@ -46,6 +49,8 @@ from ._weft import (
 
 __all__ = [
     "Agent",
+    "AtomicError",
+    "AtomicRefused",
     "Borrowed",
     "Cancelled",
     "ChecksumMismatch",
@@ -59,6 +64,7 @@ __all__ = [
     "NotBorrowable",
     "Notification",
     "OsFailure",
+    "OutcomeUnknown",
     "PathLost",
     "Peer",
     "PeerLost",

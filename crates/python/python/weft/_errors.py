@@ -43,6 +43,23 @@ class ChecksumMismatch(TransferError):
     """The bytes at the two ends differ."""
 
 
+class AtomicError(Error):
+    """An atomic operation brought no answer. Unless `may_have_happened`, it was certainly not carried out."""
+
+    peer: str
+    transport: str
+    cause: str
+    may_have_happened: bool
+
+
+class AtomicRefused(AtomicError, Refused):
+    """The owner of the word said no."""
+
+
+class OutcomeUnknown(AtomicError):
+    """It was sent, and whether it was carried out is not known. It is never repeated to find out."""
+
+
 class PeerLost(Error):
     """The session is over: connect again."""
 

@@ -31,6 +31,9 @@ pub(super) struct Plan {
     pub(super) silence_max: Time,
     pub(super) region_bytes: usize,
     pub(super) cells: usize,
+    /// Agents increment each other's words. Only in some worlds, so that the others, those known to have failed among them, keep
+    /// their histories.
+    pub(super) counts: bool,
 }
 
 impl Plan {
@@ -92,6 +95,7 @@ impl Plan {
             silence_max: Time::from_ms(300 + chance.below(700)),
             region_bytes: 32 << 10,
             cells: 4,
+            counts: seed % 4 == 1,
         }
     }
 }

@@ -37,7 +37,7 @@ impl State {
         let half = wire.half(from);
         let goes_out = match packet {
             Packet::Reset => true,
-            Packet::Write { .. } => half.stage != Stage::Closed || half.draining,
+            Packet::Write { .. } | Packet::Atomic { .. } => half.stage != Stage::Closed || half.draining,
             _ => half.stage != Stage::Closed,
         };
         if !goes_out {
@@ -161,6 +161,7 @@ impl State {
             }
             Packet::Message(bytes) => self.on_message(wire_id, to, &bytes, local),
             Packet::Write { job, index } => self.on_write(wire_id, to, &job, index),
+            Packet::Atomic { job } => self.on_atomic(wire_id, to, &job),
             Packet::Read { job } => self.on_read(wire_id, to, &job),
             Packet::ReadData { job, index, bytes, sum } => self.on_read_data(wire_id, to, &job, index, &bytes, sum),
             Packet::Cancel { op } => {
@@ -175,7 +176,8 @@ impl State {
                 }
             }
             Packet::Verdict { op, verdict } => {
-                if self.wires[&wire_id].half(to).ops.contains_key(&op) {
+                let half = self.wires[&wire_id].half(to);
+                if half.ops.contains_key(&op) || half.atomics.contains_key(&op) {
                     let outcome = match verdict {
                         Verdict::Done(done) => Ok(done),
                         Verdict::Refused(refusal) => Err(Failure::Refused(refusal)),

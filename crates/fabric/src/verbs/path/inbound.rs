@@ -222,7 +222,7 @@ impl Path {
         );
         if awaits {
             let outcome = sum
-                .map(|sum| weft_protocol::Done { far_sum: Some(sum) })
+                .map(|sum| weft_protocol::Done::moved(Some(sum)))
                 .map_err(Failure::Refused);
             self.complete(serial, outcome, world);
         }
