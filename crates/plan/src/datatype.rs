@@ -27,6 +27,7 @@
 
 mod element;
 mod float8;
+pub mod quantized;
 mod reference;
 
 use std::fmt;
