@@ -186,28 +186,29 @@ unsafe fn e4m3_to_f32(code: __m256i) -> F32x8 {
     }
 }
 
+/// Codes of an eight-bit format; `MOST` is the one that an overflow becomes.
 #[inline(always)]
-unsafe fn f32_to_e4m3(wide: F32x8) -> __m256i {
+unsafe fn f32_to_code<const MANTISSA: u32, const BIAS: i32, const MOST: i32>(wide: F32x8) -> __m256i {
     // SAFETY: as said above.
     unsafe {
-        let nan = _mm256_set1_epi32(0x7f);
-        let code = _mm256_min_epi32(round::<3, 7>(wide.0), nan);
-        let bits = _mm256_castps_si256(wide.0);
-        let sign = _mm256_and_si256(_mm256_srli_epi32::<24>(bits), _mm256_set1_epi32(0x80));
-        _mm256_or_si256(code, _mm256_andnot_si256(_mm256_cmpeq_epi32(code, nan), sign))
-    }
-}
-
-#[inline(always)]
-unsafe fn f32_to_e5m2(wide: F32x8) -> __m256i {
-    // SAFETY: as said above.
-    unsafe {
-        let code = _mm256_min_epi32(round::<2, 15>(wide.0), _mm256_set1_epi32(0x7c));
+        let code = _mm256_min_epi32(round::<MANTISSA, BIAS>(wide.0), _mm256_set1_epi32(MOST));
         let bits = _mm256_castps_si256(wide.0);
         let sign = _mm256_and_si256(_mm256_srli_epi32::<24>(bits), _mm256_set1_epi32(0x80));
         let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(wide.0, wide.0));
         _mm256_blendv_epi8(_mm256_or_si256(code, sign), _mm256_set1_epi32(0x7f), nan)
     }
+}
+
+#[inline(always)]
+unsafe fn f32_to_e4m3(wide: F32x8) -> __m256i {
+    // SAFETY: as said above.
+    unsafe { f32_to_code::<3, 7, 0x7e>(wide) }
+}
+
+#[inline(always)]
+unsafe fn f32_to_e5m2(wide: F32x8) -> __m256i {
+    // SAFETY: as said above.
+    unsafe { f32_to_code::<2, 15, 0x7c>(wide) }
 }
 
 /// Sixteen floats from the f16 in one register.

@@ -202,28 +202,29 @@ unsafe fn e4m3_to_f32(code: __m512i) -> F32x16 {
     }
 }
 
+/// Codes of an eight-bit format; `MOST` is the one that an overflow becomes.
 #[inline(always)]
-unsafe fn f32_to_e4m3(wide: F32x16) -> __m512i {
+unsafe fn f32_to_code<const MANTISSA: u32, const BIAS: i32, const MOST: i32>(wide: F32x16) -> __m512i {
     // SAFETY: as said above.
     unsafe {
-        let nan = _mm512_set1_epi32(0x7f);
-        let code = _mm512_min_epi32(round::<3, 7>(wide.0), nan);
-        let bits = _mm512_castps_si512(wide.0);
-        let sign = _mm512_and_si512(_mm512_srli_epi32::<24>(bits), _mm512_set1_epi32(0x80));
-        _mm512_mask_or_epi32(code, _mm512_cmplt_epi32_mask(code, nan), code, sign)
-    }
-}
-
-#[inline(always)]
-unsafe fn f32_to_e5m2(wide: F32x16) -> __m512i {
-    // SAFETY: as said above.
-    unsafe {
-        let code = _mm512_min_epi32(round::<2, 15>(wide.0), _mm512_set1_epi32(0x7c));
+        let code = _mm512_min_epi32(round::<MANTISSA, BIAS>(wide.0), _mm512_set1_epi32(MOST));
         let bits = _mm512_castps_si512(wide.0);
         let sign = _mm512_and_si512(_mm512_srli_epi32::<24>(bits), _mm512_set1_epi32(0x80));
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(wide.0, wide.0);
         _mm512_mask_mov_epi32(_mm512_or_si512(code, sign), nan, _mm512_set1_epi32(0x7f))
     }
+}
+
+#[inline(always)]
+unsafe fn f32_to_e4m3(wide: F32x16) -> __m512i {
+    // SAFETY: as said above.
+    unsafe { f32_to_code::<3, 7, 0x7e>(wide) }
+}
+
+#[inline(always)]
+unsafe fn f32_to_e5m2(wide: F32x16) -> __m512i {
+    // SAFETY: as said above.
+    unsafe { f32_to_code::<2, 15, 0x7c>(wide) }
 }
 
 #[inline(always)]
