@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod discover;
 pub mod harness;
 pub mod memory;
+pub mod reduce;
 pub mod shared_memory;
 pub mod tcp;
 pub mod verbs;

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cost;
+pub mod datatype;
 pub mod harness;
 pub mod kv;
 pub mod place;
@@ -14,6 +15,7 @@ pub mod spans;
 pub mod units;
 
 pub use cost::LinkCost;
+pub use datatype::{Datatype, Reduction};
 pub use kv::{KvLayout, KvOrder, KvShape, KvStrides};
 pub use place::{Place, PlaceKind};
 pub use platform::{Machine, Platform};
