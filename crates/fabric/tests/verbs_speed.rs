@@ -59,7 +59,7 @@ impl Bench {
         let mut spent = Duration::ZERO;
         while spent < SPELL || open > 0 {
             spent = start.elapsed();
-            while spent < SPELL {
+            while start.elapsed() < SPELL {
                 let op = waiting.take().unwrap_or_else(|| next(&mut self.near));
                 let now = self.near.clock.now();
                 let taken = self.near.verbs.post(self.path, std::slice::from_ref(&op), now);

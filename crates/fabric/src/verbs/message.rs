@@ -420,7 +420,7 @@ mod tests {
     }
 
     fn any_spans() -> impl Strategy<Value = Spans> {
-        prop::collection::vec((0u64..1 << 40, 1u64..1 << 12, 0u64..1 << 20, 1u64..20), 0..300).prop_map(|runs| {
+        prop::collection::vec((0u64..1 << 40, 1u64..1 << 10, 0u64..1 << 20, 1u64..20), 0..300).prop_map(|runs| {
             let mut spans = Spans::new();
             for (offset, len, gap, count) in runs {
                 let stride = if count == 1 { len } else { len + gap };
