@@ -3,10 +3,12 @@
 
 mod complaint;
 mod courier;
+mod desk;
 mod ends;
 mod pair;
 mod partner;
 mod pattern;
+mod ping_pong;
 mod predict;
 mod table;
 mod verbs;

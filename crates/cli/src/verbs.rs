@@ -22,7 +22,7 @@ fn print_whole(bytes: &[u8]) -> Result<(), Complaint> {
 }
 
 /// The CPU time that this process has used, all threads together.
-fn cpu_time_ns() -> u64 {
+pub fn cpu_time_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

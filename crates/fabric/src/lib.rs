@@ -33,6 +33,10 @@ pub trait Live: Transport {
     fn wake_fd(&self) -> BorrowedFd<'_>;
     /// When [`Transport::poll`] must be called even if the descriptor stays silent.
     fn next_timeout(&self) -> Option<Time>;
+    /// What it has done since it started, by name; nothing where it does not count.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
     /// Says that somebody is about to sleep on the descriptor. [`Progress::Busy`]: something came in meanwhile; poll instead.
     ///
     /// For transports that must ask to be woken, which is worth nothing to a thread that never sleeps.

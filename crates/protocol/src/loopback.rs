@@ -77,6 +77,7 @@ impl Loopback {
                     per_span: Time::from_ns(20),
                     bandwidth: Bandwidth::from_bytes_per_sec(5_000_000_000),
                 },
+                numa: None,
             },
         }
     }

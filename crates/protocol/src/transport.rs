@@ -65,6 +65,9 @@ pub struct Capabilities {
     /// Messages arrive once and in order while the path lives.
     pub reliable_messages: bool,
     pub cost: LinkCost,
+    /// The NUMA node that its hardware is attached to; none where it has none, or nobody knows. Bytes of other nodes cross the
+    /// machine on their way, so of several rails the engine prefers those that are near.
+    pub numa: Option<u16>,
 }
 
 /// Where a transport can be reached: its name, a colon, and what only it understands.

@@ -138,6 +138,13 @@ impl Expected {
         let all = self.announced == Some(self.landed.len() as u32);
         self.notified |= all && !self.revoked && self.request.direction == Direction::Write;
     }
+
+    /// A transfer that fails waits for no word of its notification: what it held back for that counts as not done.
+    fn give_up_withheld(&mut self) {
+        for byte in self.bytes.iter_mut().flatten().filter(|b| **b == Byte::Withheld) {
+            *byte = Byte::Untouched;
+        }
+    }
 }
 
 #[derive(Default)]
@@ -223,7 +230,9 @@ impl World {
             }
             Action::Cancel { pick } => {
                 if let Some(id) = self.live.keys().copied().nth(pick % self.live.len().max(1)) {
-                    self.live.get_mut(&id).unwrap().cancelled = true;
+                    let expected = self.live.get_mut(&id).unwrap();
+                    expected.cancelled = true;
+                    expected.give_up_withheld();
                     self.engine.cancel(id, self.now);
                 }
             }
@@ -249,6 +258,8 @@ impl World {
                         per_span: Time::ZERO,
                         bandwidth: Bandwidth::from_bytes_per_sec([10_000_000_000, 1_000_000_000][class]),
                     },
+                    preference: 0,
+                    numa: None,
                     max_op_bytes: max_bytes,
                     max_op_runs: 16,
                     max_inflight_ops: LANE_OPS,
@@ -280,6 +291,7 @@ impl World {
             Action::PeerGone { peer } if peer < PEERS => {
                 for expected in self.live.values_mut().filter(|e| e.request.peer == PeerId(peer)) {
                     expected.trouble = true;
+                    expected.give_up_withheld();
                 }
                 self.engine.on_peer_gone(PeerId(peer), Loss::Silent, self.now);
             }

@@ -23,6 +23,7 @@ use weft_protocol::session::LeaseId;
 use weft_protocol::transfer::{PeerId, TransferId};
 use weft_protocol::transport::Progress;
 
+use crate::agent::RailCounters;
 use crate::error::{Error, TransferFailed};
 use crate::memory::Registrations;
 use crate::observe::Observer;
@@ -221,6 +222,19 @@ impl World {
         let core = &mut self.core;
         self.releasing
             .retain(|key| core.release(key, now) == Ok(Progress::Busy));
+    }
+
+    /// What the transports count.
+    pub(crate) fn counters(&self) -> Vec<RailCounters> {
+        let counted = self.core.slots().iter().map(|slot| {
+            let capabilities = slot.transport.capabilities();
+            RailCounters {
+                transport: capabilities.name,
+                address: capabilities.address.0.clone(),
+                counts: slot.transport.counters(),
+            }
+        });
+        counted.filter(|rail| !rail.counts.is_empty()).collect()
     }
 
     /// Tells every transport that the progress thread is about to sleep.

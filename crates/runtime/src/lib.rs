@@ -14,7 +14,7 @@ pub mod settings;
 mod transfer;
 mod transports;
 
-pub use agent::{Agent, AgentBuilder, Notification};
+pub use agent::{Agent, AgentBuilder, Notification, RailCounters};
 pub use borrow::Borrowed;
 pub use error::{Error, TransferFailed};
 pub use memory::Memory;

@@ -70,6 +70,11 @@ impl Peer {
         self.shared.lock().core.transports(self.id)
     }
 
+    /// How many paths carry transfers to this peer over `transport` now: one for each rail, where it has several.
+    pub fn paths(&self, transport: &str) -> usize {
+        self.shared.lock().core.path_count(self.id, transport)
+    }
+
     /// Waits until transfers can go over `transport`.
     pub fn wait_for_transport(&self, transport: &str, timeout: Duration) -> Result<(), Error> {
         self.wait(

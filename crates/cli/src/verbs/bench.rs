@@ -1,6 +1,6 @@
 //! `weft bench`: how fast this machine moves memory, and how fast it should.
 
-mod transfer;
+pub mod transfer;
 
 use clap::Subcommand;
 

@@ -4,11 +4,20 @@ use std::fmt;
 use std::net::Ipv6Addr;
 
 use weft_plan::Bandwidth;
+use weft_plan::platform::{Gpu, Nic, NicKind};
 
-use super::Reason;
 use super::tree::Tree;
+use super::{Absent, Feature, Reason};
 
 const FOLDER: &str = "class/infiniband";
+
+const NONE_FIX: &str = "TCP is used between machines; for RDMA load the device's driver (for example modprobe mlx5_ib)";
+const PORT_FIX: &str = "bring the port up (ip link set … up, and a subnet manager on InfiniBand)";
+const GID_FIX: &str = "give its interface an address (ip address add … dev …); the RoCE v2 address follows from it";
+const LINK_FIX: &str = "fine within one subnet; to be routed, its interface needs an IPv4 or a global IPv6 address";
+const IWARP_FIX: &str = "TCP is used over it; InfiniBand and RoCE devices are used by themselves";
+const PEERMEM_FIX: &str =
+    "modprobe nvidia-peermem; or, for dma-buf, NVIDIA's open kernel modules, Linux 5.12 and libibverbs 1.12";
 
 /// An RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +106,106 @@ pub(super) fn find(sys: &Tree) -> Result<Vec<RdmaDevice>, Reason> {
     Ok(named.map(|name| device(sys, name)).collect())
 }
 
+/// [`find`], with the devices noted on their interfaces and what keeps them from being used.
+pub(super) fn look(sys: &Tree, nics: &mut Vec<Nic>, absent: &mut Vec<Absent>) -> Vec<RdmaDevice> {
+    let devices = find(sys).unwrap_or_else(|why| {
+        absent.push(Absent {
+            what: Feature::Rdma,
+            why,
+            fix: NONE_FIX,
+        });
+        Vec::new()
+    });
+    for device in &devices {
+        attach(sys, device, nics);
+        let found = judge(device);
+        absent.extend(found.map(|(why, fix)| Absent {
+            what: Feature::Rdma,
+            why,
+            fix,
+        }));
+    }
+    devices
+}
+
+/// Whether RDMA devices reach the memory of GPUs by its address. Missed only where there are both.
+pub(super) fn peer_memory(sys: &Tree, devices: &[RdmaDevice], gpus: &[Gpu], absent: &mut Vec<Absent>) -> bool {
+    const MODULE: &str = "module/nvidia_peermem";
+    let loaded = sys.exists(MODULE);
+    if !loaded && !devices.is_empty() && !gpus.is_empty() {
+        absent.push(Absent {
+            what: Feature::GpuDirect,
+            why: Reason::NotThere { path: sys.path(MODULE) },
+            fix: PEERMEM_FIX,
+        });
+    }
+    loaded
+}
+
+/// What keeps a device from being used, as far as it can be seen without opening it.
+fn judge(device: &RdmaDevice) -> Option<(Reason, &'static str)> {
+    if device.kind == RdmaKind::Iwarp {
+        let device = device.name.clone();
+        return Some((Reason::Iwarp { device }, IWARP_FIX));
+    }
+    let active: Vec<&RdmaPort> = device
+        .ports
+        .iter()
+        .filter(|port| port.state == PortState::Active)
+        .collect();
+    if active.is_empty() {
+        let device = device.name.clone();
+        return Some((Reason::Down { device }, PORT_FIX));
+    }
+    let on_ethernet = active.into_iter().filter(|port| port.link_layer == LinkLayer::Ethernet);
+    let mut shortcomings = on_ethernet.filter_map(|port| {
+        let name = format!("{}:{}", device.name, port.number);
+        let usable = port.gids.iter().filter(|gid| gid.kind == GidKind::RoceV2);
+        match usable.map(Gid::reach).min() {
+            None => Some((Reason::NoRoceV2 { port: name }, GID_FIX)),
+            Some(Reach::Link) => Some((Reason::LinkOnly { port: name }, LINK_FIX)),
+            Some(Reach::RoutableIpv4 | Reach::GlobalIpv6) => None,
+        }
+    });
+    shortcomings.next()
+}
+
+/// Notes a device on the interfaces behind its ports, or as an interface of its own where it has none.
+fn attach(sys: &Tree, device: &RdmaDevice, nics: &mut Vec<Nic>) {
+    let of_device = sys
+        .list(&format!("{FOLDER}/{}/device/net", device.name))
+        .unwrap_or_default();
+    let mut has_interface = false;
+    for port in &device.ports {
+        let of_port = port.interfaces();
+        for nic in nics.iter_mut() {
+            let is_its = match of_port.is_empty() {
+                true => of_device.contains(&nic.name),
+                false => of_port.contains(&nic.name.as_str()),
+            };
+            if is_its {
+                nic.bandwidth = nic.bandwidth.or(port.bandwidth);
+                nic.rdma = Some(device.name.clone());
+                has_interface = true;
+            }
+        }
+    }
+    if !has_interface && !nics.iter().any(|nic| nic.name == device.name) {
+        let active = device.ports.iter().find(|port| port.state == PortState::Active);
+        nics.push(Nic {
+            name: device.name.clone(),
+            kind: NicKind::Infiniband,
+            up: active.is_some(),
+            bandwidth: active.or(device.ports.first()).and_then(|port| port.bandwidth),
+            mtu: None,
+            addresses: Vec::new(),
+            numa: device.numa,
+            pci: device.pci.clone(),
+            rdma: Some(device.name.clone()),
+        });
+    }
+}
+
 fn device(sys: &Tree, name: String) -> RdmaDevice {
     let folder = format!("{FOLDER}/{name}");
     let kind = match sys.read(&format!("{folder}/node_type")).as_deref() {
@@ -133,6 +242,9 @@ fn device(sys: &Tree, name: String) -> RdmaDevice {
 
 fn port(sys: &Tree, device: &str, number: u8) -> RdmaPort {
     let folder = format!("{device}/ports/{number}");
+    let entries = sys.list(&format!("{folder}/gids")).unwrap_or_default();
+    let mut indices: Vec<u8> = entries.iter().filter_map(|index| index.parse().ok()).collect();
+    indices.sort_unstable();
     let word = |file: &str| sys.read(&format!("{folder}/{file}")).unwrap_or_default();
     RdmaPort {
         number,
@@ -154,7 +266,10 @@ fn port(sys: &Tree, device: &str, number: u8) -> RdmaPort {
             .hex(&format!("{folder}/lid"))
             .and_then(|lid| lid.try_into().ok())
             .unwrap_or(0),
-        gids: (0..=u8::MAX).filter_map(|index| gid(sys, &folder, index)).collect(),
+        gids: indices
+            .into_iter()
+            .filter_map(|index| gid(sys, &folder, index))
+            .collect(),
     }
 }
 
@@ -194,6 +309,25 @@ impl RdmaPort {
         names.sort_unstable();
         names.dedup();
         names
+    }
+}
+
+/// How far an address reaches, furthest first. Data centres route IPv4 more often than not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reach {
+    RoutableIpv4,
+    GlobalIpv6,
+    Link,
+}
+
+impl Gid {
+    pub fn reach(&self) -> Reach {
+        match self.address.to_ipv4_mapped() {
+            Some(v4) if v4.is_link_local() || v4.is_loopback() || v4.is_unspecified() => Reach::Link,
+            Some(_) => Reach::RoutableIpv4,
+            None if self.address.is_unicast_link_local() || self.address.is_loopback() => Reach::Link,
+            None => Reach::GlobalIpv6,
+        }
     }
 }
 

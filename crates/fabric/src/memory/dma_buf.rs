@@ -27,8 +27,8 @@ impl DmaBufMemory {
     pub fn map(descriptor: OwnedFd, offset: u64, len: usize) -> Result<DmaBufMemory, MemoryError> {
         let refused = |step, source| MemoryError::System { step, len, source };
         // Also tells a dma-buf from any other file.
-        sync(descriptor.as_fd(), Sync::Begin).map_err(|source| refused("looking at a dma-buf", source))?;
-        sync(descriptor.as_fd(), Sync::End).map_err(|source| refused("looking at a dma-buf", source))?;
+        sync(descriptor.as_fd(), CpuAccess::Begin).map_err(|source| refused("looking at a dma-buf", source))?;
+        sync(descriptor.as_fd(), CpuAccess::End).map_err(|source| refused("looking at a dma-buf", source))?;
         // SAFETY: a plain call on an open descriptor; a dma-buf's end is its size, which never changes.
         let size = unsafe { libc::lseek(descriptor.as_raw_fd(), 0, libc::SEEK_END) };
         let size = u64::try_from(size).map_err(|_| refused("sizing a dma-buf", io::Error::last_os_error()))?;
@@ -70,12 +70,11 @@ impl DmaBufMemory {
             "bytes {offset}..{end} of a memory of {}",
             self.len
         );
-        // A refusal is possible only while another thread is interrupted in the same call: the mapping is coherent all the same on
-        // every exporter that hands out ordinary pages.
-        let _ = sync(self.descriptor(), Sync::Begin);
+        // `map` saw that the exporter takes these words, and a memory has no means to report that it stopped doing so.
+        let _ = sync(self.descriptor(), CpuAccess::Begin);
         // SAFETY: the offset is within the mapping, as just checked.
         act(unsafe { self.as_ptr().add(offset as usize) });
-        let _ = sync(self.descriptor(), Sync::End);
+        let _ = sync(self.descriptor(), CpuAccess::End);
     }
 }
 
@@ -118,20 +117,20 @@ impl fmt::Debug for DmaBufMemory {
 }
 
 #[derive(Clone, Copy)]
-enum Sync {
+enum CpuAccess {
     Begin,
     End,
 }
 
 /// Tells the exporter that the processor begins or ends to touch the bytes.
-fn sync(descriptor: BorrowedFd<'_>, what: Sync) -> io::Result<()> {
+fn sync(descriptor: BorrowedFd<'_>, access: CpuAccess) -> io::Result<()> {
     /// `_IOW('b', 0, struct dma_buf_sync)`
     const DMA_BUF_IOCTL_SYNC: libc::c_ulong = 0x4008_6200;
     const READ_WRITE: u64 = 3;
     const END: u64 = 1 << 2;
-    let flags = match what {
-        Sync::Begin => READ_WRITE,
-        Sync::End => READ_WRITE | END,
+    let flags = match access {
+        CpuAccess::Begin => READ_WRITE,
+        CpuAccess::End => READ_WRITE | END,
     };
     loop {
         // SAFETY: the structure is one word of flags, and outlives the call.

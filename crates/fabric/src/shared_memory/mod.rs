@@ -184,6 +184,7 @@ impl SharedMemory {
                 max_message_bytes: frame::MAX_MESSAGE_BYTES,
                 reliable_messages: true,
                 cost: options.cost,
+                numa: None,
             },
             options,
             epoch,

@@ -128,6 +128,7 @@ impl Tcp {
             max_message_bytes: frame::MESSAGE_BYTES_MAX,
             reliable_messages: true,
             cost: options.cost,
+            numa: None,
         };
         Ok(Tcp {
             options,

@@ -25,3 +25,23 @@ pub struct VerbsCounters {
     /// Queue pairs that were reset because of an error, and why they were is told by the path's loss.
     pub failed_paths: u64,
 }
+
+impl VerbsCounters {
+    /// Every count by its name.
+    pub fn by_name(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("doorbells", self.doorbells),
+            ("work_requests", self.work_requests),
+            ("inline_requests", self.inline_requests),
+            ("completions", self.completions),
+            ("polls", self.polls),
+            ("arms", self.arms),
+            ("wakeups", self.wakeups),
+            ("packets_sent", self.packets_sent),
+            ("packets_received", self.packets_received),
+            ("immediates_sent", self.immediates_sent),
+            ("immediates_received", self.immediates_received),
+            ("failed_paths", self.failed_paths),
+        ]
+    }
+}

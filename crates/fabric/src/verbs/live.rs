@@ -21,6 +21,10 @@ impl Live for Verbs {
         Some(self.next_due()).filter(|due| *due != Time::MAX)
     }
 
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.counters.by_name()
+    }
+
     fn arm(&mut self) -> Progress {
         if self.armed {
             // Somebody may have been woken, or have come back for another reason while the device was telling.

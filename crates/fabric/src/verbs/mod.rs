@@ -5,6 +5,7 @@
 mod address;
 mod batch;
 mod buffers;
+pub mod checkup;
 mod counters;
 mod credits;
 mod datagrams;

@@ -4,7 +4,6 @@
 //! choose; the device is opened to see whether it can be.
 
 use std::fmt;
-use std::net::Ipv6Addr;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -241,7 +240,7 @@ pub fn choose_gid(port: &RdmaPort, wanted: Option<u8>) -> Result<&Gid, RailRefus
         LinkLayer::Infiniband => port.gids.iter().find(|gid| gid.index == 0).ok_or(RailRefusal::NoGid),
         LinkLayer::Ethernet => {
             let reaching = port.gids.iter().filter(|gid| gid.kind == GidKind::RoceV2);
-            let best = reaching.min_by_key(|gid| (reach(&gid.address), gid.index));
+            let best = reaching.min_by_key(|gid| (gid.reach(), gid.index));
             best.ok_or(if port.gids.is_empty() {
                 RailRefusal::NoGid
             } else {
@@ -249,23 +248,6 @@ pub fn choose_gid(port: &RdmaPort, wanted: Option<u8>) -> Result<&Gid, RailRefus
             })
         }
         LinkLayer::Unknown => Err(RailRefusal::UnknownLinkLayer),
-    }
-}
-
-/// How far an address reaches, furthest first. Data centres route IPv4 more often than not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Reach {
-    RoutableIpv4,
-    GlobalIpv6,
-    Link,
-}
-
-fn reach(address: &Ipv6Addr) -> Reach {
-    match address.to_ipv4_mapped() {
-        Some(v4) if v4.is_link_local() || v4.is_loopback() || v4.is_unspecified() => Reach::Link,
-        Some(_) => Reach::RoutableIpv4,
-        None if address.is_unicast_link_local() || address.is_loopback() => Reach::Link,
-        None => Reach::GlobalIpv6,
     }
 }
 
@@ -323,6 +305,7 @@ fn list(refused: &[RefusedRail]) -> String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::net::Ipv6Addr;
 
     fn port(link_layer: LinkLayer, gids: &[(u8, &str, GidKind)]) -> RdmaPort {
         let gid = |(index, address, kind): &(u8, &str, GidKind)| Gid {
@@ -434,7 +417,7 @@ mod tests {
                 Ok(chosen) => {
                     prop_assert_eq!(chosen.kind, GidKind::RoceV2);
                     let others = port.gids.iter().filter(|gid| gid.kind == GidKind::RoceV2);
-                    prop_assert!(others.into_iter().all(|gid| reach(&chosen.address) <= reach(&gid.address)));
+                    prop_assert!(others.into_iter().all(|gid| chosen.reach() <= gid.reach()));
                 }
                 Err(_) => prop_assert!(port.gids.iter().all(|gid| gid.kind != GidKind::RoceV2)),
             }

@@ -170,6 +170,7 @@ impl Verbs {
                 max_message_bytes: MESSAGE_BYTES_MAX,
                 reliable_messages: true,
                 cost,
+                numa: rail.numa,
             },
             rail,
             options: VerbsOptions {

@@ -14,6 +14,7 @@
 mod announce;
 mod connect;
 mod paths;
+mod rails;
 mod regions;
 #[cfg(test)]
 mod tests;
@@ -145,6 +146,8 @@ impl Target {
 pub struct Slot<T: ?Sized> {
     /// Which peers it can reach. Those on the same host are the ones whose host identity equals ours.
     pub reach: Reach,
+    /// Which transport comes first where several reach a peer: that of the smallest number, and among equals the cheapest.
+    pub preference: u8,
     /// How many paths to open to each peer.
     pub paths: usize,
     pub transport: Box<T>,

@@ -408,7 +408,8 @@ impl Engine {
                 transfer.queued = false;
                 continue;
             }
-            let Choice::Lane(lane, lanes) = entry.classes.choose(&self.lanes, &transfer.avoid) else {
+            let next = transfer.next();
+            let Choice::Lane(chosen) = entry.classes.choose(&self.lanes, &transfer.avoid, &next) else {
                 if transfer.avoid.is_empty() {
                     entry.ready.push_front(id);
                     return None;
@@ -418,6 +419,7 @@ impl Engine {
                 waiting += 1;
                 continue;
             };
+            let lane = chosen.lane;
             let state = self.lanes.at(lane.0)?;
             let mut limits = state.part_limits();
             if transfer.request.tag.is_some() {
@@ -426,7 +428,12 @@ impl Engine {
             }
             let measure = Measure {
                 limits,
-                lanes,
+                // Where other transfers keep the lanes busy, there is nothing to be gained by spreading this one over them.
+                share: if chosen.class_ops > transfer.open as usize {
+                    1.0
+                } else {
+                    chosen.share
+                },
                 min_part: state.min_part,
             };
             let part = transfer.next_part(measure)?;

@@ -1,9 +1,10 @@
 //! One transfer: what of it is cut, open, done, or to be done again.
 
-use weft_plan::Time;
+use weft_plan::{Place, Time};
 
 use super::cut::{PartLimits, cut};
 use super::error::{LegRange, TransferError};
+use super::lane::Next;
 use super::{Carried, LaneId, Request, Summary};
 use crate::error::Failure;
 use crate::leg::Direction;
@@ -50,11 +51,12 @@ pub(super) enum Notice {
     Delivered,
 }
 
-/// What parts to make: the lane's limits, and the size to aim at so that every lane of the class gets its share.
+/// What parts to make: the lane's limits, and the lane's share, so that all lanes of the class finish together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measure {
     pub limits: PartLimits,
-    pub lanes: usize,
+    /// Of the class's speed; one where there is no other lane.
+    pub share: f64,
     pub min_part: u64,
 }
 
@@ -153,6 +155,19 @@ impl Transfer {
         freed.map(|lost| lost.part).collect()
     }
 
+    /// What [`next_part`](Transfer::next_part) will be of, where there is one.
+    pub fn next(&self) -> Next {
+        let (leg, bytes) = match self.redo.last() {
+            Some(part) => (part.leg as usize, part.len()),
+            None => (self.leg, self.uncut),
+        };
+        let numa = match self.request.legs.get(leg).map(|leg| leg.local().place) {
+            Some(Place::Dram { numa }) => numa,
+            _ => None,
+        };
+        Next { numa, bytes }
+    }
+
     /// The next part to post: one that failed before, else a new one.
     pub fn next_part(&mut self, measure: Measure) -> Option<Part> {
         match self.redo.pop() {
@@ -199,9 +214,9 @@ impl Transfer {
 
     fn cut_part(&mut self, measure: Measure) -> Part {
         let mut limits = measure.limits;
-        if measure.lanes > 1 {
+        if measure.share < 1.0 {
             // The last bytes are cut ever finer, so that all lanes finish together.
-            let share = (self.uncut / measure.lanes as u64).next_multiple_of(4096);
+            let share = ((self.uncut as f64 * measure.share) as u64).next_multiple_of(4096);
             limits.max_bytes = limits.max_bytes.min(share.max(measure.min_part));
         }
         let end = cut(&self.request.legs[self.leg], self.at, limits);

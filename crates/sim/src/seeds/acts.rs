@@ -89,6 +89,14 @@ impl Play {
         }
     }
 
+    /// Pulls the cable of some rail of some node, for longer or shorter than a path's patience.
+    pub(super) fn pull_cable(&mut self) {
+        let node = self.chance.below(self.nodes.len() as u64) as usize;
+        let rail = self.chance.below(self.plan.rails.len() as u64) as u32;
+        let duration = Time::from_us(100 << self.chance.below(12));
+        self.world.pull(self.nodes[node].id, rail, duration);
+    }
+
     fn meet(&mut self, index: usize) -> Result<(), Violation> {
         let to = self.chance.below(self.nodes.len() as u64) as usize;
         let links = self.nodes[index].links.values().filter(|link| link.to == to).count();

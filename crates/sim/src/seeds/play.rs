@@ -148,13 +148,14 @@ enum Tick {
     Reclaim,
     Release,
     Snip,
+    Pull,
     Calm,
     Reconnect,
     Probe,
     End,
 }
 
-const TICKS: [Tick; 12] = [
+const TICKS: [Tick; 13] = [
     Tick::Wake,
     Tick::Act,
     Tick::Thaw,
@@ -163,6 +164,7 @@ const TICKS: [Tick; 12] = [
     Tick::Reclaim,
     Tick::Release,
     Tick::Snip,
+    Tick::Pull,
     Tick::Calm,
     Tick::Reconnect,
     Tick::Probe,
@@ -283,6 +285,12 @@ impl Play {
                 }
                 Ok(())
             }
+            Tick::Pull => {
+                if !self.calm {
+                    self.pull_cable();
+                }
+                Ok(())
+            }
             Tick::Calm => self.on_calm(),
             Tick::Reconnect => self.on_reconnect(),
             Tick::Probe => self.on_probe(),
@@ -323,12 +331,17 @@ impl Play {
         let epoch = Epoch(self.next_epoch);
         self.next_epoch += 1;
         let node = &self.nodes[index];
+        let mut rails = self.plan.rails.clone();
+        // No two hosts need name their cards in one order.
+        if index % 2 == 1 {
+            rails.reverse();
+        }
         let birth = Birth {
             node: node.id,
             name: node.name.clone(),
             host: node.host.clone(),
             epoch,
-            network: self.plan.network,
+            rails,
             paths: self.plan.paths,
             heartbeat: Time::from_ps(self.plan.silence_max.as_ps() / 6),
             silence_max: self.plan.silence_max,
@@ -530,13 +543,17 @@ impl Play {
         Ok(())
     }
 
-    /// Arranges to look for a transfer after its deadline, and perhaps to cut its path before.
+    /// Arranges to look for a transfer after its deadline, and perhaps to cut its path or to pull a cable before.
     pub(super) fn watch(&mut self, work: u64, deadline: Time) {
         self.arrange(deadline.saturating_add(SLACK), Tick::Overdue, work);
         if !self.calm && self.chance.below(1000) < self.plan.snip {
             let soon = Time::from_ns(self.chance.below(60_000));
             let pick = self.chance.below(1 << 32);
             self.arrange(self.later(soon), Tick::Snip, pick);
+        }
+        if !self.calm && self.plan.rails.len() > 1 && self.chance.below(1000) < self.plan.pull {
+            let soon = Time::from_ns(self.chance.below(60_000));
+            self.arrange(self.later(soon), Tick::Pull, 0);
         }
     }
 

@@ -48,7 +48,7 @@ impl State {
             if lost {
                 self.tally.losses += 1;
             }
-            if lost || !self.passes(near, far) {
+            if lost || !self.passes(near, far, fabric.rail) {
                 self.try_again(wire_id, from, packet, attempt);
                 return;
             }
@@ -195,10 +195,11 @@ impl State {
             return;
         }
         let node = wire.acceptor.node;
+        let meant = (wire.fabric.name, wire.fabric.rail);
         let listener = self
             .ends
             .iter()
-            .rposition(|e| e.alive && e.node == node && e.fabric.name == wire.fabric.name);
+            .rposition(|e| e.alive && e.node == node && (e.fabric.name, e.fabric.rail) == meant);
         let Some(end) = listener else {
             wire.acceptor.stage = Stage::Closed;
             self.send(wire_id, Side::Acceptor, Packet::Reset, 64);

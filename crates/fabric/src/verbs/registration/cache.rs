@@ -77,6 +77,10 @@ impl<R> Cache<R> {
     }
 
     pub(super) fn insert(&mut self, memory: &Arc<dyn Memory>, registration: &Arc<R>) {
+        // A share that was dropped and not handed back started no clock. Its memory is kept by its users, so without one there
+        // are none.
+        self.kept
+            .retain(|_, kept| kept.turn.is_some() || kept.memory.strong_count() > 0);
         let kept = Kept {
             memory: Arc::downgrade(memory),
             len: memory.len(),
@@ -207,6 +211,16 @@ mod tests {
         drop(first);
         cache.sweep(Time::ZERO);
         assert_eq!((cache.kept.len(), cache.idle.len(), cache.idle_bytes), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_share_that_is_dropped_and_not_handed_back_is_not_kept_for_ever() {
+        let mut cache = Cache::new(OPTIONS);
+        let (first, second) = (memory(8), memory(8));
+        cache.insert(&first, &Arc::new(1));
+        drop(first);
+        cache.insert(&second, &Arc::new(2));
+        assert_eq!(cache.kept.len(), 1);
     }
 
     proptest! {
