@@ -70,3 +70,16 @@ pub(super) fn watch(watched: [BorrowedFd<'_>; 2]) -> io::Result<OwnedFd> {
     }
     Ok(epoll)
 }
+
+/// Takes a descriptor out that would be readable for ever.
+pub(super) fn unwatch(epoll: &OwnedFd, watched: BorrowedFd<'_>) {
+    // SAFETY: both descriptors are open, and no event is passed. That it is not there any more is as good.
+    unsafe {
+        libc::epoll_ctl(
+            epoll.as_raw_fd(),
+            libc::EPOLL_CTL_DEL,
+            watched.as_raw_fd(),
+            std::ptr::null_mut(),
+        )
+    };
+}

@@ -10,7 +10,7 @@ mod outbound;
 use std::collections::{HashMap, VecDeque};
 
 use weft_plan::Time;
-use weft_protocol::{Body, Done, Failure, Loss, Op, PathId, Refusal, RegionKey, Signal};
+use weft_protocol::{Body, Done, Failure, Loss, Move, Op, PathId, Refusal, RegionKey, Signal};
 use weft_sys::verbs as sys;
 
 use super::address::Doorstep;
@@ -19,7 +19,7 @@ use super::buffers::{Buffers, WINDOW};
 use super::counters::VerbsCounters;
 use super::credits::Credits;
 use super::introduction::{Letter, QueueEnd};
-use super::message::{Assembly, FRAME_BYTES_MAX, Frame, Parcel};
+use super::message::{Assembly, FRAME_BYTES_MAX, Frame, Parcel, SUM_BYTES_MAX, SUM_RUNS_MAX};
 use super::ops::{Moving, OpenOp, Ops, Serial, Stage, Work};
 use super::options::VerbsOptions;
 use super::queue::{Connecting, QueuePair};
@@ -357,7 +357,10 @@ impl Path {
         true
     }
 
-    fn take_move(&mut self, op: &Op, part: &weft_protocol::Move, world: &mut World<'_>) -> Result<(), Refusal> {
+    fn take_move(&mut self, op: &Op, part: &Move, world: &mut World<'_>) -> Result<(), Refusal> {
+        if part.checksum && !can_be_summed(part) {
+            return Err(Refusal::Malformed);
+        }
         let near = world.regions.near(part.leg.local())?;
         let key = &part.leg.remote().key;
         let (index, ask) = match self.targets.find_or_ask(key) {
@@ -431,6 +434,8 @@ impl Path {
     pub(super) fn own_timeout(&self) -> Time {
         let phase = match self.phase {
             Phase::Introducing { repeat, until, .. } => repeat.min(until),
+            // All that is left is for somebody to come by and end it.
+            Phase::Failing { .. } if self.segments.is_empty() => Time::ZERO,
             Phase::Greeting { until }
             | Phase::Accepting { until }
             | Phase::Closing { until }
@@ -532,6 +537,16 @@ fn open(op: &Op, work: Work) -> OpenOp {
         flushed: false,
         ending: None,
     }
+}
+
+/// Can the checksum of all of it be asked for at once?
+fn can_be_summed(part: &Move) -> bool {
+    let (spans, range) = (part.leg.remote_spans(), &part.range);
+    let runs = match range.is_empty() {
+        true => 0,
+        false => spans.run_at(range.end - 1) - spans.run_at(range.start) + 1,
+    };
+    runs <= SUM_RUNS_MAX && range.end - range.start <= SUM_BYTES_MAX
 }
 
 fn mtu_here(world: &World<'_>) -> u8 {

@@ -430,10 +430,10 @@ impl Verbs {
         let pair = QueuePair::new(&self.domain, &self.completions, Some(&self.receives), self.queue_size)
             .and_then(|pair| pair.prepare(self.rail.port).map(|()| pair))
             .map_err(|error| system(&error))?;
+        let psn = random().map_err(|error| system(&error))? as u32 & 0xff_ffff;
         self.pool
             .add_path(&self.receives, &mut self.registrations, number::receive)
             .map_err(short)?;
-        let psn = random().map_err(|error| system(&error))? as u32 & 0xff_ffff;
         let id = PathId(self.next_path);
         self.next_path += 1;
         Ok(Parts {
@@ -498,6 +498,7 @@ impl Verbs {
                 Err(_) => {
                     // A device that has been taken away says nothing more, and would be asked again and again.
                     self.events_at = Time::MAX;
+                    live::unwatch(&self.wake, self.rail.device.as_fd());
                     return self.lose_all(Loss::System(libc::ENODEV), now);
                 }
             }
@@ -511,9 +512,7 @@ impl Verbs {
                 self.lose_all(Loss::System(libc::ENETDOWN), now);
             }
             DeviceEvent::PortActive { port } if port == self.rail.port => {
-                if self.down == Some(Loss::System(libc::ENETDOWN)) {
-                    self.down = None;
-                }
+                self.down.take_if(|loss| *loss == Loss::System(libc::ENETDOWN));
             }
             DeviceEvent::Queue {
                 event: sys::IBV_EVENT_CQ_ERR | sys::IBV_EVENT_SRQ_ERR,

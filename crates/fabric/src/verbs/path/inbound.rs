@@ -146,6 +146,7 @@ impl Path {
     }
 
     fn on_resolved(&mut self, key: &RegionKey, answer: Result<Location, Refusal>, world: &mut World<'_>) {
+        self.answered();
         let Some(index) = self.targets.by_key(key) else { return };
         let Some(target) = self.targets.at(index) else { return };
         if target.state != State::Asked {
@@ -154,7 +155,6 @@ impl Path {
         if let Ok(location) = answer {
             target.state = State::Known(location);
         }
-        self.answered();
         let awaits = |op: &OpenOp| matches!(&op.work, Work::Move(moving) if moving.target == index && moving.stage == Stage::AwaitsTarget);
         for serial in self.ops.pick(awaits) {
             let Some(Work::Move(moving)) = self.ops.find(serial).map(|op| &mut op.work) else {

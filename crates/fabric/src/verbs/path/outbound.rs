@@ -1,6 +1,6 @@
 //! From what waits to what the device has: packets while there are credits, moves while there is room.
 
-use weft_protocol::{Arrival, Loss};
+use weft_protocol::{Arrival, Failure, Loss};
 use weft_sys::verbs as sys;
 
 use super::super::batch::{INLINE_PACKET_BYTES_MAX, REQUESTS_MAX, Room, Sides};
@@ -119,7 +119,10 @@ impl Path {
         while let Some(&serial) = self.waiting.front() {
             match self.hand_over_move(serial, world) {
                 Step::Done => {
-                    self.waiting.pop_front();
+                    // One that has expired has been taken out already.
+                    if self.waiting.front() == Some(&serial) {
+                        self.waiting.pop_front();
+                    }
                 }
                 Step::Stalled => {
                     self.waiting.pop_front();
@@ -136,6 +139,11 @@ impl Path {
         let Some(op) = self.ops.find(serial) else {
             return Step::Done;
         };
+        // The last look at the clock: what is handed over touches far memory without asking anybody.
+        if op.deadline <= world.now {
+            self.end(serial, Failure::Expired, world);
+            return Step::Done;
+        }
         let Work::Move(moving) = &mut op.work else {
             return Step::Done;
         };
