@@ -14,6 +14,7 @@ mod choice;
 mod exchange;
 mod failure;
 mod far;
+mod membership;
 mod pending;
 mod prepare;
 mod state;
@@ -52,7 +53,7 @@ pub(crate) struct Inner {
     agent: Agent,
     rank: Rank,
     ranks: u32,
-    deadline: Duration,
+    options: JoinOptions,
     board: Arc<Board>,
     nothing: Memory,
     state: Mutex<State>,
@@ -136,7 +137,7 @@ impl Communicator {
     }
 
     fn default_deadline(&self) -> Time {
-        self.inner.deadline.into()
+        self.inner.options.deadline.into()
     }
     fn nothing(&self) -> Part {
         self.inner.nothing.part(0..0)
@@ -164,13 +165,13 @@ impl Communicator {
 }
 
 impl Inner {
-    fn new(agent: Agent, state: State, board: Arc<Board>, deadline: Duration) -> Result<Communicator, Error> {
+    fn new(agent: Agent, state: State, board: Arc<Board>, options: JoinOptions) -> Result<Communicator, Error> {
         let nothing = agent.allocate(1)?;
         let inner = Inner {
             rank: state.rank,
             ranks: state.ranks,
             agent,
-            deadline,
+            options,
             board,
             nothing,
             state: Mutex::new(state),

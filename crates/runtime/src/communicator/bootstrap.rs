@@ -156,7 +156,7 @@ impl Formation {
         let far = Far::new(self.agent.shared().clone(), self.board.clone(), used, channels);
         let exchange = GroupExchange::new(rank, near, arena, far, channels);
         let state = State::new(self.agent.clone(), exchange, size, grid(&hosts), count)?;
-        let group = Inner::new(self.agent.clone(), state, self.board.clone(), self.options.deadline)?;
+        let group = Inner::new(self.agent.clone(), state, self.board.clone(), self.options.clone())?;
         group.barrier().deadline(self.left()).run()?;
         Ok(group)
     }

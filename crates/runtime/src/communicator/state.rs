@@ -108,6 +108,11 @@ impl State {
         self.current.is_none() && self.queue.is_empty()
     }
 
+    /// The number of the next call.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Queues a call.
     pub(super) fn enqueue(&mut self, call: Described, outcome: Outcome) {
         self.queue.push_back((call, outcome));
