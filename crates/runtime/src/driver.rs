@@ -25,6 +25,7 @@ use weft_protocol::transport::Progress;
 
 use crate::agent::RailCounters;
 use crate::atomic::AtomicCell;
+use crate::communicator::board::Board;
 use crate::error::{AtomicFailed, Error, TransferFailed};
 use crate::memory::Registrations;
 use crate::observe::Observer;
@@ -79,6 +80,8 @@ pub(crate) struct World {
     /// Futures that wait for anything but the end of a transfer.
     pub(crate) wakers: Vec<Waker>,
     pub(crate) registrations: Registrations,
+    /// One a group that this agent is in.
+    pub(crate) boards: Vec<Arc<Board>>,
     /// Regions to release that a peer was still inside of.
     pub(crate) releasing: Vec<RegionKey>,
     release_retry: Time,
@@ -124,6 +127,7 @@ impl World {
             graves: VecDeque::new(),
             wakers: Vec::new(),
             registrations: Registrations::default(),
+            boards: Vec::new(),
             releasing: Vec::new(),
             release_retry: Time::ZERO,
             sleepers: 0,
@@ -145,6 +149,10 @@ impl World {
         while let Some(event) = self.core.next_event() {
             any = true;
             self.on_event(event, shared, now, later);
+        }
+        if self.core.have_parcels_come() {
+            any = true;
+            self.boards.iter().for_each(|board| board.hear(&mut self.core, now));
         }
         if any {
             self.core.set_untaken(self.notifications.len());
@@ -383,6 +391,19 @@ impl Shared {
         let now = self.clock.now();
         let mut later = Later::default();
         world.turn(self, now, &mut later);
+        let due = world.core.next_timeout();
+        drop(world);
+        self.finish(&mut later);
+        self.ring_if_due(due, Progress::Idle);
+    }
+
+    /// One turn, and a look at what it has brought.
+    pub(crate) fn turn_with(&self, look: impl FnOnce(&mut World)) {
+        let _driving = Driving::start(self);
+        let mut later = Later::default();
+        let mut world = self.lock();
+        world.turn(self, self.clock.now(), &mut later);
+        look(&mut world);
         let due = world.core.next_timeout();
         drop(world);
         self.finish(&mut later);
