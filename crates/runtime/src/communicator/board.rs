@@ -89,9 +89,11 @@ impl Board {
         }
     }
 
-    /// Those that have not answered by now are left out.
-    pub(crate) fn agree_without_late(&self) {
-        if let Some(agreement) = &mut self.lock().agreement {
+    /// Those that have not answered by now are left out: by the rank that coordinates, or that rank itself by those that follow it.
+    pub(crate) fn agree_without_late(&self, coordinating: bool) {
+        if let Some(agreement) = &mut self.lock().agreement
+            && agreement.is_coordinator() == coordinating
+        {
             agreement.on_late();
         }
     }

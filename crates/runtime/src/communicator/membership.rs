@@ -69,7 +69,13 @@ impl Inner {
     fn agree(&self, timeout: Duration) -> Result<Vec<Rank>, Error> {
         let shared = self.agent.shared();
         let until = after(shared, timeout);
-        let mut late = after(shared, timeout / 2);
+        // Of those that are waited for: the ranks that follow, and then the one that they follow.
+        let mut late = [
+            (after(shared, timeout / 2), true),
+            (after(shared, timeout * 3 / 4), false),
+        ]
+        .into_iter()
+        .peekable();
         let peers = self.board.peers();
         // Whoever has been named as lost is, even if its session still lingers.
         let named = self.board.abort().filter(|abort| abort.cause == Cause::Lost);
@@ -84,9 +90,8 @@ impl Inner {
             let members = shared.act(|world, now| {
                 let lost = lost(world, &peers).chain(named.iter().copied());
                 self.board.agree(self.rank, &lost.collect::<Vec<Rank>>());
-                if now >= late {
-                    late = until;
-                    self.board.agree_without_late();
+                if let Some((_, coordinating)) = late.next_if(|(at, _)| now >= *at) {
+                    self.board.agree_without_late(coordinating);
                 }
                 self.board.send_agreement(&mut world.core, now);
                 self.board.members()
@@ -94,7 +99,7 @@ impl Inner {
             if let Some(members) = members {
                 return Ok(members);
             }
-            let next = until.min(late).min(now.saturating_add(LOOK_AGAIN));
+            let next = until.min(now.saturating_add(LOOK_AGAIN));
             shared.wait_until(next, |_| self.board.members().map(drop));
         }
     }
