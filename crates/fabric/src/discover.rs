@@ -158,6 +158,7 @@ pub fn machine_at(source: &Source) -> Discovery {
         name: host_name(&proc),
         memory: cores::total_memory(&proc),
         memcpy: None,
+        reduction: None,
         gpus,
         nics,
         numa,

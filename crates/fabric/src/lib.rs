@@ -1,5 +1,6 @@
 //! The real transports and the memory they touch. No policy lives here: what moves, when and over which path is decided above.
 
+pub mod arena;
 pub mod bell;
 pub mod calibrate;
 pub mod clock;
@@ -7,6 +8,7 @@ pub mod copy;
 pub mod cpu;
 pub mod discover;
 pub mod harness;
+pub mod kernels;
 pub mod memory;
 pub mod reduce;
 pub mod shared_memory;

@@ -4,6 +4,8 @@
 //! and the simulated one share it.
 #![forbid(unsafe_code)]
 
+pub mod algorithms;
+pub mod collective;
 pub mod cost;
 pub mod datatype;
 pub mod harness;
@@ -11,14 +13,17 @@ pub mod kv;
 pub mod place;
 pub mod platform;
 pub mod route;
+pub mod schedule;
 pub mod spans;
 pub mod units;
 
+pub use collective::{Collective, Problem};
 pub use cost::LinkCost;
 pub use datatype::{Datatype, Reduction};
 pub use kv::{KvLayout, KvOrder, KvShape, KvStrides};
 pub use place::{Place, PlaceKind};
 pub use platform::{Machine, Platform};
 pub use route::{Route, route};
+pub use schedule::Program;
 pub use spans::{Run, Span, Spans};
 pub use units::{Bandwidth, Bytes, Rank, Time};

@@ -10,6 +10,7 @@ pub mod conformance;
 pub mod error;
 pub mod faulty;
 pub mod frame;
+pub mod group;
 pub mod harness;
 pub mod leg;
 pub mod loopback;

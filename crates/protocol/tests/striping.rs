@@ -183,8 +183,15 @@ fn many_small_transfers_are_spread_whole() {
         _ => 0,
     };
     assert_eq!(posts.iter().filter(|post| bytes(post) == 512 << 10).count(), 7);
-    let on_first = posts.iter().filter(|post| post.lane == LaneId(0)).map(bytes).sum::<u64>();
-    assert!((3 << 19..=5 << 19).contains(&on_first), "{on_first} bytes on the first lane");
+    let on_first = posts
+        .iter()
+        .filter(|post| post.lane == LaneId(0))
+        .map(bytes)
+        .sum::<u64>();
+    assert!(
+        (3 << 19..=5 << 19).contains(&on_first),
+        "{on_first} bytes on the first lane"
+    );
 }
 
 /// Two lanes of equal speed, near the NUMA nodes 0 and 1.

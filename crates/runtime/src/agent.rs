@@ -1,7 +1,7 @@
 //! The agent: one per process is usual, several are fine.
 
 use std::net::ToSocketAddrs;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +14,7 @@ use weft_protocol::session::{Config, Secret};
 use weft_protocol::transfer::PeerId;
 use weft_protocol::transport::{PeerAddress, Progress};
 
+use crate::communicator::board::Board;
 use crate::driver::{PeerState, Shared, World};
 use crate::error::Error;
 use crate::memory::{Memory, Registered, after};
@@ -200,7 +201,15 @@ impl Agent {
         if foreign && let Some(inner) = self.inner.shared.lock().registrations.find(&host) {
             return Ok(Memory { inner });
         }
-        let host = Arc::new(host);
+        let memory = self.register_shared(Arc::new(host))?;
+        if foreign {
+            self.inner.shared.lock().registrations.remember(&memory.inner);
+        }
+        Ok(memory)
+    }
+
+    /// Registers host memory that others here hold, too.
+    pub(crate) fn register_shared(&self, host: Arc<HostMemory>) -> Result<Memory, Error> {
         let place = Place::Dram {
             numa: host.numa().and_then(|node| u16::try_from(node).ok()),
         };
@@ -211,10 +220,12 @@ impl Agent {
                 what: "registering memory".to_owned(),
                 refusal,
             })?;
-        let inner = Arc::new(Registered { shared, region, host });
-        if foreign {
-            self.inner.shared.lock().registrations.remember(&inner);
-        }
+        let inner = Arc::new(Registered {
+            shared,
+            region,
+            host,
+            lent: OnceLock::new(),
+        });
         Ok(Memory { inner })
     }
 
@@ -253,6 +264,16 @@ impl Agent {
     }
 
     fn connect_to(&self, target: Target) -> Result<Peer, Error> {
+        let id = self.connect_peer(target)?;
+        let name = match self.inner.shared.lock().peers.get(&id) {
+            Some(PeerState::Connected { name }) => name.clone(),
+            Some(PeerState::Gone(error)) => return Err(error.clone()),
+            _ => return Err(Error::Stopped),
+        };
+        Ok(self.peer(id, &name))
+    }
+
+    pub(crate) fn connect_peer(&self, target: Target) -> Result<PeerId, Error> {
         let shared = &self.inner.shared;
         let deadline = target.deadline;
         let what = || format!("a session with {}", target.addresses.first().map_or("", |a| &a.0));
@@ -263,15 +284,11 @@ impl Agent {
         })?;
         let margin = Time::from_ms(200);
         let connected = shared.wait_until(deadline.saturating_add(margin), |world| match world.peers.get(&id) {
-            Some(PeerState::Connected { name }) => Some(Ok(name.clone())),
+            Some(PeerState::Connected { .. }) => Some(Ok(id)),
             Some(PeerState::Gone(error)) => Some(Err(error.clone())),
             _ => None,
         });
-        match connected {
-            Some(Ok(name)) => Ok(self.peer(id, &name)),
-            Some(Err(error)) => Err(error),
-            None => Err(Error::TimedOut { what: what() }),
-        }
+        connected.unwrap_or_else(|| Err(Error::TimedOut { what: what() }))
     }
 
     /// Connects to an agent by its name, looked up through the rendezvous.
@@ -356,6 +373,36 @@ impl Agent {
             .count()
     }
 
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.inner.shared
+    }
+    pub(crate) fn clock(&self) -> Clock {
+        self.inner.shared.clock
+    }
+    pub(crate) fn rendezvous(&self) -> Result<&Rendezvous, Error> {
+        let name = || self.inner.name.to_string();
+        self.inner
+            .rendezvous
+            .as_ref()
+            .ok_or_else(|| Error::NoRendezvous { name: name() })
+    }
+    /// What tells hosts apart.
+    pub(crate) fn host(&self) -> String {
+        self.inner.shared.lock().core.settings().session.host.clone()
+    }
+    pub(crate) fn has_shared_memory(&self) -> bool {
+        let world = self.inner.shared.lock();
+        let mut slots = world.core.slots().iter();
+        slots.any(|slot| slot.transport.capabilities().name == "shared_memory")
+    }
+    /// Hears nothing more of a group.
+    pub(crate) fn forget_board(&self, board: &Arc<Board>) {
+        let mut world = self.inner.shared.lock();
+        world.boards.retain(|known| !Arc::ptr_eq(known, board));
+        world.core.drop_parcels(board.group);
+        world.core.drop_parcels(board.group + 1);
+    }
+
     fn peer(&self, id: PeerId, name: &str) -> Peer {
         let Settings { deadline, checksum, .. } = self.inner.settings;
         Peer {
@@ -411,7 +458,7 @@ fn pin(core: Option<usize>) {
 }
 
 /// `host:port` is short for `tcp:host:port`; several addresses are separated by commas, best first. Names are looked up.
-fn parse_addresses(text: &str) -> Result<Vec<PeerAddress>, Error> {
+pub(crate) fn parse_addresses(text: &str) -> Result<Vec<PeerAddress>, Error> {
     let known = |part: &str| {
         let of = |choice: &TransportChoice| PeerAddress(part.to_owned()).transport() == choice.name();
         TransportChoice::ALL.iter().any(of)

@@ -28,6 +28,7 @@ use weft_protocol::transport::Progress;
 
 use crate::agent::RailCounters;
 use crate::atomic::AtomicCell;
+use crate::communicator::board::Board;
 use crate::error::{AtomicFailed, Error, TransferFailed};
 use crate::memory::Registrations;
 use crate::observe::Observer;
@@ -82,6 +83,8 @@ pub(crate) struct World {
     /// Futures that wait for anything but the end of a transfer.
     pub(crate) wakers: Vec<Waker>,
     pub(crate) registrations: Registrations,
+    /// One a group that this agent is in.
+    pub(crate) boards: Vec<Arc<Board>>,
     /// Regions to release that a peer was still inside of.
     pub(crate) releasing: Vec<RegionKey>,
     release_retry: Time,
@@ -127,6 +130,7 @@ impl World {
             graves: VecDeque::new(),
             wakers: Vec::new(),
             registrations: Registrations::default(),
+            boards: Vec::new(),
             releasing: Vec::new(),
             release_retry: Time::ZERO,
             sleepers: 0,
@@ -148,6 +152,10 @@ impl World {
         while let Some(event) = self.core.next_event() {
             any = true;
             self.on_event(event, shared, now, later);
+        }
+        if self.core.have_parcels_come() {
+            any = true;
+            self.boards.iter().for_each(|board| board.hear(&mut self.core, now));
         }
         if any {
             self.core.set_untaken(self.notifications.len());
@@ -391,16 +399,26 @@ impl Shared {
 
     /// One turn, for callers that poll.
     pub(crate) fn turn(&self) {
-        let mut world = match self.world.try_lock() {
+        let world = match self.world.try_lock() {
             Ok(world) => world,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // Somebody else is turning it right now.
             Err(TryLockError::WouldBlock) => return,
         };
         let _driving = Driving::start(self);
-        let now = self.clock.now();
+        self.turn_once(world, |_| ());
+    }
+
+    /// One turn, and a look at what it has brought.
+    pub(crate) fn turn_with(&self, look: impl FnOnce(&mut World)) {
+        let _driving = Driving::start(self);
+        self.turn_once(self.lock(), look);
+    }
+
+    fn turn_once(&self, mut world: MutexGuard<'_, World>, look: impl FnOnce(&mut World)) {
         let mut later = Later::default();
-        let (progress, any) = world.turn(self, now, &mut later);
+        let (progress, any) = world.turn(self, self.clock.now(), &mut later);
+        look(&mut world);
         let ring = self.oversleeps(&world, progress == Progress::Busy || any);
         drop(world);
         self.finish(&mut later);
@@ -412,9 +430,8 @@ impl Shared {
     /// Whether the progress thread would sleep past something that has come up since it fell asleep. Asked under the mutex, because
     /// it falls asleep under it.
     ///
-    /// What others have turned is left to it as a transport's descriptor or its next timeout, whichever it was: the descriptor
-    /// wakes it without anybody's help. The timeouts of the transports, which take longer to ask for, move only when they are
-    /// `stirred`.
+    /// What a turn leaves undone, a transport shows by its descriptor, which wakes the sleeper without anybody's help, or by its next
+    /// timeout. Those of all transports take longer to ask for, and move only when something is `stirred`.
     fn oversleeps(&self, world: &World, stirred: bool) -> bool {
         let asleep_until = self.asleep_until.load(Ordering::Relaxed);
         if asleep_until == 0 {

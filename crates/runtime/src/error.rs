@@ -4,12 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use thiserror::Error as ThisError;
+use weft_fabric::arena::ArenaError;
 use weft_fabric::memory::MemoryError;
 use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};
 use weft_protocol::session::{SessionError, SessionLoss};
 use weft_protocol::transfer::{SubmitError, TransferError};
 use weft_protocol::{Failure, LegError, Refusal};
 
+use crate::communicator::{CallError, CollectiveFailed};
 use crate::observe::ObserveError;
 use crate::rendezvous::RendezvousError;
 use crate::settings::{SecretError, SettingsError};
@@ -56,6 +58,17 @@ pub enum Error {
     /// The owner may have changed or taken back what was borrowed: borrow it again.
     #[error("the lease is over")]
     LeaseEnded,
+    /// The communicator is of no further use: shrink it.
+    #[error(transparent)]
+    Collective(Box<CollectiveFailed>),
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("the ranks that are left of {group:?} have gone on without this one")]
+    LeftOut { group: String },
+    #[error("no group came about: {0}")]
+    Formation(String),
+    #[error(transparent)]
+    Arena(#[from] Arc<ArenaError>),
     #[error("no rendezvous is set, so {name:?} cannot be looked up: set `rendezvous`, or connect by address")]
     NoRendezvous { name: String },
     /// A peer is frozen inside the memory: the memory must stay as it is until the peer goes on or is gone.
@@ -195,6 +208,12 @@ impl From<AtomicFailed> for Error {
     }
 }
 
+impl From<CollectiveFailed> for Error {
+    fn from(failed: CollectiveFailed) -> Error {
+        Error::Collective(Box::new(failed))
+    }
+}
+
 impl From<PeerError> for Error {
     fn from(error: PeerError) -> Error {
         match error {
@@ -217,4 +236,4 @@ macro_rules! shared_source {
 
 // Errors are cloned to every handle that waits, and these sources hold an io::Error, which cannot be.
 shared_source!(SettingsError => Settings, SecretError => Secret, RendezvousError => Rendezvous, MemoryError => Memory,
-    ObserveError => Observe);
+    ObserveError => Observe, ArenaError => Arena);

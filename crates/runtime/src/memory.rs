@@ -1,13 +1,13 @@
 //! The handle of registered memory.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use weft_fabric::memory::HostMemory;
 use weft_plan::Time;
 use weft_protocol::atomic::check_word;
-use weft_protocol::region::{Access, Region};
+use weft_protocol::region::{Access, Region, RegionKey};
 use weft_protocol::transport::Progress;
 use weft_protocol::{AtomicAct, Memory as _, Refusal};
 
@@ -27,6 +27,8 @@ pub(crate) struct Registered {
     pub(crate) shared: Arc<Shared>,
     pub(crate) region: Region,
     pub(crate) host: Arc<HostMemory>,
+    /// Under which key ranks on this host map it, once it has been used in a collective.
+    pub(crate) lent: OnceLock<RegionKey>,
 }
 
 impl Memory {
@@ -84,12 +86,33 @@ impl Memory {
         self.inner.host.snapshot()
     }
 
+    /// Under which key others on this host may map it, where they can.
+    pub(crate) fn lent(&self) -> Result<Option<RegionKey>, Error> {
+        if !self.is_mappable() {
+            return Ok(None);
+        }
+        if let Some(key) = self.inner.lent.get() {
+            return Ok(Some(*key));
+        }
+        let lent = self
+            .inner
+            .shared
+            .act(|world, _| world.core.lend(&self.inner.region.key, Access::READ));
+        let key = lent.map_err(|refusal| Error::Refused {
+            what: "lending memory".to_owned(),
+            refusal,
+        })?;
+        Ok(Some(*self.inner.lent.get_or_init(|| key)))
+    }
+
     /// Withdraws and releases the region now. After `Ok` nobody touches the memory any more.
     ///
     /// Peers are refused from the start of this call. A peer that is frozen in the middle of a copy holds the memory until it
     /// goes on or dies; if that lasts longer than `timeout`, the error says so.
     pub fn release(&self, timeout: Duration) -> Result<(), Error> {
-        let Registered { shared, region, host } = &*self.inner;
+        let Registered {
+            shared, region, host, ..
+        } = &*self.inner;
         shared.lock().registrations.forget(host);
         let deadline = after(shared, timeout);
         let try_release = |world: &mut World| {

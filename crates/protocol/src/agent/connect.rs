@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use weft_plan::Time;
 
+use super::parcels::Parcels;
 use super::paths::Stage;
 use super::rails::pair_up;
 use super::{ConnectError, Core, Event, PeerError, Target};
@@ -34,6 +35,7 @@ pub(super) struct Peer {
     pub(super) awaited: BTreeMap<NotificationId, TransferId>,
     /// How many announcements there are in all.
     pub(super) announced: usize,
+    pub(super) parcels: Parcels,
     /// The session has ended, and is kept until then to answer a peer that has not heard of it.
     pub(super) over: Option<Time>,
     /// The peer has closed its last path: it has until then to come back.
@@ -85,6 +87,7 @@ impl Peer {
             .chain(session)
             .chain(attempt.map(|a| a.target.deadline))
             .chain(self.rejoin_by)
+            .chain(self.parcels.resend_at)
             .min()
     }
 
@@ -252,7 +255,7 @@ impl<T: ?Sized + Transport> Core<T> {
             identity,
             accepted,
         });
-        self.on_joined(peer, first);
+        self.on_joined(peer, first, now);
     }
 
     /// Now that the peer has said where else it can be reached, opens as many paths as are wanted.
@@ -476,6 +479,7 @@ impl<T: ?Sized + Transport> Core<T> {
             unsent: VecDeque::new(),
             awaited: BTreeMap::new(),
             announced: 0,
+            parcels: Parcels::default(),
             over: None,
             rejoin_by: None,
             timer: None,

@@ -14,6 +14,7 @@
 mod announce;
 mod atomics;
 mod connect;
+mod parcels;
 mod paths;
 mod rails;
 mod regions;
@@ -38,10 +39,12 @@ use crate::transport::{Op, PeerAddress, Signal, Transport};
 use announce::Announcement;
 use atomics::Atomics;
 use connect::Peer;
+use parcels::Inbox;
 use paths::Path;
 use regions::Regions;
 
 pub use atomics::{AtomicError, AtomicId};
+pub use parcels::{MAX_PARCEL_BYTES, Parcel};
 pub use regions::RegionError;
 pub use weft_plan::route::Reach;
 
@@ -70,6 +73,10 @@ pub struct Core<T: ?Sized + Transport> {
     /// Peers whose session has more to say than there is room for among the events.
     stalled: Vec<PeerId>,
     events: VecDeque<Event>,
+    /// Parcels that nobody has taken, by group.
+    inboxes: Vec<Inbox>,
+    parcels_came: bool,
+    closed_groups: VecDeque<u64>,
     /// Notifications that have left the events, but that the application has not looked at.
     untaken: usize,
     next_peer: u32,
@@ -282,6 +289,9 @@ impl<T: ?Sized + Transport> Core<T> {
             atomics: Atomics::default(),
             stalled: Vec::new(),
             events: VecDeque::new(),
+            inboxes: Vec::new(),
+            parcels_came: false,
+            closed_groups: VecDeque::new(),
             untaken: 0,
             next_peer: 0,
             next_path: 0,

@@ -23,6 +23,8 @@ pub(super) struct Path {
     carries: bool,
     /// Messages that the transport had no room for.
     pub(super) outbox: VecDeque<Arc<[u8]>>,
+    /// Parcels that came before the session vouched for the path.
+    pub(super) early: Vec<Vec<u8>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +82,7 @@ impl<T: ?Sized + Transport> Core<T> {
             stage,
             carries: false,
             outbox: VecDeque::new(),
+            early: Vec::new(),
         };
         self.paths.insert(via, path);
         self.by_path[slot].insert(id.0, via);
@@ -176,7 +179,7 @@ impl<T: ?Sized + Transport> Core<T> {
     }
 
     /// The session vouches for a path: from now on it carries transfers.
-    pub(super) fn on_joined(&mut self, peer: PeerId, via: u32) {
+    pub(super) fn on_joined(&mut self, peer: PeerId, via: u32, now: Time) {
         let Some(path) = self.paths.at_mut(via) else { return };
         if path.stage != Stage::Open || path.peer != Some(peer) {
             return;
@@ -199,6 +202,8 @@ impl<T: ?Sized + Transport> Core<T> {
             }
         }
         self.events.push_back(Event::PathUp { peer, transport });
+        self.on_early_parcels(via, now);
+        self.post_parcels(peer, now);
     }
 
     pub(super) fn on_lost(&mut self, via: u32, loss: Loss, fenced: bool, now: Time) {
@@ -233,6 +238,7 @@ impl<T: ?Sized + Transport> Core<T> {
         if path.carries {
             self.events.push_back(Event::PathDown { peer, transport, loss });
         }
+        self.on_parcel_path_lost(peer, via, now);
         self.consider_gone(peer, loss, now);
         self.forget_if_cut_off(peer);
         self.touch(peer);

@@ -189,6 +189,16 @@ impl<T: ?Sized + Transport> Core<T> {
         Ok(key)
     }
 
+    /// Lets peers reach registered memory without a name: whoever is told the key. It ends with the memory's registration.
+    pub fn lend(&mut self, source: &RegionKey, access: Access) -> Result<RegionKey, Refusal> {
+        let registered = self.regions.registered(source)?;
+        if registered.revoked {
+            return Err(Refusal::Released);
+        }
+        let (memory, place) = (registered.region.memory.clone(), registered.region.place);
+        Ok(self.enter(memory, place, access, Some(source.slot))?.key)
+    }
+
     /// Takes a published name back: peers are told, and refused from now on. [`Progress::Busy`]: one of them is still inside, or
     /// has a lease; call [`Core::release`] with the key until it is out.
     pub fn withdraw(&mut self, name: &str, now: Time) -> Result<(RegionKey, Progress), RegionError> {

@@ -1,6 +1,7 @@
 //! Two agents over loopback, turned by hand.
 
 mod bounds;
+mod parcels;
 mod rails;
 
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 use weft_plan::Time;
 
 use super::atomics::{AtomicId, Atomics};
+use super::parcels::is_parcel;
 use super::{Core, Event};
 use crate::session::{SessionEvent, Via};
 use crate::transfer::{LaneId, PeerId, Post, TransferEvent};
@@ -15,7 +16,7 @@ const BATCH_MAX: usize = 64;
 /// Messages that wait for room on one path. The session sends again what is dropped beyond that.
 const OUTBOX_MAX: usize = 256;
 /// Messages, atomic operations and moves share the transport's numbers; the engine counts up from zero.
-const MESSAGE_BIT: u64 = 1 << 63;
+pub(super) const MESSAGE_BIT: u64 = 1 << 63;
 
 impl<T: ?Sized + Transport> Core<T> {
     /// A whole turn over every transport. [`Progress::Busy`]: something was done or is left to do, so call again at once.
@@ -95,6 +96,7 @@ impl<T: ?Sized + Transport> Core<T> {
                 session.on_timeout(now);
             }
             self.on_peer_due(peer, now);
+            self.on_parcels_due(peer, now);
             self.touch(peer);
         }
     }
@@ -206,6 +208,9 @@ impl<T: ?Sized + Transport> Core<T> {
                     self.atomics.wake(peer);
                 }
                 self.send_waiting(via, now);
+                if let Some(peer) = self.paths.at(via).and_then(|path| path.peer) {
+                    self.post_parcels(peer, now);
+                }
             }
             Signal::Arrived { arrival, .. } => {
                 let Some(peer) = self.paths.at(via).and_then(|p| p.peer) else {
@@ -216,6 +221,7 @@ impl<T: ?Sized + Transport> Core<T> {
                     self.touch(peer);
                 }
             }
+            Signal::Message { payload, .. } if is_parcel(&payload) => self.on_parcel(via, payload, now),
             Signal::Message { payload, .. } => self.on_message(via, &payload, now),
             Signal::Opened { .. } => self.on_opened(via, now),
             Signal::Lost { loss, fenced, .. } => self.on_lost(via, loss, fenced, now),
@@ -276,7 +282,7 @@ impl<T: ?Sized + Transport> Core<T> {
     fn on_session_event(&mut self, peer: PeerId, event: SessionEvent, now: Time) {
         match event {
             SessionEvent::Established { identity, .. } => self.on_established(peer, identity, now),
-            SessionEvent::PathJoined { via } => self.on_joined(peer, via.0),
+            SessionEvent::PathJoined { via } => self.on_joined(peer, via.0, now),
             SessionEvent::PathWanted => self.hurry_rails(peer, now),
             SessionEvent::Published { name, .. } => self.events.push_back(Event::Published { peer, name }),
             SessionEvent::Withdrawn { name } => self.events.push_back(Event::Withdrawn { peer, name }),
@@ -344,7 +350,7 @@ impl<T: ?Sized + Transport> Core<T> {
     }
 
     /// Posts the messages that wait for room on a path.
-    fn send_waiting(&mut self, via: u32, now: Time) {
+    pub(super) fn send_waiting(&mut self, via: u32, now: Time) {
         let Some(path) = self.paths.at_mut(via) else { return };
         let transport = &mut self.slots[path.slot].transport;
         while let Some(bytes) = path.outbox.front() {

@@ -1,0 +1,695 @@
+//! The arena: how ranks on one host exchange messages, at the speed of their caches.
+//!
+//! Every rank has a segment of shared memory that it alone writes and its neighbours map read-only. In it are, for every neighbour and
+//! channel, a ring of slots with messages to that neighbour, and a count of the slots that it has consumed of the neighbour's ring. Sending is
+//! writing a slot, receiving is looking at one: no system call, no lock, no third party.
+//!
+//! A short message is copied into its slot. A longer one in memory that Weft has allocated stays where it is: the slot says where,
+//! and the receiver reads, or reduces, straight from there. A longer one in foreign memory passes through the slots in pieces that stay in the
+//! cache.
+//!
+//! Whoever has waited in vain for some time can [`rest`](Arena::rest): a neighbour with news wakes it.
+
+mod board;
+mod lane;
+mod rest;
+mod segment;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use thiserror::Error;
+use weft_plan::{Rank, Time};
+use weft_protocol::group::{
+    CallRecord, Combiner, Exchange, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
+};
+use weft_protocol::{Loss, Progress, Refusal, RegionKey};
+
+use crate::copy;
+use crate::memory::{HostMemory, MemoryError};
+use crate::reduce::{Cache, Reducer};
+use crate::shared_memory::BorrowedMapping;
+use board::Sticky;
+use lane::{Incoming, Outgoing, Pushing, Ticket};
+use segment::{Body, Layout, Segment, Slot};
+
+/// A message that is left in its sender's memory is taken in pieces of this size, so that whoever takes it looks up now and then.
+const PART_BYTES: u64 = 1 << 20;
+/// So many buffers of a neighbour are kept mapped.
+const MAPPINGS_MAX: usize = 64;
+
+/// Memory of a neighbour that is visible here.
+///
+/// # Safety
+/// `bytes` bytes from `as_ptr` on must be readable for as long as the value lives. Others may write to them at any moment.
+pub unsafe trait Seen: fmt::Debug + Send + Sync {
+    fn as_ptr(&self) -> *const u8;
+    fn bytes(&self) -> u64;
+    /// Whether its owner still offers it.
+    fn is_live(&self) -> bool;
+}
+
+// SAFETY: a mapping stays for as long as the value lives.
+unsafe impl Seen for BorrowedMapping {
+    fn as_ptr(&self) -> *const u8 {
+        BorrowedMapping::as_ptr(self)
+    }
+    fn bytes(&self) -> u64 {
+        self.len()
+    }
+    fn is_live(&self) -> bool {
+        BorrowedMapping::is_live(self)
+    }
+}
+
+// SAFETY: host memory has a stable address for as long as the value lives.
+unsafe impl Seen for HostMemory {
+    fn as_ptr(&self) -> *const u8 {
+        HostMemory::as_ptr(self)
+    }
+    fn bytes(&self) -> u64 {
+        weft_protocol::Memory::len(self)
+    }
+    fn is_live(&self) -> bool {
+        true
+    }
+}
+
+/// How an arena gets at the buffers of its neighbours.
+pub trait Neighbourhood: fmt::Debug + Send {
+    /// A neighbour's memory where it lies. `None` until the neighbour has answered: asked again.
+    fn map(&mut self, rank: Rank, key: &RegionKey) -> Result<Option<Arc<dyn Seen>>, Trouble>;
+}
+
+/// The dimensions of an arena. They must be the same for all its ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArenaOptions {
+    pub channels: u16,
+    /// Slots of a lane; a power of two.
+    pub slots: u32,
+    pub slot_bytes: u32,
+    /// Messages up to this size are copied even where the receiver could read them in place, because the sender is done sooner.
+    pub eager_bytes_max: u32,
+}
+
+impl Default for ArenaOptions {
+    fn default() -> ArenaOptions {
+        ArenaOptions {
+            channels: 2,
+            slots: 8,
+            slot_bytes: 32 << 10,
+            eager_bytes_max: 4 << 10,
+        }
+    }
+}
+
+/// Why there is no arena.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ArenaError {
+    #[error("an arena needs at least one channel, a power of two of slots, and slots of a multiple of 64 bytes")]
+    Dimensions,
+    #[error("the segment of rank {} is not one of an arena of these dimensions", rank.0)]
+    NotASegment { rank: Rank },
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// One rank's end of an arena.
+pub struct Arena {
+    options: ArenaOptions,
+    layout: Layout,
+    /// The ranks in the arena, in the order of their places.
+    ranks: Vec<Rank>,
+    /// The place of a rank, by its number; `NOWHERE` for those on other hosts.
+    places: Vec<u32>,
+    own_place: usize,
+    own: Segment,
+    neighbours: Vec<Option<Neighbour>>,
+    outgoing: Vec<Outgoing>,
+    incoming: Vec<Incoming>,
+    neighbourhood: Box<dyn Neighbourhood>,
+    /// Of the present call.
+    buffers: Vec<Held>,
+    call: CallRecord,
+    /// Lanes with a message that has not found room yet.
+    pushing: usize,
+    /// The kernel of the last reduction, which is nearly always that of the next.
+    reducer: Option<Reducer>,
+    trouble: Sticky,
+}
+
+const NOWHERE: u32 = u32::MAX;
+
+#[derive(Debug)]
+struct Neighbour {
+    segment: Segment,
+    /// What its news were when we last polled.
+    news: u32,
+    mappings: Vec<(RegionKey, Arc<dyn Seen>)>,
+    lost: Option<Loss>,
+}
+
+/// A buffer of the present call.
+#[derive(Debug)]
+struct Held {
+    _memory: Arc<dyn weft_protocol::Memory>,
+    base: *mut u8,
+    len: u64,
+    /// Where in the memory behind the key the buffer begins.
+    offset: u64,
+    key: Option<RegionKey>,
+}
+
+// SAFETY: the pointer is into memory that the same value keeps alive, and which has no thread affinity.
+unsafe impl Send for Held {}
+
+impl Arena {
+    /// Memory for the segment of one rank of `ranks`, for the others to map.
+    pub fn segment(ranks: usize, options: ArenaOptions) -> Result<Arc<HostMemory>, ArenaError> {
+        Ok(Segment::allocate(layout(ranks, options)?)?)
+    }
+
+    /// The end of the rank that `segment` was made for. `neighbours` are all ranks of the arena in an order that is the same
+    /// everywhere, with the segments of all but this one.
+    pub fn new(
+        options: ArenaOptions,
+        segment: Arc<HostMemory>,
+        neighbours: Vec<(Rank, Option<Arc<dyn Seen>>)>,
+        neighbourhood: Box<dyn Neighbourhood>,
+    ) -> Result<Arena, ArenaError> {
+        let layout = layout(neighbours.len(), options)?;
+        let ranks: Vec<Rank> = neighbours.iter().map(|(rank, _)| *rank).collect();
+        let own_place = neighbours.iter().position(|(_, seen)| seen.is_none());
+        let own_place = own_place.ok_or(ArenaError::Dimensions)?;
+        let own_rank = ranks[own_place];
+        let own = Segment::own(layout, segment).ok_or(ArenaError::NotASegment { rank: own_rank })?;
+        let mut places = vec![NOWHERE; ranks.iter().map(|r| r.0 as usize + 1).max().unwrap_or(0)];
+        for (place, rank) in ranks.iter().enumerate() {
+            places[rank.0 as usize] = place as u32;
+        }
+        let seen = |(rank, seen): (Rank, Option<Arc<dyn Seen>>)| match seen {
+            None if rank == own_rank => Ok(None),
+            None => Err(ArenaError::Dimensions),
+            Some(seen) => match Segment::seen(layout, seen) {
+                Some(segment) => Ok(Some(Neighbour {
+                    segment,
+                    news: 0,
+                    mappings: Vec::new(),
+                    lost: None,
+                })),
+                None => Err(ArenaError::NotASegment { rank }),
+            },
+        };
+        let lanes = layout.ranks * layout.channels;
+        Ok(Arena {
+            options,
+            layout,
+            ranks,
+            places,
+            own_place,
+            own,
+            neighbours: neighbours.into_iter().map(seen).collect::<Result<_, _>>()?,
+            outgoing: (0..lanes).map(|_| Outgoing::default()).collect(),
+            incoming: (0..lanes).map(|_| Incoming::default()).collect(),
+            neighbourhood,
+            buffers: Vec::new(),
+            call: CallRecord::new(0, 0, ""),
+            pushing: 0,
+            reducer: None,
+            trouble: Sticky::default(),
+        })
+    }
+
+    /// Whether a rank is reached through this arena.
+    pub fn holds(&self, rank: Rank) -> bool {
+        self.places.get(rank.0 as usize).is_some_and(|&place| place != NOWHERE)
+    }
+
+    /// A rank is known to be gone.
+    pub fn lose(&mut self, rank: Rank, loss: Loss) {
+        if self.holds(rank)
+            && let Some(neighbour) = &mut self.neighbours[self.places[rank.0 as usize] as usize]
+        {
+            neighbour.lost.get_or_insert(loss);
+        }
+    }
+
+    /// Sleeps until a neighbour has done something since the last [`poll`](Exchange::poll), at most so long. To be called after
+    /// having polled and then looked at everything in vain.
+    pub fn rest(&mut self, max: Duration) {
+        self.own.set_resting(true);
+        fence(Ordering::SeqCst);
+        let neighbours = self.neighbours.iter().flatten();
+        rest::wait(neighbours.map(|n| (n.segment.news(), n.news)), max);
+        self.own.set_resting(false);
+    }
+
+    /// The place of a lane's other end, and the lane's number in a segment of ours.
+    fn place(&self, lane: Lane) -> (usize, usize) {
+        let place = self.places[lane.peer.0 as usize] as usize;
+        assert!(lane.channel < self.options.channels, "a channel that was not asked for");
+        (place, self.layout.lane(place, usize::from(lane.channel)))
+    }
+
+    /// Lets a neighbour know that there is something new, in case that it sleeps.
+    fn nudge(own: &Segment, neighbour: &Neighbour) {
+        own.tell_news();
+        // Either we see that it rests, or it sees the news before it sleeps.
+        fence(Ordering::SeqCst);
+        if neighbour.segment.is_resting() {
+            rest::wake(own.news());
+        }
+    }
+
+    fn at(&self, piece: Piece) -> *mut u8 {
+        let held = &self.buffers[piece.buffer as usize];
+        let end = piece.offset.checked_add(piece.len);
+        assert!(end.is_some_and(|end| end <= held.len), "a piece outside of its buffer");
+        // SAFETY: within the buffer, as just checked.
+        unsafe { held.base.add(piece.offset as usize) }
+    }
+
+    /// Whether there is a slot to write on a lane.
+    fn has_room(&mut self, place: usize, channel: u16, index: usize) -> bool {
+        let out = &mut self.outgoing[index];
+        let full = |out: &Outgoing| out.next - out.consumed >= self.layout.slots as u64;
+        if full(out) {
+            Arena::look(&self.neighbours[place], self.own_place, channel, out);
+        }
+        !full(out)
+    }
+
+    /// Sees how much the receiver has consumed. A count that cannot be is no progress.
+    fn look(neighbour: &Option<Neighbour>, own_place: usize, channel: u16, out: &mut Outgoing) {
+        let Some(neighbour) = neighbour else { return };
+        let consumed = neighbour.segment.consumed(own_place, usize::from(channel));
+        if consumed > out.consumed && consumed <= out.next {
+            out.consumed = consumed;
+        }
+    }
+
+    fn publish_slot(&mut self, place: usize, index: usize, slot: &Slot) -> u64 {
+        let number = self.outgoing[index].next;
+        self.own.set_slot(index, number, slot);
+        self.outgoing[index].next += 1;
+        if let Some(neighbour) = &self.neighbours[place] {
+            Arena::nudge(&self.own, neighbour);
+        }
+        number
+    }
+
+    /// Moves a message on through its lane, as far as there is room. Whether all of it has gone.
+    fn push(&mut self, place: usize, channel: u16, index: usize) -> bool {
+        while let Some(pushing) = &self.outgoing[index].pushing {
+            let (from, head, pushed) = (pushing.from, pushing.head, pushing.pushed);
+            if !self.has_room(place, channel, index) {
+                return false;
+            }
+            let len = (head.len - pushed).min(self.layout.slot_bytes as u64);
+            let to = self.own.payload(index, self.outgoing[index].next);
+            // SAFETY: the message lies in a buffer of the call, which is held; the slot is free and of that size.
+            unsafe { to.copy_from_nonoverlapping(from.add(pushed as usize), len as usize) };
+            let body = Body::Here(len);
+            self.publish_slot(place, index, &Slot { head, body });
+            let out = &mut self.outgoing[index];
+            match &mut out.pushing {
+                Some(pushing) if pushed + len < head.len => pushing.pushed += len,
+                _ => {
+                    out.pushing = None;
+                    self.pushing -= 1;
+                }
+            }
+        }
+        true
+    }
+
+    /// What lies in a neighbour's memory, once it is visible here.
+    fn seen(&mut self, place: usize, key: &RegionKey, offset: u64, len: u64) -> Result<Option<*const u8>, Trouble> {
+        let rank = self.ranks[place];
+        let Some(neighbour) = &mut self.neighbours[place] else {
+            return Err(Trouble::Garbage { rank });
+        };
+        let known = neighbour.mappings.iter().position(|(known, _)| known == key);
+        let at = match known {
+            Some(at) => at,
+            None => {
+                let Some(mapping) = self.neighbourhood.map(rank, key)? else {
+                    return Ok(None);
+                };
+                neighbour.mappings.retain(|(_, mapping)| mapping.is_live());
+                if neighbour.mappings.len() >= MAPPINGS_MAX {
+                    neighbour.mappings.remove(0);
+                }
+                neighbour.mappings.push((*key, mapping));
+                neighbour.mappings.len() - 1
+            }
+        };
+        let mapping = &neighbour.mappings[at].1;
+        if offset.checked_add(len).is_none_or(|end| end > mapping.bytes()) {
+            return Err(Trouble::Garbage { rank });
+        }
+        // SAFETY: within the mapping, as just checked.
+        Ok(Some(unsafe { mapping.as_ptr().add(offset as usize) }))
+    }
+
+    /// Puts bytes of a message, from byte `start` of it on, where the sink wants them.
+    fn apply(&mut self, sink: &Sink<'_>, start: u64, from: *const u8, len: u64, whole: u64) {
+        let part = |piece: Piece| Piece {
+            offset: piece.offset + start,
+            len,
+            ..piece
+        };
+        match sink {
+            Sink::Copy(piece) => {
+                let to = self.at(part(*piece));
+                // SAFETY: `at` has checked the target; the source is `len` bytes of a slot or a mapping, which is none of our buffers.
+                unsafe {
+                    if whole >= copy::STREAM_MIN_BYTES as u64 {
+                        copy::copy_streaming(to, from, len as usize);
+                    } else {
+                        to.copy_from_nonoverlapping(from, len as usize);
+                    }
+                }
+            }
+            Sink::Combine { with, into, how } => {
+                let (with, into) = (self.at(part(*with)), self.at(part(*into)));
+                match how {
+                    Combiner::Builtin { datatype, reduction } => {
+                        let known = self
+                            .reducer
+                            .filter(|r| r.datatype() == *datatype && r.reduction() == *reduction);
+                        let reducer = known.unwrap_or_else(|| Reducer::new(*datatype, *reduction));
+                        self.reducer = Some(reducer);
+                        let cache = if whole >= copy::STREAM_MIN_BYTES as u64 {
+                            Cache::Bypass
+                        } else {
+                            Cache::Keep
+                        };
+                        let count = len as usize / datatype.size();
+                        // SAFETY: as above; `with` and `into` are equal or do not overlap, as a sink promises.
+                        unsafe { reducer.combine(into, with, from, count, cache) }
+                    }
+                    Combiner::Custom { function, .. } => {
+                        // The function wants slices, and these bytes may change at any moment.
+                        let (mut ours, mut theirs) = (vec![0; len as usize], vec![0; len as usize]);
+                        // SAFETY: `len` bytes each, the sources checked as above, the targets just allocated.
+                        unsafe {
+                            ours.as_mut_ptr().copy_from_nonoverlapping(with, ours.len());
+                            theirs.as_mut_ptr().copy_from_nonoverlapping(from, theirs.len());
+                        }
+                        function.combine(&mut ours, &theirs);
+                        // SAFETY: `at` has checked the target.
+                        unsafe { into.copy_from_nonoverlapping(ours.as_ptr(), ours.len()) }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes what a slot holds of a message. How many bytes that was.
+    fn take_here(
+        &mut self,
+        place: usize,
+        index: usize,
+        len: u64,
+        head: &MessageHead,
+        sink: &Sink<'_>,
+    ) -> Result<u64, Trouble> {
+        let rank = self.ranks[place];
+        let incoming = &mut self.incoming[index];
+        let (number, taken) = (incoming.next, incoming.taken);
+        let due = (head.len - taken).min(self.layout.slot_bytes as u64);
+        let Some(neighbour) = self.neighbours[place].as_ref().filter(|_| len == due) else {
+            return Err(Trouble::Garbage { rank });
+        };
+        let lane = self.layout.lane(self.own_place, index % self.layout.channels);
+        let from = neighbour.segment.payload(lane, number);
+        let elements = match sink {
+            Sink::Combine { how, .. } => how.size().max(1) as u64,
+            Sink::Copy(_) => 1,
+        };
+        if len == head.len || (self.layout.slot_bytes as u64).is_multiple_of(elements) {
+            self.apply(sink, taken, from, len, head.len);
+            return Ok(len);
+        }
+        // Elements that do not end with a slot are put together first.
+        let mut gathered = std::mem::take(&mut incoming.gathered);
+        let before = gathered.len();
+        gathered.resize(before + len as usize, 0);
+        // SAFETY: the slot holds `len` bytes, as checked above, and the vector has just grown by as many.
+        unsafe {
+            gathered
+                .as_mut_ptr()
+                .add(before)
+                .copy_from_nonoverlapping(from, len as usize)
+        };
+        if gathered.len() as u64 == head.len {
+            self.apply(sink, 0, gathered.as_ptr(), head.len, head.len);
+            gathered.clear();
+        }
+        self.incoming[index].gathered = gathered;
+        Ok(len)
+    }
+
+    fn withdrew(&self, rank: Rank) -> Trouble {
+        Trouble::Aborted(Box::new(weft_protocol::group::Abort {
+            by: self.ranks[self.own_place],
+            blamed: rank,
+            cause: weft_protocol::group::Cause::Withdrew,
+            step: 0,
+            called: self.call,
+            instead: None,
+        }))
+    }
+}
+
+impl Exchange for Arena {
+    fn channels(&self) -> u16 {
+        self.options.channels
+    }
+
+    fn begin(&mut self, call: &CallRecord, buffers: &[View]) -> Result<(), Trouble> {
+        self.buffers.clear();
+        for (index, view) in buffers.iter().enumerate() {
+            let unusable = |refusal| Trouble::Unusable {
+                buffer: index as u32,
+                refusal,
+            };
+            let host = view.memory.as_any().downcast_ref::<HostMemory>();
+            let host = host.ok_or(unusable(Refusal::Unsupported))?;
+            let end = view.offset.checked_add(view.len);
+            if end.is_none_or(|end| end > view.memory.len()) {
+                return Err(unusable(Refusal::OutOfBounds));
+            }
+            self.buffers.push(Held {
+                _memory: Arc::clone(&view.memory),
+                // SAFETY: within the memory, as just checked.
+                base: unsafe { host.as_ptr().add(view.offset as usize) },
+                len: view.len,
+                offset: view.offset,
+                key: view.key.filter(|_| host.file().is_some()),
+            });
+        }
+        let renamed = call.signature != self.call.signature || call.words != self.call.words;
+        self.call = *call;
+        self.own.set_status(call, board::UNDER_WAY, renamed);
+        Ok(())
+    }
+
+    fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {
+        let (place, index) = self.place(lane);
+        if !self.push(place, lane.channel, index) || !self.has_room(place, lane.channel, index) {
+            return Ok(Offered::Full);
+        }
+        let head = *head;
+        let at = self.at(from);
+        let held = &self.buffers[from.buffer as usize];
+        let offset = held.offset + from.offset;
+        let key = held.key;
+        let eager = match key {
+            Some(_) => self.options.eager_bytes_max.min(self.options.slot_bytes),
+            None => self.options.slot_bytes,
+        };
+        if from.len <= u64::from(eager) {
+            let to = self.own.payload(index, self.outgoing[index].next);
+            // SAFETY: `at` has checked the piece; the slot is free, and no smaller.
+            unsafe { to.copy_from_nonoverlapping(at, from.len as usize) };
+            let body = Body::Here(from.len);
+            self.publish_slot(place, index, &Slot { head, body });
+            return Ok(Offered::Settled);
+        }
+        if let Some(key) = key {
+            let body = Body::There { key, offset };
+            let number = self.publish_slot(place, index, &Slot { head, body });
+            self.outgoing[index].left_there = number + 1;
+            return Ok(Offered::Open(Ticket::LeftThere(number).id()));
+        }
+        let out = &mut self.outgoing[index];
+        let first = out.next;
+        out.pushing = Some(Pushing {
+            from: at,
+            head,
+            pushed: 0,
+            first,
+        });
+        self.pushing += 1;
+        Ok(match self.push(place, lane.channel, index) {
+            true => Offered::Settled,
+            false => Offered::Open(Ticket::Pushed(first).id()),
+        })
+    }
+
+    fn settled(&mut self, lane: Lane, offer: OfferId) -> bool {
+        let (place, index) = self.place(lane);
+        match Ticket::of(offer) {
+            Ticket::LeftThere(number) => {
+                let out = &mut self.outgoing[index];
+                if out.consumed <= number {
+                    Arena::look(&self.neighbours[place], self.own_place, lane.channel, out);
+                }
+                out.consumed > number
+            }
+            Ticket::Pushed(first) => {
+                let is_it = |pushing: &Pushing| pushing.first == first;
+                !self.outgoing[index].pushing.as_ref().is_some_and(is_it) || self.push(place, lane.channel, index)
+            }
+        }
+    }
+
+    fn take(&mut self, lane: Lane, head: &MessageHead, sink: &Sink<'_>) -> Result<Taken, Trouble> {
+        let (place, index) = self.place(lane);
+        let Some(neighbour) = &self.neighbours[place] else {
+            return Err(Trouble::Garbage { rank: lane.peer });
+        };
+        let Incoming { next, taken, .. } = self.incoming[index];
+        let theirs = self.layout.lane(self.own_place, usize::from(lane.channel));
+        let Some(slot) = neighbour.segment.slot(theirs, next) else {
+            return Ok(Taken::Nothing);
+        };
+        if slot.head != *head {
+            return Err(Trouble::WrongMessage {
+                peer: lane.peer,
+                expected: *head,
+                found: slot.head,
+            });
+        }
+        let (got, consumed) = match slot.body {
+            Body::Here(len) => (self.take_here(place, index, len, head, sink)?, true),
+            Body::There { key, offset } => {
+                let Some(from) = self.seen(place, &key, offset, head.len)? else {
+                    return Ok(Taken::Nothing);
+                };
+                // Whole elements, however large a caller's own are.
+                let unit = match sink {
+                    Sink::Combine { how, .. } => how.size().max(1) as u64,
+                    Sink::Copy(_) => 1,
+                };
+                let len = (head.len - taken).min((PART_BYTES / unit).max(1) * unit);
+                // SAFETY: `seen` has checked the whole message.
+                self.apply(sink, taken, unsafe { from.add(taken as usize) }, len, head.len);
+                let withdrawn = self.neighbours[place].as_ref().map_or(0, |n| n.segment.withdrawn());
+                if withdrawn > head.call {
+                    return Err(self.withdrew(lane.peer));
+                }
+                (len, taken + len == head.len)
+            }
+        };
+        let incoming = &mut self.incoming[index];
+        incoming.taken += got;
+        let all = incoming.taken == head.len;
+        if all {
+            incoming.taken = 0;
+        }
+        if consumed {
+            incoming.next += 1;
+            self.own.set_consumed(place, usize::from(lane.channel), next + 1);
+            if let Some(neighbour) = &self.neighbours[place] {
+                Arena::nudge(&self.own, neighbour);
+            }
+        }
+        Ok(if all { Taken::All } else { Taken::Part })
+    }
+
+    fn poll(&mut self, _now: Time) -> Result<Progress, Trouble> {
+        for neighbour in self.neighbours.iter_mut().flatten() {
+            neighbour.news = neighbour.segment.news().load(Ordering::Relaxed);
+        }
+        fence(Ordering::Acquire);
+        self.check()?;
+        let mut progress = Progress::Idle;
+        if self.pushing > 0 {
+            for index in 0..self.outgoing.len() {
+                let before = self.outgoing[index].next;
+                let channel = (index % self.layout.channels) as u16;
+                self.push(index / self.layout.channels, channel, index);
+                if self.outgoing[index].next != before {
+                    progress = Progress::Busy;
+                }
+            }
+        }
+        Ok(progress)
+    }
+
+    fn end(&mut self) -> Progress {
+        let unread = |out: &Outgoing| out.left_there > out.consumed;
+        let mut withdrawn = false;
+        for (index, out) in self.outgoing.iter_mut().enumerate() {
+            if out.pushing.take().is_some() {
+                self.pushing -= 1;
+                withdrawn = true;
+            }
+            if unread(out) {
+                let channel = (index % self.layout.channels) as u16;
+                Arena::look(
+                    &self.neighbours[index / self.layout.channels],
+                    self.own_place,
+                    channel,
+                    out,
+                );
+                withdrawn |= unread(out);
+            }
+        }
+        if withdrawn {
+            // Whoever reads them now finds this afterwards, and uses nothing of what it read.
+            self.own.set_withdrawn(self.call.number);
+        }
+        self.own.set_status(&self.call, board::ENDED, false);
+        self.buffers.clear();
+        Progress::Idle
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Arena(rank {} of {} here, in {:?})",
+            self.ranks[self.own_place].0,
+            self.ranks.len(),
+            self.call
+        )
+    }
+}
+
+fn layout(ranks: usize, options: ArenaOptions) -> Result<Layout, ArenaError> {
+    let ArenaOptions {
+        channels,
+        slots,
+        slot_bytes,
+        ..
+    } = options;
+    if channels == 0 || !slots.is_power_of_two() || slot_bytes == 0 || !slot_bytes.is_multiple_of(64) || ranks == 0 {
+        return Err(ArenaError::Dimensions);
+    }
+    Ok(Layout {
+        ranks,
+        channels: usize::from(channels),
+        slots: slots as usize,
+        slot_bytes: slot_bytes as usize,
+    })
+}

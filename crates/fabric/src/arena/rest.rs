@@ -1,0 +1,68 @@
+//! Sleeping until a neighbour has news.
+
+use std::io;
+use std::mem::zeroed;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+/// The kernel waits for so many words at once.
+const WORDS_MAX: usize = 128;
+/// How long to sleep where the kernel cannot wait for several words.
+const BLIND: Duration = Duration::from_millis(1);
+
+/// Sleeps until one of the words is not what it was, or somebody wakes it, or the time is over; at times also for no reason.
+pub(super) fn wait<'a>(words: impl Iterator<Item = (&'a AtomicU32, u32)>, max: Duration) {
+    // SAFETY: all-zero entries are valid, and those beyond `count` are never looked at.
+    let mut waiters: [libc::futex_waitv; WORDS_MAX] = unsafe { zeroed() };
+    let mut count = 0;
+    for (word, value) in words {
+        let Some(waiter) = waiters.get_mut(count) else {
+            return std::thread::sleep(max.min(BLIND));
+        };
+        waiter.val = u64::from(value);
+        waiter.uaddr = word.as_ptr() as u64;
+        waiter.flags = libc::FUTEX2_SIZE_U32 as u32;
+        count += 1;
+    }
+    let Some(until) = after(max) else { return };
+    // SAFETY: the words outlive the call, and the list and the time are read only during it.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_futex_waitv,
+            waiters.as_ptr(),
+            count,
+            0,
+            &raw const until,
+            libc::CLOCK_MONOTONIC,
+        )
+    };
+    if rc < 0
+        && matches!(
+            io::Error::last_os_error().raw_os_error(),
+            Some(libc::ENOSYS | libc::EINVAL | libc::EPERM)
+        )
+    {
+        std::thread::sleep(max.min(BLIND));
+    }
+}
+
+/// Wakes whoever waits for the word.
+pub(super) fn wake(word: &AtomicU32) {
+    // SAFETY: a plain call; the address is that of a live word.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, libc::c_int::MAX) };
+}
+
+fn after(max: Duration) -> Option<libc::timespec> {
+    // SAFETY: all-zero is a valid time, and the call writes nothing else.
+    let now = unsafe {
+        let mut now: libc::timespec = zeroed();
+        (libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) == 0).then_some(now)?
+    };
+    let nanos = now.tv_nsec + i64::from(max.subsec_nanos());
+    Some(libc::timespec {
+        tv_sec: now
+            .tv_sec
+            .checked_add(i64::try_from(max.as_secs()).ok()? + nanos / 1_000_000_000)?,
+        tv_nsec: nanos % 1_000_000_000,
+    })
+}

@@ -1,0 +1,324 @@
+//! A segment: what one rank writes and its neighbours read.
+//!
+//! Each word has one writer, the owner of the segment; neighbours map it read-only. So no neighbour, however broken, can change what
+//! a rank has written, and what it reads of others it checks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use weft_protocol::Memory;
+use weft_protocol::group::{Abort, CallRecord, MessageHead};
+use weft_protocol::region::{Epoch, RegionKey};
+
+use super::Seen;
+use crate::memory::{AllocateOptions, HostMemory, MemoryError};
+
+/// What a core fetches at a time.
+const LINE: usize = 64;
+const PAGE: usize = 4096;
+/// Two lines: the second is read only for messages that lie in their sender's memory.
+const HEAD_BYTES: usize = 2 * LINE;
+
+/// Where everything is in a segment. All ranks of an arena have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Layout {
+    /// Ranks in the arena, the owner included.
+    pub ranks: usize,
+    pub channels: usize,
+    pub slots: usize,
+    pub slot_bytes: usize,
+}
+
+/// Words of the first page, each in a line of its own where others look at it often.
+mod header {
+    use super::LINE;
+
+    pub const LAYOUT: usize = 0;
+    pub const NEWS: usize = LINE;
+    pub const RESTING: usize = 2 * LINE;
+    pub const WITHDRAWN: usize = 3 * LINE;
+    pub const STATUS: usize = 4 * LINE;
+    pub const ABORT: usize = 16 * LINE;
+}
+
+impl Layout {
+    pub(super) fn lane(&self, position: usize, channel: usize) -> usize {
+        position * self.channels + channel
+    }
+    fn lanes(&self) -> usize {
+        self.ranks * self.channels
+    }
+    fn consumed(&self, lane: usize) -> usize {
+        PAGE + lane * LINE
+    }
+    fn heads(&self) -> usize {
+        (PAGE + self.lanes() * LINE).next_multiple_of(PAGE)
+    }
+    fn head(&self, lane: usize, number: u64) -> usize {
+        self.heads() + (lane * self.slots + self.slot(number)) * HEAD_BYTES
+    }
+    fn payload(&self, lane: usize, number: u64) -> usize {
+        let first = (self.heads() + self.lanes() * self.slots * HEAD_BYTES).next_multiple_of(PAGE);
+        first + (lane * self.slots + self.slot(number)) * self.slot_bytes
+    }
+    fn slot(&self, number: u64) -> usize {
+        number as usize & (self.slots - 1)
+    }
+    pub(super) fn bytes(&self) -> usize {
+        self.payload(self.lanes(), 0)
+    }
+    /// Never zero, and different where the layout is.
+    fn digest(&self) -> u64 {
+        let parts = [self.ranks, self.channels, self.slots, self.slot_bytes];
+        let mix = |digest: u64, part: usize| (digest ^ part as u64).wrapping_mul(0x100_0000_01b3);
+        parts.into_iter().fold(0xcbf2_9ce4_8422_2325, mix) | 1
+    }
+}
+
+/// A segment, one's own or a neighbour's.
+#[derive(Clone)]
+pub(super) struct Segment {
+    base: *mut u8,
+    layout: Layout,
+    _kept: Kept,
+}
+
+/// What keeps the bytes of a segment where they are.
+#[derive(Clone)]
+enum Kept {
+    Own { _memory: Arc<HostMemory> },
+    Seen { _mapping: Arc<dyn Seen> },
+}
+
+// SAFETY: the bytes stay where they are as long as the segment lives, and are accessed as atomics or by raw copies.
+unsafe impl Send for Segment {}
+
+/// A message's description in its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub head: MessageHead,
+    pub body: Body,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Body {
+    /// So many bytes of the message are in the slot's payload. Those of a longer message follow in the next slots.
+    Here(u64),
+    /// The message lies in its sender's memory.
+    There { key: RegionKey, offset: u64 },
+}
+
+impl Segment {
+    /// Memory for a segment, ready to be mapped by the neighbours.
+    pub(super) fn allocate(layout: Layout) -> Result<Arc<HostMemory>, MemoryError> {
+        let memory = Arc::new(HostMemory::allocate(layout.bytes(), AllocateOptions::default())?);
+        let own = Segment::own(layout, Arc::clone(&memory)).expect("memory of the layout's size");
+        own.word(header::LAYOUT).store(layout.digest(), Ordering::Release);
+        Ok(memory)
+    }
+
+    /// `None` where the memory is of another size.
+    pub(super) fn own(layout: Layout, memory: Arc<HostMemory>) -> Option<Segment> {
+        (memory.len() >= layout.bytes() as u64).then(|| Segment {
+            base: memory.as_ptr(),
+            layout,
+            _kept: Kept::Own { _memory: memory },
+        })
+    }
+
+    /// `None` where it is no segment of this layout.
+    pub(super) fn seen(layout: Layout, mapping: Arc<dyn Seen>) -> Option<Segment> {
+        let fits = mapping.bytes() >= layout.bytes() as u64;
+        let segment = Segment {
+            base: mapping.as_ptr().cast_mut(),
+            layout,
+            _kept: Kept::Seen { _mapping: mapping },
+        };
+        (fits && segment.word(header::LAYOUT).load(Ordering::Relaxed) == layout.digest()).then_some(segment)
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        debug_assert!(at.is_multiple_of(8) && at + 8 <= self.layout.bytes());
+        // SAFETY: within the segment, as every place in the layout is; aligned, because segments are pages and places multiples of 8;
+        // and no access to this word is anything but atomic. A neighbour's word is only loaded, and relaxed, which read-only pages permit.
+        unsafe { AtomicU64::from_ptr(self.base.add(at).cast()) }
+    }
+
+    /// A neighbour's word with everything that was written before it.
+    fn read(&self, at: usize) -> u64 {
+        let value = self.word(at).load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        value
+    }
+
+    /// The word that changes with every message and every acknowledgement of this rank.
+    pub(super) fn news(&self) -> &AtomicU32 {
+        // SAFETY: as in `word`; nobody accesses these four bytes in any other size.
+        unsafe { AtomicU32::from_ptr(self.base.add(header::NEWS).cast()) }
+    }
+
+    /// The only writer says that there is something new. The caller wakes those who rest.
+    pub(super) fn tell_news(&self) {
+        let news = self.news().load(Ordering::Relaxed);
+        self.news().store(news.wrapping_add(1), Ordering::Release);
+    }
+
+    pub(super) fn is_resting(&self) -> bool {
+        self.word(header::RESTING).load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn set_resting(&self, resting: bool) {
+        self.word(header::RESTING).store(u64::from(resting), Ordering::SeqCst);
+    }
+
+    /// How many slots the owner has consumed of the lane that the rank at `position` writes.
+    pub(super) fn consumed(&self, position: usize, channel: usize) -> u64 {
+        self.read(self.layout.consumed(self.layout.lane(position, channel)))
+    }
+
+    pub(super) fn set_consumed(&self, position: usize, channel: usize, consumed: u64) {
+        let at = self.layout.consumed(self.layout.lane(position, channel));
+        self.word(at).store(consumed, Ordering::Release);
+    }
+
+    /// The slot of this number on a lane, once its message is there.
+    pub(super) fn slot(&self, lane: usize, number: u64) -> Option<Slot> {
+        let at = self.layout.head(lane, number);
+        if self.read(at) != number + 1 {
+            return None;
+        }
+        let word = |index: usize| self.word(at + index * 8).load(Ordering::Relaxed);
+        let (index, there) = (word(3) as u32, word(3) >> 32 != 0);
+        let head = MessageHead {
+            call: word(1),
+            signature: word(2),
+            index,
+            len: word(4),
+        };
+        let body = if there {
+            let secret = u128::from(word(9)) << 64 | u128::from(word(8));
+            let key = RegionKey {
+                epoch: Epoch(word(6)),
+                slot: word(7) as u32,
+                secret,
+            };
+            Body::There { key, offset: word(5) }
+        } else {
+            Body::Here(word(5))
+        };
+        Some(Slot { head, body })
+    }
+
+    /// Publishes a message. Its payload, if it has one, is in place.
+    pub(super) fn set_slot(&self, lane: usize, number: u64, slot: &Slot) {
+        let at = self.layout.head(lane, number);
+        let set = |index: usize, value: u64| self.word(at + index * 8).store(value, Ordering::Relaxed);
+        set(1, slot.head.call);
+        set(2, slot.head.signature);
+        set(4, slot.head.len);
+        match slot.body {
+            Body::Here(len) => {
+                set(3, u64::from(slot.head.index));
+                set(5, len);
+            }
+            Body::There { key, offset } => {
+                set(3, u64::from(slot.head.index) | 1 << 32);
+                set(5, offset);
+                set(6, key.epoch.0);
+                set(7, u64::from(key.slot));
+                set(8, key.secret as u64);
+                set(9, (key.secret >> 64) as u64);
+            }
+        }
+        self.word(at).store(number + 1, Ordering::Release);
+    }
+
+    /// The bytes of a slot: `slot_bytes` of them.
+    pub(super) fn payload(&self, lane: usize, number: u64) -> *mut u8 {
+        // SAFETY: within the segment, as every place in the layout is.
+        unsafe { self.base.add(self.layout.payload(lane, number)) }
+    }
+
+    /// One more than the last call that the owner has left while messages of it still lay in its memory.
+    pub(super) fn withdrawn(&self) -> u64 {
+        fence(Ordering::Acquire);
+        self.read(header::WITHDRAWN)
+    }
+
+    pub(super) fn set_withdrawn(&self, call: u64) {
+        self.word(header::WITHDRAWN).store(call + 1, Ordering::SeqCst);
+    }
+
+    /// Writes a status. `words` only where they have changed.
+    pub(super) fn set_status(&self, call: &CallRecord, detail: u64, words: bool) {
+        let set = |index: usize, value: u64| self.word(header::STATUS + index * 8).store(value, Ordering::Relaxed);
+        let version = self.word(header::STATUS).load(Ordering::Relaxed);
+        set(0, version | 1);
+        fence(Ordering::Release);
+        set(1, call.number);
+        set(2, call.signature);
+        set(3, detail);
+        if words {
+            for (index, bytes) in call.words.chunks_exact(8).enumerate() {
+                set(4 + index, u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
+            }
+        }
+        self.word(header::STATUS).store((version | 1) + 1, Ordering::Release);
+    }
+
+    /// A status with its detail; `None` while it is being written, or where there is none yet.
+    pub(super) fn status(&self) -> Option<(CallRecord, u64)> {
+        let before = self.read(header::STATUS);
+        let word = |index: usize| self.word(header::STATUS + index * 8).load(Ordering::Relaxed);
+        let mut words = [0; CallRecord::WORDS];
+        for (index, bytes) in words.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&word(4 + index).to_le_bytes());
+        }
+        let (number, signature, detail) = (word(1), word(2), word(3));
+        fence(Ordering::Acquire);
+        let whole = before != 0 && before & 1 == 0 && self.word(header::STATUS).load(Ordering::Relaxed) == before;
+        let call = CallRecord {
+            number,
+            signature,
+            words,
+        };
+        whole.then_some((call, detail))
+    }
+
+    /// Writes the one abort that an owner ever has to tell, with the time at which it noticed.
+    pub(super) fn set_abort(&self, abort: &Abort, at_ns: u64) {
+        for (index, bytes) in abort.to_bytes().chunks_exact(8).enumerate() {
+            let value = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+            self.word(header::ABORT + 8 + index * 8).store(value, Ordering::Relaxed);
+        }
+        self.word(header::ABORT).store(at_ns.max(1), Ordering::SeqCst);
+    }
+
+    pub(super) fn has_abort(&self) -> bool {
+        self.word(header::ABORT).load(Ordering::Relaxed) != 0
+    }
+
+    /// The abort and its time. `None` where there is none, or where it makes no sense.
+    pub(super) fn abort(&self) -> Option<(u64, Abort)> {
+        let at_ns = self.read(header::ABORT);
+        let mut bytes = [0; Abort::BYTES];
+        for (index, bytes) in bytes.chunks_exact_mut(8).enumerate() {
+            let value = self.word(header::ABORT + 8 + index * 8).load(Ordering::Relaxed);
+            bytes.copy_from_slice(&value.to_le_bytes());
+        }
+        let abort = Abort::from_bytes(&bytes).ok()?;
+        (at_ns != 0).then_some((at_ns, abort))
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Segment({:p})", self.base)
+    }
+}
+
+const _: () = assert!(CallRecord::WORDS.is_multiple_of(8) && Abort::BYTES.is_multiple_of(8));
+const _: () = assert!(header::STATUS + 4 * 8 + CallRecord::WORDS <= header::ABORT);
+const _: () = assert!(header::ABORT + 8 + Abort::BYTES <= PAGE);
+const _: () = assert!(10 * 8 <= HEAD_BYTES);

@@ -1,0 +1,326 @@
+//! Parcels: ordered bytes between two agents, beside the session and at the price of a path message.
+//!
+//! A session's traffic carries codes, is acknowledged piece by piece and waits for its turn, which costs more than a small collective
+//! may take. A parcel has none of this: it goes out on one path that the session vouches for, and the path keeps the order. What was
+//! sent is kept until the peer has said that it came; if the path is lost, all of it goes again on another, and the peer drops what it
+//! had. So parcels arrive once and in order for as long as the session lives.
+//!
+//! ```text
+//! parcel   04  number  next expected  group  payload
+//! receipt  05  next expected
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use weft_plan::Time;
+
+use super::paths::Stage;
+use super::{Core, PeerError};
+use crate::transfer::PeerId;
+use crate::transport::{Body, Op, OpId, Transport};
+
+const KIND_PARCEL: u8 = 4;
+const KIND_RECEIPT: u8 = 5;
+const HEAD_BYTES: usize = 1 + 3 * 8;
+/// The most that one parcel carries, over any transport.
+pub const MAX_PARCEL_BYTES: usize = crate::session::MAX_MESSAGE_BYTES - HEAD_BYTES;
+/// Without a word to the peer that could carry it, a receipt goes out after so many parcels, or so many bytes.
+const RECEIPT_AFTER: u64 = 32;
+const RECEIPT_AFTER_BYTES: usize = 256 << 10;
+/// What the peer has not confirmed. Beyond it, nothing more is taken.
+const UNCONFIRMED_BYTES_MAX: usize = 8 << 20;
+/// What nobody here has asked for. A peer that goes on beyond it is not one of ours.
+const UNTAKEN_BYTES_MAX: usize = 1 << 30;
+/// Over a path that may drop messages, what is not confirmed for so long goes again.
+const RESEND_AFTER: Time = Time::from_ms(20);
+/// Groups that are over and remembered, so that what comes late for them is dropped.
+const CLOSED_GROUPS_MAX: usize = 256;
+/// Parcels that may come on a path before this side knows that the session vouches for it.
+const EARLY_MAX: usize = 64;
+
+/// A message, as it came.
+#[derive(Debug)]
+pub struct Parcel {
+    pub from: PeerId,
+    bytes: Vec<u8>,
+}
+
+impl Parcel {
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes[HEAD_BYTES..]
+    }
+}
+
+/// What is under way to and from one peer.
+#[derive(Debug, Default)]
+pub(super) struct Parcels {
+    /// The path that they go out on.
+    via: Option<u32>,
+    /// Not confirmed, oldest first.
+    kept: VecDeque<Arc<[u8]>>,
+    kept_bytes: usize,
+    /// How many of those have gone out on the present path.
+    posted: usize,
+    /// The number of the first of them.
+    first: u64,
+    /// The number that comes next.
+    expected: u64,
+    /// What the peer was last told of that.
+    confirmed: u64,
+    unconfirmed_bytes: usize,
+    /// When to send again what a path may have dropped.
+    pub(super) resend_at: Option<Time>,
+    untaken_bytes: usize,
+}
+
+#[cfg(test)]
+impl Parcels {
+    /// Whether all that was sent has been confirmed but for what no receipt is due for.
+    pub(super) fn is_empty(&self) -> bool {
+        self.kept.len() < RECEIPT_AFTER as usize
+    }
+}
+
+/// Parcels of one group that wait to be taken.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    pub(super) group: u64,
+    waiting: VecDeque<Parcel>,
+}
+
+/// Whether a message on a path is one of these, and not the session's.
+pub(super) fn is_parcel(message: &[u8]) -> bool {
+    matches!(message.first(), Some(&(KIND_PARCEL | KIND_RECEIPT)))
+}
+
+impl<T: ?Sized + Transport> Core<T> {
+    /// Sends a parcel: the parts, one after the other. `false`: too much is under way, so try again later.
+    ///
+    /// # Panics
+    /// Where the parts are longer than [`MAX_PARCEL_BYTES`].
+    pub fn send_parcel(&mut self, to: PeerId, group: u64, parts: &[&[u8]], now: Time) -> Result<bool, PeerError> {
+        self.established(to)?;
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        assert!(len <= MAX_PARCEL_BYTES, "a parcel of {len} bytes");
+        let Some(peer) = self.peers.at_mut(to.0) else {
+            return Err(PeerError::NotConnected);
+        };
+        let parcels = &mut peer.parcels;
+        if parcels.kept_bytes + len > UNCONFIRMED_BYTES_MAX {
+            return Ok(false);
+        }
+        let number = parcels.first + parcels.kept.len() as u64;
+        let mut bytes = Vec::with_capacity(HEAD_BYTES + len);
+        bytes.push(KIND_PARCEL);
+        for word in [number, parcels.expected, group] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        parts.iter().for_each(|part| bytes.extend_from_slice(part));
+        parcels.confirmed = parcels.expected;
+        parcels.unconfirmed_bytes = 0;
+        parcels.kept_bytes += bytes.len();
+        parcels.kept.push_back(bytes.into());
+        self.post_parcels(to, now);
+        Ok(true)
+    }
+
+    /// The next parcel of a group, from whichever peer.
+    pub fn next_parcel(&mut self, group: u64) -> Option<Parcel> {
+        let inbox = self.inboxes.iter_mut().find(|inbox| inbox.group == group)?;
+        let parcel = inbox.waiting.pop_front()?;
+        if let Some(peer) = self.peers.at_mut(parcel.from.0) {
+            peer.parcels.untaken_bytes -= parcel.bytes.len();
+        }
+        Some(parcel)
+    }
+
+    pub fn has_parcels(&self, group: u64) -> bool {
+        self.inboxes
+            .iter()
+            .any(|inbox| inbox.group == group && !inbox.waiting.is_empty())
+    }
+
+    /// Forgets what has come for a group that is over, and whatever still comes.
+    pub fn drop_parcels(&mut self, group: u64) {
+        while self.next_parcel(group).is_some() {}
+        self.inboxes.retain(|inbox| inbox.group != group);
+        self.closed_groups.push_back(group);
+        if self.closed_groups.len() > CLOSED_GROUPS_MAX {
+            self.closed_groups.pop_front();
+        }
+    }
+
+    pub(super) fn on_parcel(&mut self, via: u32, message: Vec<u8>, now: Time) {
+        let Some(path) = self.paths.at_mut(via) else { return };
+        let Some(from) = path.peer else { return };
+        if path.stage != Stage::Joined {
+            // The session may vouch for the path in a moment; until then nothing on it is believed.
+            if path.early.len() < EARLY_MAX {
+                path.early.push(message);
+            }
+            return;
+        }
+        let word = |at: usize| {
+            let bytes = message.get(at..at + 8)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        let Some(peer) = self.peers.at_mut(from.0) else { return };
+        let parcels = &mut peer.parcels;
+        let (number, next, group) = match message[0] {
+            KIND_RECEIPT => (None, word(1), None),
+            _ => (word(1), word(9), word(17)),
+        };
+        let Some(next) = next else { return self.close_path(via) };
+        // Only what has been sent can have come.
+        if next > parcels.first + parcels.kept.len() as u64 {
+            return self.close_path(via);
+        }
+        while parcels.first < next {
+            if let Some(bytes) = parcels.kept.pop_front() {
+                parcels.kept_bytes -= bytes.len();
+                parcels.posted = parcels.posted.saturating_sub(1);
+            }
+            parcels.first += 1;
+            parcels.resend_at = None;
+        }
+        let (Some(number), Some(group)) = (number, group) else {
+            return;
+        };
+        if number != parcels.expected {
+            return;
+        }
+        parcels.expected += 1;
+        parcels.unconfirmed_bytes += message.len();
+        let wanted = !self.closed_groups.contains(&group);
+        if wanted {
+            parcels.untaken_bytes += message.len();
+        }
+        if parcels.untaken_bytes > UNTAKEN_BYTES_MAX {
+            return self.disconnect(from, now);
+        }
+        let due = parcels.expected - parcels.confirmed >= RECEIPT_AFTER
+            || parcels.unconfirmed_bytes >= RECEIPT_AFTER_BYTES
+            || !self.slots[path.slot].transport.capabilities().reliable_messages;
+        if !wanted {
+            if due {
+                self.send_receipt(from, now);
+            }
+            return;
+        }
+        let at = match self.inboxes.iter().position(|inbox| inbox.group == group) {
+            Some(at) => at,
+            None => {
+                self.inboxes.push(Inbox {
+                    group,
+                    waiting: VecDeque::new(),
+                });
+                self.inboxes.len() - 1
+            }
+        };
+        self.inboxes[at].waiting.push_back(Parcel { from, bytes: message });
+        self.parcels_came = true;
+        if due {
+            self.send_receipt(from, now);
+        }
+    }
+
+    /// What came on a path before the session vouched for it.
+    pub(super) fn on_early_parcels(&mut self, via: u32, now: Time) {
+        let early = self.paths.at_mut(via).map(|path| std::mem::take(&mut path.early));
+        for message in early.into_iter().flatten() {
+            self.on_parcel(via, message, now);
+        }
+    }
+
+    /// Whether any parcel has come since this was last asked.
+    pub fn have_parcels_come(&mut self) -> bool {
+        std::mem::take(&mut self.parcels_came)
+    }
+
+    /// Parcels that a path may have taken with it go again on another.
+    pub(super) fn on_parcel_path_lost(&mut self, peer: PeerId, via: u32, now: Time) {
+        if let Some(state) = self.peers.at_mut(peer.0)
+            && state.parcels.via == Some(via)
+        {
+            state.parcels.via = None;
+            state.parcels.posted = 0;
+            self.post_parcels(peer, now);
+        }
+    }
+
+    pub(super) fn on_parcels_due(&mut self, peer: PeerId, now: Time) {
+        if let Some(state) = self.peers.at_mut(peer.0)
+            && state.parcels.resend_at.is_some_and(|at| at <= now)
+        {
+            state.parcels.posted = 0;
+            state.parcels.resend_at = None;
+            self.post_parcels(peer, now);
+        }
+    }
+
+    /// Hands over what the path has room for.
+    pub(super) fn post_parcels(&mut self, to: PeerId, now: Time) {
+        let Some(peer) = self.peers.at(to.0) else { return };
+        if peer.parcels.kept.len() == peer.parcels.posted {
+            return;
+        }
+        let Some(via) = peer.parcels.via.or_else(|| self.quickest_path(to)) else {
+            return;
+        };
+        let deadline = now.saturating_add(self.settings.session.silence_max);
+        let (Some(peer), Some(path)) = (self.peers.at_mut(to.0), self.paths.at(via)) else {
+            return;
+        };
+        let parcels = &mut peer.parcels;
+        parcels.via = Some(via);
+        let transport = &mut self.slots[path.slot].transport;
+        while let Some(bytes) = parcels.kept.get(parcels.posted) {
+            let op = Op {
+                id: OpId(super::turn::MESSAGE_BIT | self.next_message),
+                deadline,
+                body: Body::Message(bytes.clone()),
+            };
+            if transport.post(path.id, std::slice::from_ref(&op), now) != Ok(1) {
+                break;
+            }
+            self.next_message += 1;
+            self.posted[path.slot] = true;
+            parcels.posted += 1;
+        }
+        if !transport.capabilities().reliable_messages && parcels.resend_at.is_none() {
+            parcels.resend_at = Some(now.saturating_add(RESEND_AFTER));
+            self.touch(to);
+        }
+    }
+
+    fn send_receipt(&mut self, to: PeerId, now: Time) {
+        let Some(peer) = self.peers.at_mut(to.0) else { return };
+        let next = peer.parcels.expected;
+        peer.parcels.confirmed = next;
+        peer.parcels.unconfirmed_bytes = 0;
+        let Some(via) = peer.parcels.via.or_else(|| self.quickest_path(to)) else {
+            return;
+        };
+        let mut bytes = Vec::with_capacity(9);
+        bytes.push(KIND_RECEIPT);
+        bytes.extend_from_slice(&next.to_le_bytes());
+        if let Some(path) = self.paths.at_mut(via) {
+            path.outbox.push_back(bytes.into());
+            self.send_waiting(via, now);
+        }
+    }
+
+    /// The path with the least latency among those that the session vouches for, rather one that drops nothing.
+    fn quickest_path(&self, peer: PeerId) -> Option<u32> {
+        let joined = self
+            .paths
+            .iter()
+            .filter(|(_, path)| path.peer == Some(peer) && path.stage == Stage::Joined);
+        let rated = joined.map(|(via, path)| {
+            let capabilities = self.slots[path.slot].transport.capabilities();
+            (!capabilities.reliable_messages, capabilities.cost.latency, via)
+        });
+        rated.min().map(|(_, _, via)| via)
+    }
+}

@@ -1,0 +1,298 @@
+//! A program for one rank and given sizes, as a flat list of ops with byte ranges and what each of them waits for.
+//!
+//! Compiling asks the program once; running the same call again only walks the list. What an op waits for follows from the memory that it
+//! touches, in the order in which the program lists its ops, so that a rank runs ahead of its steps wherever that is right.
+
+mod flow;
+mod fuse;
+
+use std::ops::Range;
+
+use weft_plan::Rank;
+use weft_plan::collective::{Layout, Partition};
+use weft_plan::schedule::{Op, Ops, Program, Slice};
+
+use super::exchange::{Lane, Piece};
+use flow::Flow;
+
+/// What one rank does in a call.
+#[derive(Clone, Debug, Default)]
+pub struct Compiled {
+    pub(super) ops: Vec<Flat>,
+    /// How many ops or beginnings of ops each op waits for.
+    pub(super) waits: Vec<u32>,
+    /// The ops that wait for nothing.
+    pub(super) first: Vec<u32>,
+    /// Whom an op releases, as ranges of this list.
+    pub(super) released: Vec<u32>,
+    /// The lanes that messages are sent on.
+    pub(super) outgoing: Vec<Lane>,
+    /// Bytes of scratch that each part of the call needs, in the order of its parts.
+    pub(super) scratch: Vec<u64>,
+    pub(super) channels: u16,
+}
+
+/// An op with its bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Flat {
+    pub(super) step: u32,
+    /// Which combiner of the call.
+    pub(super) part: u32,
+    /// Which message of its lane, for a message.
+    pub(super) index: u32,
+    pub(super) act: Act,
+    /// Released when this has begun, for a send, or ended.
+    pub(super) on_begin: Range<u32>,
+    pub(super) on_end: Range<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Act {
+    Send {
+        lane: Lane,
+        queue: u32,
+        from: Piece,
+    },
+    Receive {
+        lane: Lane,
+        into: Piece,
+    },
+    ReceiveReduce {
+        lane: Lane,
+        with: Piece,
+        into: Piece,
+    },
+    Copy {
+        from: Piece,
+        to: Piece,
+    },
+    Reduce {
+        from: Piece,
+        with: Piece,
+        into: Piece,
+    },
+    /// By the number of ranks.
+    Divide {
+        at: Piece,
+    },
+}
+
+/// What to compile: a program, sizes, and what an element is.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    pub program: &'a dyn Program,
+    pub partition: &'a Partition,
+    /// Bytes of an element.
+    pub size: usize,
+    /// Divide the output by the number of ranks at the end.
+    pub average: bool,
+    /// A message between two ranks of which the others know nothing: it shares the first channel with all others of its kind, and
+    /// is not counted.
+    pub pairwise: bool,
+}
+
+/// The buffers of each part of a call, in the order in which an exchange is told of them.
+pub const BUFFERS: u32 = 3;
+
+/// A call that cannot be compiled: fix the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompileError {
+    #[error("a buffer of more bytes than there are addresses")]
+    TooLarge,
+    #[error("the program is for {program} ranks, the sizes for {sizes}")]
+    WrongRanks { program: u32, sizes: u32 },
+    #[error("the program cuts a block into {program} pieces, the sizes into {sizes}")]
+    WrongPieces { program: u32, sizes: u32 },
+    #[error("more channels in one call than there can be")]
+    TooManyChannels,
+}
+
+impl Compiled {
+    /// One collective. The program must have been verified: a slice out of bounds is a panic.
+    pub fn new(source: &Source<'_>, rank: Rank) -> Result<Compiled, CompileError> {
+        Compiled::group(std::slice::from_ref(source), rank)
+    }
+
+    /// Several at once, each on channels and buffers of its own: the buffers of part *i* begin at [`BUFFERS`] × *i*.
+    pub fn group(sources: &[Source<'_>], rank: Rank) -> Result<Compiled, CompileError> {
+        let mut compiled = Compiled::default();
+        let mut flow = Flow::new();
+        for (part, source) in sources.iter().enumerate() {
+            let first = if source.pairwise { 0 } else { compiled.channels };
+            let ops = list(source, rank, part as u32, first)?;
+            let channels = first.checked_add(source.program.shape().channels);
+            compiled.channels = channels.ok_or(CompileError::TooManyChannels)?.max(compiled.channels);
+            let layout = Layout::new(source.partition, source.program, rank);
+            let scratch = layout.elements(weft_plan::collective::Buffer::Scratch) * source.size as u64;
+            compiled.scratch.push(scratch);
+            flow.add(part as u32, fuse::fuse(ops), source.pairwise);
+        }
+        flow.finish(&mut compiled);
+        Ok(compiled)
+    }
+
+    /// Bytes of scratch that part `part` needs.
+    pub fn scratch(&self, part: usize) -> u64 {
+        self.scratch.get(part).copied().unwrap_or(0)
+    }
+    /// How many channels it uses between two ranks.
+    pub fn channels(&self) -> u16 {
+        self.channels
+    }
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+}
+
+/// An op as it was listed, with its bytes.
+#[derive(Clone, Copy, Debug)]
+struct Listed {
+    step: u32,
+    act: Act,
+    /// A message of nothing: it stands for everything before it.
+    fence: bool,
+}
+
+impl Act {
+    fn reads(&self) -> [Option<Piece>; 2] {
+        match *self {
+            Act::Send { from, .. } => [Some(from), None],
+            Act::Receive { .. } => [None, None],
+            Act::ReceiveReduce { with, .. } => [Some(with), None],
+            Act::Copy { from, .. } => [Some(from), None],
+            Act::Reduce { from, with, .. } => [Some(from), Some(with)],
+            Act::Divide { at } => [Some(at), None],
+        }
+    }
+    fn writes(&self) -> Option<Piece> {
+        match *self {
+            Act::Send { .. } => None,
+            Act::Receive { into, .. } | Act::ReceiveReduce { into, .. } | Act::Reduce { into, .. } => Some(into),
+            Act::Copy { to, .. } => Some(to),
+            Act::Divide { at } => Some(at),
+        }
+    }
+    /// Bytes that it is about.
+    fn len(&self) -> u64 {
+        self.writes().or(self.reads()[0]).map_or(0, |piece| piece.len)
+    }
+}
+
+/// What the program lists for this rank, without what has no bytes.
+fn list(source: &Source<'_>, rank: Rank, part: u32, channels: u16) -> Result<Vec<Listed>, CompileError> {
+    let (program, partition) = (source.program, source.partition);
+    let shape = program.shape();
+    let (ranks, pieces) = (partition.problem().ranks, partition.pieces());
+    if shape.ranks != ranks {
+        return Err(CompileError::WrongRanks {
+            program: shape.ranks,
+            sizes: ranks,
+        });
+    }
+    if shape.pieces != pieces {
+        return Err(CompileError::WrongPieces {
+            program: shape.pieces,
+            sizes: pieces,
+        });
+    }
+    if channels.checked_add(shape.channels).is_none() {
+        return Err(CompileError::TooManyChannels);
+    }
+    let layout = Layout::new(partition, program, rank);
+    let size = source.size as u64;
+    let buffers = [
+        weft_plan::collective::Buffer::Input,
+        weft_plan::collective::Buffer::Output,
+        weft_plan::collective::Buffer::Scratch,
+    ];
+    if buffers
+        .iter()
+        .any(|&buffer| layout.elements(buffer).checked_mul(size).is_none())
+    {
+        return Err(CompileError::TooLarge);
+    }
+    let piece = |slice: Slice| {
+        let (buffer, elements) = layout.locate(slice);
+        Piece {
+            buffer: part * BUFFERS + buffer as u32,
+            offset: elements.start * size,
+            len: (elements.end - elements.start) * size,
+        }
+    };
+    let lane = |peer: Rank, channel: weft_plan::schedule::Channel| Lane {
+        peer,
+        channel: channels + channel.0,
+    };
+    let (mut listed, mut ops) = (Vec::new(), Ops::new());
+    for step in 0..shape.steps {
+        for op in ops.fill(program, rank, step) {
+            let act = match *op {
+                Op::Send { to, slice, channel } => Act::Send {
+                    lane: lane(to, channel),
+                    queue: 0,
+                    from: piece(slice),
+                },
+                Op::Receive { from, slice, channel } => Act::Receive {
+                    lane: lane(from, channel),
+                    into: piece(slice),
+                },
+                Op::ReceiveReduce {
+                    from,
+                    with,
+                    into,
+                    channel,
+                } => Act::ReceiveReduce {
+                    lane: lane(from, channel),
+                    with: piece(with),
+                    into: piece(into),
+                },
+                Op::Copy { from, to } => Act::Copy {
+                    from: piece(from),
+                    to: piece(to),
+                },
+                Op::Reduce { from, with, into } => Act::Reduce {
+                    from: piece(from),
+                    with: piece(with),
+                    into: piece(into),
+                },
+            };
+            let fence = op.peer().is_some() && op.reads().chain(op.writes()).all(|slice| slice.is_empty());
+            let itself = matches!(act, Act::Copy { from, to } if from == to);
+            if (act.len() > 0 || fence) && !itself {
+                listed.push(Listed { step, act, fence });
+            }
+        }
+    }
+    if source.average {
+        let (buffer, len) = output(&layout, partition, rank, size);
+        if len > 0 {
+            let at = Piece {
+                buffer: part * BUFFERS + buffer.0,
+                offset: buffer.1,
+                len,
+            };
+            listed.push(Listed {
+                step: shape.steps,
+                act: Act::Divide { at },
+                fence: false,
+            });
+        }
+    }
+    Ok(listed)
+}
+
+/// Where the output of a rank lies: its buffer, the first byte in it, and how many there are.
+fn output(layout: &Layout, partition: &Partition, rank: Rank, size: u64) -> ((u32, u64), u64) {
+    let chunks = partition
+        .problem()
+        .chunks(rank, weft_plan::collective::Buffer::Output, partition.pieces());
+    let (buffer, elements) = layout.locate(Slice::output(0, chunks));
+    (
+        (buffer as u32, elements.start * size),
+        (elements.end - elements.start) * size,
+    )
+}

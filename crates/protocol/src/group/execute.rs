@@ -1,0 +1,339 @@
+//! Runs what one rank does in a call.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use weft_plan::algorithms::Direct;
+//! use weft_plan::collective::{Collective, Counts, Partition, Problem};
+//! use weft_plan::{Datatype, Rank, Reduction};
+//! use weft_protocol::VecMemory;
+//! use weft_protocol::group::{
+//!     CallRecord, Combiner, Compiled, Execution, LoopbackGroup, LoopbackOptions, Reference, Source, Task, Turn, View,
+//! };
+//!
+//! let problem = Problem::new(Collective::AllReduce, 2);
+//! let program = Direct::new(problem).unwrap();
+//! let partition = Partition::new(&problem, Counts::Equal(3), 1)?;
+//! let source = Source { program: &program, partition: &partition, size: 1, average: false, pairwise: false };
+//! let sum = Combiner::Builtin { datatype: Datatype::U8, reduction: Reduction::Sum };
+//! let group = LoopbackGroup::new(2, LoopbackOptions::default());
+//! let outputs = [0, 1].map(|_| Arc::new(VecMemory::zeroed(3)));
+//! let mut ranks: Vec<_> = (0..2)
+//!     .map(|rank| {
+//!         let input = Arc::new(VecMemory::new(vec![10 * rank as u8 + 1; 3]));
+//!         let task = Task {
+//!             compiled: Arc::new(Compiled::new(&source, Rank(rank)).unwrap()),
+//!             combiners: Arc::new([sum.clone()]),
+//!             ranks: 2,
+//!             record: CallRecord::new(0, 1, "all-reduce sum of 3 u8"),
+//!         };
+//!         let none = Arc::new(VecMemory::zeroed(0));
+//!         let buffers = [View::whole(input), View::whole(outputs[rank as usize].clone()), View::whole(none)];
+//!         let (mut execution, mut exchange) = (Execution::default(), group.exchange(Rank(rank)));
+//!         execution.begin(task, buffers, &mut exchange).unwrap();
+//!         (execution, exchange)
+//!     })
+//!     .collect();
+//! let mut ended = 0;
+//! while ended < 2 {
+//!     let turns = ranks.iter_mut().map(|(execution, exchange)| execution.turn(exchange, &Reference));
+//!     ended = turns.filter(|turn| *turn == Ok(Turn::Ended)).count();
+//! }
+//! assert_eq!(outputs[1].snapshot(), [12, 12, 12]);
+//! # Ok::<(), weft_plan::collective::PartitionError>(())
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::combine::{At, Combiner, Kernels};
+use super::compile::{Act, Compiled, Flat};
+use super::exchange::{Exchange, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
+use super::record::{CallRecord, Waiting};
+use crate::transport::Progress;
+
+/// A call of this rank. Kept between calls, it allocates nothing once it has seen one as large.
+#[derive(Debug, Default)]
+pub struct Execution {
+    task: Option<Task>,
+    buffers: Vec<View>,
+    /// By op: how much it still waits for.
+    waits: Vec<u32>,
+    /// Messages that may go or come.
+    ready: Vec<u32>,
+    /// What may be done on this rank alone.
+    local: VecDeque<u32>,
+    /// By lane: what has been offered and not settled, oldest first.
+    open: Vec<VecDeque<(u32, OfferId)>>,
+    /// Ops that have not ended.
+    left: usize,
+}
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Task {
+    pub compiled: Arc<Compiled>,
+    /// One a part of the call, for those that reduce; the others' are not looked at.
+    pub combiners: Arc<[Combiner]>,
+    pub ranks: u32,
+    pub record: CallRecord,
+}
+
+/// What came of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Turn {
+    /// The call is done, and its buffers are the caller's again.
+    Ended,
+    /// Something was done.
+    Moved,
+    /// Nothing can be done before a peer has done something.
+    Waiting,
+}
+
+/// Passes over the lanes in one turn, so that whoever turns can look at the clock now and then.
+const PASSES: usize = 16;
+
+impl Execution {
+    /// Starts a call. The buffers are those of its parts, one after the other: input, output and scratch of each.
+    pub fn begin<E: Exchange + ?Sized>(
+        &mut self,
+        task: Task,
+        buffers: impl IntoIterator<Item = View>,
+        exchange: &mut E,
+    ) -> Result<(), Trouble> {
+        self.buffers.clear();
+        self.buffers.extend(buffers);
+        let compiled = &*task.compiled;
+        self.waits.clear();
+        self.waits.extend_from_slice(&compiled.waits);
+        self.left = compiled.ops.len();
+        self.ready.clear();
+        self.local.clear();
+        self.open.iter_mut().for_each(VecDeque::clear);
+        if self.open.len() < compiled.outgoing.len() {
+            self.open.resize_with(compiled.outgoing.len(), VecDeque::new);
+        }
+        for &id in &compiled.first {
+            queue(&compiled.ops[id as usize], id, &mut self.ready, &mut self.local);
+        }
+        exchange.begin(&task.record, &self.buffers)?;
+        self.task = Some(task);
+        Ok(())
+    }
+
+    /// Does what can be done now. After [`Turn::Ended`] and after an error it does nothing more.
+    pub fn turn<E, K>(&mut self, exchange: &mut E, kernels: &K) -> Result<Turn, Trouble>
+    where
+        E: Exchange + ?Sized,
+        K: Kernels + ?Sized,
+    {
+        let Some(task) = &self.task else { return Ok(Turn::Ended) };
+        let mut run = Run {
+            task,
+            buffers: &self.buffers,
+            waits: &mut self.waits,
+            ready: &mut self.ready,
+            local: &mut self.local,
+            open: &mut self.open,
+            left: &mut self.left,
+        };
+        let mut moved = false;
+        for _ in 0..PASSES {
+            let again = run.pass(exchange, kernels)?;
+            moved |= again;
+            if *run.left == 0 {
+                // After a call that went well nothing is open, and this is immediate.
+                if exchange.end() == Progress::Idle {
+                    self.task = None;
+                    return Ok(Turn::Ended);
+                }
+                return Ok(Turn::Moved);
+            }
+            if !again {
+                break;
+            }
+        }
+        Ok(if moved { Turn::Moved } else { Turn::Waiting })
+    }
+
+    /// What the call waits for: the earliest of its ops that has begun and not ended.
+    pub fn waiting(&self) -> Waiting {
+        let first = self.ready.iter().copied();
+        let offered = self.open.iter().filter_map(|open| open.front()).map(|(id, _)| *id);
+        let op = first.chain(offered).min().and_then(|id| {
+            let task = self.task.as_ref()?;
+            task.compiled.ops.get(id as usize)
+        });
+        match op {
+            Some(op) => Waiting {
+                step: op.step,
+                peer: match op.act {
+                    Act::Send { lane, .. } | Act::Receive { lane, .. } | Act::ReceiveReduce { lane, .. } => {
+                        Some(lane.peer)
+                    }
+                    Act::Copy { .. } | Act::Reduce { .. } | Act::Divide { .. } => None,
+                },
+            },
+            None => Waiting { step: 0, peer: None },
+        }
+    }
+
+    /// What is being called, while something is.
+    pub fn record(&self) -> Option<&CallRecord> {
+        self.task.as_ref().map(|task| &task.record)
+    }
+
+    /// Gives a call up. Call again until it answers [`Progress::Idle`]: then nothing touches the buffers any more.
+    pub fn abandon<E: Exchange + ?Sized>(&mut self, exchange: &mut E) -> Progress {
+        if self.task.is_some() && exchange.end() == Progress::Busy {
+            return Progress::Busy;
+        }
+        self.task = None;
+        self.buffers.clear();
+        Progress::Idle
+    }
+
+    /// Lets go of the buffers of a call that has ended.
+    pub fn release(&mut self) {
+        if self.task.is_none() {
+            self.buffers.clear();
+        }
+    }
+}
+
+/// An execution taken apart, so that its lists can be changed while its task is looked at.
+struct Run<'a> {
+    task: &'a Task,
+    buffers: &'a [View],
+    waits: &'a mut [u32],
+    ready: &'a mut Vec<u32>,
+    local: &'a mut VecDeque<u32>,
+    open: &'a mut [VecDeque<(u32, OfferId)>],
+    left: &'a mut usize,
+}
+
+impl Run<'_> {
+    /// Looks at everything once: what has settled, what may go or come, and one thing on this rank.
+    fn pass<E, K>(&mut self, exchange: &mut E, kernels: &K) -> Result<bool, Trouble>
+    where
+        E: Exchange + ?Sized,
+        K: Kernels + ?Sized,
+    {
+        let mut moved = false;
+        let mut at = 0;
+        // What is released here goes to the end of the list, and is looked at in this same pass.
+        while let Some(&id) = self.ready.get(at) {
+            let op = &self.task.compiled.ops[id as usize];
+            let (gone, some) = self.message(op, id, exchange)?;
+            moved |= some;
+            match gone {
+                true => drop(self.ready.swap_remove(at)),
+                false => at += 1,
+            }
+        }
+        for queue in 0..self.task.compiled.outgoing.len() {
+            let lane = self.task.compiled.outgoing[queue];
+            while let Some(&(id, offer)) = self.open[queue].front() {
+                if !exchange.settled(lane, offer) {
+                    break;
+                }
+                self.open[queue].pop_front();
+                self.ended(id);
+                moved = true;
+            }
+        }
+        if let Some(id) = self.local.pop_front() {
+            self.here(&self.task.compiled.ops[id as usize], kernels);
+            self.ended(id);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Tries to send or to receive. Says whether the op is off the list, and whether anything was done.
+    fn message<E: Exchange + ?Sized>(&mut self, op: &Flat, id: u32, exchange: &mut E) -> Result<(bool, bool), Trouble> {
+        let head = |len| MessageHead {
+            call: self.task.record.number,
+            signature: self.task.record.signature,
+            index: op.index,
+            len,
+        };
+        let (lane, sink) = match op.act {
+            Act::Send { lane, queue, from } => {
+                match exchange.offer(lane, &head(from.len), from)? {
+                    Offered::Full => return Ok((false, false)),
+                    Offered::Settled => {
+                        self.released(&op.on_begin);
+                        self.ended(id);
+                    }
+                    Offered::Open(offer) => {
+                        self.open[queue as usize].push_back((id, offer));
+                        self.released(&op.on_begin);
+                    }
+                }
+                return Ok((true, true));
+            }
+            Act::Receive { lane, into } => (lane, Sink::Copy(into)),
+            Act::ReceiveReduce { lane, with, into } => {
+                let how = &self.task.combiners[op.part as usize];
+                (lane, Sink::Combine { with, into, how })
+            }
+            Act::Copy { .. } | Act::Reduce { .. } | Act::Divide { .. } => return Ok((true, false)),
+        };
+        Ok(match exchange.take(lane, &head(sink.target().len), &sink)? {
+            Taken::Nothing => (false, false),
+            Taken::Part => (false, true),
+            Taken::All => {
+                self.ended(id);
+                (true, true)
+            }
+        })
+    }
+
+    /// Does something on this rank alone.
+    fn here<K: Kernels + ?Sized>(&self, op: &Flat, kernels: &K) {
+        let at = |piece: Piece| {
+            let view = &self.buffers[piece.buffer as usize];
+            At {
+                memory: &*view.memory,
+                offset: view.offset + piece.offset,
+            }
+        };
+        match op.act {
+            Act::Copy { from, to } => kernels.copy(at(from), at(to), to.len),
+            Act::Reduce { from, with, into } => {
+                let how = &self.task.combiners[op.part as usize];
+                kernels.combine(how, at(with), at(from), at(into), into.len);
+            }
+            Act::Divide { at: piece } => {
+                if let Combiner::Builtin { datatype, .. } = &self.task.combiners[op.part as usize] {
+                    kernels.divide(*datatype, at(piece), piece.len, self.task.ranks.into());
+                }
+            }
+            Act::Send { .. } | Act::Receive { .. } | Act::ReceiveReduce { .. } => {}
+        }
+    }
+
+    fn ended(&mut self, id: u32) {
+        *self.left -= 1;
+        self.released(&self.task.compiled.ops[id as usize].on_end);
+    }
+
+    fn released(&mut self, range: &std::ops::Range<u32>) {
+        let compiled = &self.task.compiled;
+        for &id in &compiled.released[range.start as usize..range.end as usize] {
+            let waits = &mut self.waits[id as usize];
+            *waits -= 1;
+            if *waits == 0 {
+                queue(&compiled.ops[id as usize], id, self.ready, self.local);
+            }
+        }
+    }
+}
+
+fn queue(op: &Flat, id: u32, ready: &mut Vec<u32>, local: &mut VecDeque<u32>) {
+    match op.act {
+        Act::Send { .. } | Act::Receive { .. } | Act::ReceiveReduce { .. } => ready.push(id),
+        Act::Copy { .. } | Act::Reduce { .. } | Act::Divide { .. } => local.push_back(id),
+    }
+}

@@ -1,0 +1,245 @@
+//! Collectives: a [`Communicator`] is one rank of a group of processes that call the same things in the same order.
+//!
+//! Calls of one communicator run one after the other, in the order in which they were made; what is to overlap is
+//! [grouped](Communicator::group), or made on communicators of its own ([`split`](Communicator::split)). Ranks on one host exchange
+//! messages through an arena in shared memory, others through whatever paths their agents have.
+//!
+//! A call that fails fails on every rank, with an error that names the rank that is to blame, and the communicator is of no further
+//! use: [`shrink`](Communicator::shrink) makes a new one of those that are left.
+
+pub(crate) mod board;
+mod bootstrap;
+mod call;
+mod choice;
+mod exchange;
+mod failure;
+mod far;
+mod membership;
+mod pending;
+mod prepare;
+mod state;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use weft_plan::{Rank, Time};
+use weft_protocol::group::View;
+
+use crate::agent::Agent;
+use crate::error::Error;
+use crate::memory::Memory;
+use board::Board;
+use call::Described;
+use pending::Outcome;
+use state::State;
+
+pub use bootstrap::JoinOptions;
+pub use call::Call;
+pub use failure::CollectiveFailed;
+pub use pending::Pending;
+pub use prepare::{CallError, Operator};
+
+/// One rank of a group. Clones are the same rank.
+#[derive(Clone, Debug)]
+pub struct Communicator {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    agent: Agent,
+    rank: Rank,
+    ranks: u32,
+    options: JoinOptions,
+    board: Arc<Board>,
+    nothing: Memory,
+    state: Mutex<State>,
+    /// Signalled when a call is queued, and at the end.
+    queued: Condvar,
+    /// Threads that take the calls further themselves.
+    drivers: AtomicU32,
+    stopping: AtomicBool,
+    worker: OnceLock<Option<JoinHandle<()>>>,
+}
+
+/// Bytes of registered memory.
+#[derive(Clone, Debug)]
+pub struct Part {
+    memory: Memory,
+    offset: u64,
+    len: u64,
+}
+
+impl From<&Memory> for Part {
+    fn from(memory: &Memory) -> Part {
+        Part {
+            memory: memory.clone(),
+            offset: 0,
+            len: memory.len(),
+        }
+    }
+}
+
+impl Memory {
+    /// A part of the memory, for a collective.
+    ///
+    /// # Panics
+    /// Where the range is not within the memory.
+    pub fn part(&self, range: Range<u64>) -> Part {
+        assert!(
+            range.start <= range.end && range.end <= self.len(),
+            "bytes {range:?} of {}",
+            self.len()
+        );
+        Part {
+            memory: self.clone(),
+            offset: range.start,
+            len: range.end - range.start,
+        }
+    }
+}
+
+impl Part {
+    /// No bytes of the same memory.
+    fn nothing(&self) -> Part {
+        Part { len: 0, ..self.clone() }
+    }
+
+    /// Whether it lies `at` bytes into another part.
+    fn begins_at(&self, other: &Part, at: u64) -> bool {
+        self.memory.as_ptr() as usize + self.offset as usize
+            == other.memory.as_ptr() as usize + (other.offset + at) as usize
+    }
+
+    fn view(&self) -> Result<View, Error> {
+        Ok(View {
+            memory: self.memory.inner.host.clone(),
+            offset: self.offset,
+            len: self.len,
+            key: self.memory.lent()?,
+        })
+    }
+}
+
+impl Communicator {
+    pub fn rank(&self) -> Rank {
+        self.inner.rank
+    }
+    /// How many ranks the group has.
+    pub fn size(&self) -> u32 {
+        self.inner.ranks
+    }
+    pub fn agent(&self) -> &Agent {
+        &self.inner.agent
+    }
+
+    fn default_deadline(&self) -> Time {
+        self.inner.options.deadline.into()
+    }
+    fn nothing(&self) -> Part {
+        self.inner.nothing.part(0..0)
+    }
+
+    fn run(&self, call: Described) -> Result<(), Error> {
+        let mut state = self.inner.lock();
+        if state.is_idle() {
+            return state.run(call);
+        }
+        drop(state);
+        self.start(call).wait()
+    }
+
+    fn start(&self, call: Described) -> Pending {
+        let outcome = Outcome::default();
+        self.inner.lock().enqueue(call, outcome.clone());
+        self.inner.employ();
+        self.inner.queued.notify_all();
+        Pending {
+            group: self.inner.clone(),
+            outcome,
+        }
+    }
+}
+
+impl Inner {
+    fn new(agent: Agent, state: State, board: Arc<Board>, options: JoinOptions) -> Result<Communicator, Error> {
+        let nothing = agent.allocate(1)?;
+        let inner = Inner {
+            rank: state.rank,
+            ranks: state.ranks,
+            agent,
+            options,
+            board,
+            nothing,
+            state: Mutex::new(state),
+            queued: Condvar::new(),
+            drivers: AtomicU32::new(0),
+            stopping: AtomicBool::new(false),
+            worker: OnceLock::new(),
+        };
+        Ok(Communicator { inner: Arc::new(inner) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Takes the calls further, unless somebody does.
+    fn advance_if_free(&self) {
+        match self.state.try_lock() {
+            Ok(mut state) => state.advance(),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().advance(),
+            Err(TryLockError::WouldBlock) => {}
+        }
+    }
+
+    /// Takes the calls further until there is what the caller waits for.
+    fn drive_until(&self, met: impl Fn() -> bool) {
+        self.drivers.fetch_add(1, Ordering::Relaxed);
+        while !met() && !self.stopping.load(Ordering::Relaxed) {
+            self.lock().advance();
+        }
+        self.drivers.fetch_sub(1, Ordering::Relaxed);
+        self.queued.notify_all();
+    }
+
+    /// Has a thread that takes calls further which nobody waits for.
+    fn employ(self: &Arc<Inner>) {
+        self.worker.get_or_init(|| {
+            let group = Arc::downgrade(self);
+            let work = move || {
+                while let Some(group) = group.upgrade() {
+                    if group.stopping.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    group.work();
+                }
+            };
+            let worker = std::thread::Builder::new().name("weft-group".to_owned());
+            // Without the thread, calls go on whenever somebody waits for one.
+            worker.spawn(work).ok()
+        });
+    }
+
+    fn work(&self) {
+        let mut state = self.lock();
+        if state.is_idle() || self.drivers.load(Ordering::Relaxed) > 0 {
+            // It looks up now and then, in case that the last handle is gone.
+            let wait = self.queued.wait_timeout(state, Duration::from_millis(20));
+            drop(wait.unwrap_or_else(|poisoned| poisoned.into_inner()));
+            return;
+        }
+        state.advance();
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.queued.notify_all();
+        self.agent.forget_board(&self.board);
+    }
+}

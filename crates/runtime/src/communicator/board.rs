@@ -1,0 +1,286 @@
+//! What the ranks of a group tell each other beside their messages, whether or not they are in a call.
+//!
+//! Such words travel as parcels of their own, and whichever thread turns the agent hears them: a rank that hangs in its application
+//! still answers what it had called.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use weft_fabric::Live;
+use weft_plan::{Rank, Time};
+use weft_protocol::agent::Core;
+use weft_protocol::group::{Abort, Agreement, AgreementMessage, CallRecord, Status, Waiting};
+use weft_protocol::transfer::PeerId;
+use weft_protocol::wire::{Reader, Writer};
+
+const ASK: u8 = 0;
+const ANSWER: u8 = 1;
+const ABORT: u8 = 2;
+const LETTER: u8 = 3;
+const AGREE: u8 = 4;
+/// Letters that nobody has opened. A member of a group writes a few while it is formed.
+const LETTERS_MAX: usize = 1 << 16;
+
+/// The board of one group on one rank.
+#[derive(Debug)]
+pub(crate) struct Board {
+    /// The group of its parcels. Those of messages are the next number.
+    pub(crate) group: u64,
+    notes: Mutex<Notes>,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    /// By rank, as they become known; this rank has none.
+    peers: Vec<Option<PeerId>>,
+    own: Option<Status>,
+    known: Vec<Option<Status>>,
+    abort: Option<Abort>,
+    letters: VecDeque<(PeerId, Vec<u8>)>,
+    /// Once this rank wants to know who is left.
+    agreement: Option<Agreement>,
+    /// What others have said about that before.
+    early: Vec<(Rank, AgreementMessage)>,
+}
+
+impl Board {
+    pub(crate) fn new(group: u64, ranks: u32) -> Arc<Board> {
+        let notes = Notes {
+            peers: vec![None; ranks as usize],
+            known: vec![None; ranks as usize],
+            ..Notes::default()
+        };
+        Arc::new(Board {
+            group,
+            notes: Mutex::new(notes),
+        })
+    }
+
+    /// Hears everything that has come. Called with the world's mutex held.
+    pub(crate) fn hear(&self, core: &mut Core<dyn Live>, now: Time) {
+        let mut any = false;
+        while let Some(parcel) = core.next_parcel(self.group) {
+            any = true;
+            let from = parcel.from;
+            let answer = self.hear_one(from, parcel.payload());
+            if let Some(answer) = answer {
+                // A peer that is gone needs no answer, and one with a full window asks again.
+                let _ = core.send_parcel(from, self.group, &[&answer], now);
+            }
+        }
+        if any {
+            self.send_agreement(core, now);
+        }
+    }
+
+    /// Begins to find out who is left, or goes on with it.
+    pub(crate) fn agree(&self, own: Rank, lost: &[Rank]) {
+        let mut notes = self.lock();
+        let ranks = notes.peers.len() as u32;
+        match &mut notes.agreement {
+            Some(agreement) => lost.iter().for_each(|rank| agreement.on_lost(*rank)),
+            none => *none = Some(Agreement::new(own, ranks, lost)),
+        }
+        let early = std::mem::take(&mut notes.early);
+        if let Some(agreement) = &mut notes.agreement {
+            early
+                .into_iter()
+                .for_each(|(from, message)| agreement.on_message(from, message));
+        }
+    }
+
+    /// Those that have not answered by now are left out: by the rank that coordinates, or that rank itself by those that follow it.
+    pub(crate) fn agree_without_late(&self, coordinating: bool) {
+        if let Some(agreement) = &mut self.lock().agreement
+            && agreement.is_coordinator() == coordinating
+        {
+            agreement.on_late();
+        }
+    }
+
+    /// Who is left, once all that are have agreed on it.
+    pub(crate) fn members(&self) -> Option<Vec<Rank>> {
+        Some(self.lock().agreement.as_ref()?.decision()?.to_vec())
+    }
+
+    /// Says what there is to say about who is left.
+    pub(crate) fn send_agreement(&self, core: &mut Core<dyn Live>, now: Time) {
+        let mut notes = self.lock();
+        let Notes { agreement, peers, .. } = &mut *notes;
+        let Some(agreement) = agreement else { return };
+        while let Some((to, message)) = agreement.next_message() {
+            if let Some(peer) = peers[to.0 as usize] {
+                let mut words = vec![AGREE];
+                words.extend_from_slice(&message.to_bytes());
+                // Whoever is gone needs not be told.
+                let _ = core.send_parcel(peer, self.group, &[&words], now);
+            }
+        }
+    }
+
+    fn hear_one(&self, from: PeerId, payload: &[u8]) -> Option<Vec<u8>> {
+        let mut notes = self.lock();
+        let (&kind, rest) = payload.split_first()?;
+        let rank = notes.peers.iter().position(|peer| *peer == Some(from));
+        match kind {
+            ASK => {
+                let mut w = Writer::new();
+                w.u8(ANSWER);
+                write_status(&mut w, notes.own.as_ref()?);
+                return Some(w.buf);
+            }
+            ANSWER => notes.known[rank?] = read_status(rest),
+            ABORT => {
+                let abort = Abort::from_bytes(rest.try_into().ok()?).ok()?;
+                notes.abort.get_or_insert(abort);
+            }
+            AGREE => {
+                let message = AgreementMessage::from_bytes(rest).ok()?;
+                let from = Rank(rank? as u32);
+                let Notes { agreement, early, .. } = &mut *notes;
+                match agreement {
+                    Some(agreement) => agreement.on_message(from, message),
+                    None if early.len() < LETTERS_MAX => early.push((from, message)),
+                    None => {}
+                }
+            }
+            LETTER if notes.letters.len() < LETTERS_MAX => notes.letters.push_back((from, rest.to_vec())),
+            _ => {}
+        }
+        None
+    }
+
+    pub(crate) fn knows(&self, rank: Rank, peer: PeerId) {
+        self.lock().peers[rank.0 as usize] = Some(peer);
+    }
+    pub(crate) fn peers(&self) -> Vec<Option<PeerId>> {
+        self.lock().peers.clone()
+    }
+    /// The letters of one kind that have come, without their kind. Others stay.
+    pub(crate) fn take_letters(&self, kind: u8) -> Vec<(PeerId, Vec<u8>)> {
+        let mut notes = self.lock();
+        let (taken, left) = std::mem::take(&mut notes.letters)
+            .into_iter()
+            .partition(|(_, letter)| letter.first() == Some(&kind));
+        notes.letters = left;
+        let taken: VecDeque<(PeerId, Vec<u8>)> = taken;
+        taken
+            .into_iter()
+            .map(|(from, letter)| (from, letter[1..].to_vec()))
+            .collect()
+    }
+    pub(crate) fn has_letters(&self) -> bool {
+        !self.lock().letters.is_empty()
+    }
+    pub(crate) fn set_status(&self, status: Status) {
+        self.lock().own = Some(status);
+    }
+    pub(crate) fn set_waiting(&self, waiting: Waiting) {
+        if let Some(own) = &mut self.lock().own {
+            own.waiting = waiting;
+        }
+    }
+    pub(crate) fn set_ended(&self) {
+        if let Some(own) = &mut self.lock().own {
+            own.ended = true;
+        }
+    }
+    pub(crate) fn status(&self, of: Rank) -> Option<Status> {
+        *self.lock().known.get(of.0 as usize)?
+    }
+    pub(crate) fn abort(&self) -> Option<Abort> {
+        self.lock().abort
+    }
+    pub(crate) fn set_abort(&self, abort: &Abort) {
+        self.lock().abort.get_or_insert(*abort);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Asks a rank what it has called. The answer appears on the board.
+pub(crate) fn ask() -> Vec<u8> {
+    vec![ASK]
+}
+
+/// Tells a rank that the call has failed.
+pub(crate) fn tell_abort(abort: &Abort) -> Vec<u8> {
+    let mut told = vec![ABORT];
+    told.extend_from_slice(&abort.to_bytes());
+    told
+}
+
+/// Something for the rank itself to read.
+pub(crate) fn letter(kind: u8, content: &[u8]) -> Vec<u8> {
+    let mut letter = vec![LETTER, kind];
+    letter.extend_from_slice(content);
+    letter
+}
+
+fn write_status(w: &mut Writer, status: &Status) {
+    w.buf.extend_from_slice(&status.call.to_bytes());
+    w.u8(u8::from(status.ended));
+    w.buf.extend_from_slice(&status.waiting.step.to_le_bytes());
+    let peer = status.waiting.peer.map_or(u32::MAX, |rank| rank.0);
+    w.buf.extend_from_slice(&peer.to_le_bytes());
+}
+
+fn read_status(bytes: &[u8]) -> Option<Status> {
+    let mut r = Reader::new(bytes);
+    let call = CallRecord::from_bytes(r.take(CallRecord::BYTES).ok()?.try_into().ok()?);
+    let ended = r.u8().ok()? != 0;
+    let mut number = || Some(u32::from_le_bytes(r.take(4).ok()?.try_into().ok()?));
+    let (step, peer) = (number()?, number()?);
+    r.end().ok()?;
+    Some(Status {
+        call,
+        ended,
+        waiting: Waiting {
+            step,
+            peer: (peer != u32::MAX).then_some(Rank(peer)),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_is_asked_and_answers() {
+        let (near, far) = (Board::new(2, 2), Board::new(2, 2));
+        let (to_far, to_near) = (PeerId(4), PeerId(9));
+        near.knows(Rank(1), to_far);
+        far.knows(Rank(0), to_near);
+        assert_eq!(
+            far.hear_one(to_near, &ask()),
+            None,
+            "nothing to say before the first call"
+        );
+        let status = Status {
+            call: CallRecord::new(3, 7, "barrier"),
+            ended: false,
+            waiting: Waiting {
+                step: 1,
+                peer: Some(Rank(0)),
+            },
+        };
+        far.set_status(status);
+        let answer = far.hear_one(to_near, &ask()).expect("an answer");
+        near.hear_one(to_far, &answer);
+        assert_eq!(near.status(Rank(1)), Some(status));
+        far.set_ended();
+        near.hear_one(to_far, &far.hear_one(to_near, &ask()).expect("an answer"));
+        assert!(near.status(Rank(1)).is_some_and(|status| status.ended));
+        // Strangers and garbage change nothing.
+        near.hear_one(PeerId(1), &answer);
+        near.hear_one(to_far, &answer[..20]);
+        near.hear_one(to_far, &[]);
+        assert_eq!(near.status(Rank(1)), None, "half an answer is none");
+        near.hear_one(to_far, &letter(1, b"hello"));
+        assert!(near.has_letters() && near.take_letters(0).is_empty());
+        assert_eq!(near.take_letters(1), [(to_far, b"hello".to_vec())]);
+    }
+}

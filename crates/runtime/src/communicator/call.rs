@@ -1,0 +1,530 @@
+//! Calls as they are described before they run.
+
+use std::time::Duration;
+
+use weft_plan::algorithms::Algorithm;
+use weft_plan::collective::{Collective, Counts, Problem, Sizes};
+use weft_plan::{Datatype, Rank, Reduction, Time};
+
+use super::pending::Pending;
+use super::prepare::{CallError, Operator, Spec, sizes};
+use super::{Communicator, Part};
+use crate::error::Error;
+
+/// A call being described. Nothing happens before [`run`](Call::run) or [`start`](Call::start).
+#[derive(Debug)]
+#[must_use = "a described call does nothing until it is run or started"]
+pub struct Call<'a> {
+    group: &'a Communicator,
+    described: Result<Described, CallError>,
+}
+
+/// A call with its buffers, ready to be queued.
+#[derive(Debug)]
+pub(super) struct Described {
+    pub(super) specs: Vec<Spec>,
+    /// Input and output of each.
+    pub(super) parts: Vec<Part>,
+    pub(super) deadline: Time,
+}
+
+impl<'a> Call<'a> {
+    /// By when the call ends, counted from its start.
+    pub fn deadline(mut self, after: Duration) -> Call<'a> {
+        if let Ok(described) = &mut self.described {
+            described.deadline = after.into();
+        }
+        self
+    }
+
+    /// Which algorithm to use. All ranks must say the same.
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Call<'a> {
+        if let Ok(described) = &mut self.described {
+            described
+                .specs
+                .iter_mut()
+                .for_each(|spec| spec.algorithm = Some(algorithm));
+        }
+        self
+    }
+
+    /// Runs it, after the calls that were started before, and waits for its end.
+    pub fn run(self) -> Result<(), Error> {
+        self.group.run(self.described?)
+    }
+
+    /// Starts it and goes on. The buffers must not be touched until it has ended.
+    pub fn start(self) -> Result<Pending, Error> {
+        Ok(self.group.start(self.described?))
+    }
+}
+
+impl Communicator {
+    /// Every rank ends with the reduction of all inputs. In place where input and output are the same.
+    pub fn all_reduce(
+        &self,
+        input: impl Into<Part>,
+        output: impl Into<Part>,
+        datatype: Datatype,
+        operator: impl Into<Operator>,
+    ) -> Call<'_> {
+        let (input, output) = (input.into(), output.into());
+        let in_place = input.begins_at(&output, 0);
+        let count = elements(input.len, datatype);
+        self.describe(
+            Collective::AllReduce,
+            in_place,
+            count.map(Counts::Equal),
+            true,
+            input,
+            output,
+            datatype,
+            operator.into(),
+        )
+    }
+
+    /// Every rank ends with all inputs, one after the other. In place where the input is the rank's own block of the output.
+    pub fn all_gather(&self, input: impl Into<Part>, output: impl Into<Part>, datatype: Datatype) -> Call<'_> {
+        let input = input.into();
+        self.all_gather_of(
+            elements(input.len, datatype).map(Counts::Equal),
+            input,
+            output.into(),
+            datatype,
+        )
+    }
+
+    /// As [`all_gather`](Communicator::all_gather) with `counts` elements from each rank.
+    pub fn all_gatherv(
+        &self,
+        input: impl Into<Part>,
+        output: impl Into<Part>,
+        counts: &[u64],
+        datatype: Datatype,
+    ) -> Call<'_> {
+        self.all_gather_of(
+            Ok(Counts::PerRank(counts.to_vec())),
+            input.into(),
+            output.into(),
+            datatype,
+        )
+    }
+
+    fn all_gather_of(
+        &self,
+        counts: Result<Counts, CallError>,
+        input: Part,
+        output: Part,
+        datatype: Datatype,
+    ) -> Call<'_> {
+        let in_place = input.begins_at(&output, self.before(&counts, datatype));
+        let collective = Collective::AllGather {
+            sizes: counts.as_ref().map_or(Sizes::Equal, sizes),
+        };
+        self.describe(
+            collective,
+            in_place,
+            counts,
+            true,
+            input,
+            output,
+            datatype,
+            Reduction::Sum.into(),
+        )
+    }
+
+    /// Rank *r* ends with the reduction of everyone's block *r*. In place where the output is the rank's own block of the input.
+    pub fn reduce_scatter(
+        &self,
+        input: impl Into<Part>,
+        output: impl Into<Part>,
+        datatype: Datatype,
+        operator: impl Into<Operator>,
+    ) -> Call<'_> {
+        let output = output.into();
+        let counts = elements(output.len, datatype).map(Counts::Equal);
+        self.reduce_scatter_of(counts, input.into(), output, datatype, operator.into())
+    }
+
+    /// As [`reduce_scatter`](Communicator::reduce_scatter) with `counts` elements for each rank.
+    pub fn reduce_scatterv(
+        &self,
+        input: impl Into<Part>,
+        output: impl Into<Part>,
+        counts: &[u64],
+        datatype: Datatype,
+        operator: impl Into<Operator>,
+    ) -> Call<'_> {
+        let counts = Ok(Counts::PerRank(counts.to_vec()));
+        self.reduce_scatter_of(counts, input.into(), output.into(), datatype, operator.into())
+    }
+
+    fn reduce_scatter_of(
+        &self,
+        counts: Result<Counts, CallError>,
+        input: Part,
+        output: Part,
+        datatype: Datatype,
+        operator: Operator,
+    ) -> Call<'_> {
+        let in_place = output.begins_at(&input, self.before(&counts, datatype));
+        let collective = Collective::ReduceScatter {
+            sizes: counts.as_ref().map_or(Sizes::Equal, sizes),
+        };
+        self.describe(collective, in_place, counts, true, input, output, datatype, operator)
+    }
+
+    /// Every rank ends with the root's data, in the same place.
+    pub fn broadcast(&self, data: impl Into<Part>, root: Rank, datatype: Datatype) -> Call<'_> {
+        let data = data.into();
+        let input = if root == self.rank() {
+            data.clone()
+        } else {
+            data.nothing()
+        };
+        let counts = elements(data.len, datatype).map(Counts::Equal);
+        let collective = Collective::Broadcast { root };
+        self.describe(
+            collective,
+            true,
+            counts,
+            true,
+            input,
+            data,
+            datatype,
+            Reduction::Sum.into(),
+        )
+    }
+
+    /// The root ends with the reduction of all inputs; the others' output is not looked at.
+    pub fn reduce(
+        &self,
+        input: impl Into<Part>,
+        output: impl Into<Part>,
+        root: Rank,
+        datatype: Datatype,
+        operator: impl Into<Operator>,
+    ) -> Call<'_> {
+        let (input, output) = (input.into(), self.at_root(root, output.into()));
+        let in_place = false;
+        let counts = elements(input.len, datatype).map(Counts::Equal);
+        let collective = Collective::Reduce { root };
+        self.describe(
+            collective,
+            in_place,
+            counts,
+            true,
+            input,
+            output,
+            datatype,
+            operator.into(),
+        )
+    }
+
+    /// The root ends with all inputs, one after the other; the others' output is not looked at.
+    pub fn gather(&self, input: impl Into<Part>, output: impl Into<Part>, root: Rank, datatype: Datatype) -> Call<'_> {
+        let (input, output) = (input.into(), self.at_root(root, output.into()));
+        let counts = elements(input.len, datatype).map(Counts::Equal);
+        let collective = Collective::Gather {
+            root,
+            sizes: Sizes::Equal,
+        };
+        self.describe(
+            collective,
+            false,
+            counts,
+            true,
+            input,
+            output,
+            datatype,
+            Reduction::Sum.into(),
+        )
+    }
+
+    /// As [`gather`](Communicator::gather) with `counts` elements from each rank, which only the root has to know.
+    pub fn gatherv(
+        &self,
+        input: impl Into<Part>,
+        output: impl Into<Part>,
+        counts: Option<&[u64]>,
+        root: Rank,
+        datatype: Datatype,
+    ) -> Call<'_> {
+        let (input, output) = (input.into(), self.at_root(root, output.into()));
+        let counts = self.own_or_all(counts, input.len, datatype);
+        let collective = Collective::Gather {
+            root,
+            sizes: Sizes::Varying,
+        };
+        self.describe(
+            collective,
+            false,
+            counts,
+            false,
+            input,
+            output,
+            datatype,
+            Reduction::Sum.into(),
+        )
+    }
+
+    /// Rank *r* ends with the root's block *r*; the others' input is not looked at.
+    pub fn scatter(&self, input: impl Into<Part>, output: impl Into<Part>, root: Rank, datatype: Datatype) -> Call<'_> {
+        let (input, output) = (self.at_root(root, input.into()), output.into());
+        let counts = elements(output.len, datatype).map(Counts::Equal);
+        let collective = Collective::Scatter {
+            root,
+            sizes: Sizes::Equal,
+        };
+        self.describe(
+            collective,
+            false,
+            counts,
+            true,
+            input,
+            output,
+            datatype,
+            Reduction::Sum.into(),
+        )
+    }
+
+    /// As [`scatter`](Communicator::scatter) with `counts` elements for each rank, which only the root has to know.
+    pub fn scatterv(
+        &self,
+        input: impl Into<Part>,
+        output: impl Into<Part>,
+        counts: Option<&[u64]>,
+        root: Rank,
+        datatype: Datatype,
+    ) -> Call<'_> {
+        let (input, output) = (self.at_root(root, input.into()), output.into());
+        let counts = self.own_or_all(counts, output.len, datatype);
+        let collective = Collective::Scatter {
+            root,
+            sizes: Sizes::Varying,
+        };
+        self.describe(
+            collective,
+            false,
+            counts,
+            false,
+            input,
+            output,
+            datatype,
+            Reduction::Sum.into(),
+        )
+    }
+
+    /// Block *r* of rank *s* becomes block *s* of rank *r*. In place where input and output are the same.
+    pub fn all_to_all(&self, input: impl Into<Part>, output: impl Into<Part>, datatype: Datatype) -> Call<'_> {
+        let (input, output) = (input.into(), output.into());
+        let in_place = input.begins_at(&output, 0);
+        let ranks = u64::from(self.size());
+        let counts = elements(input.len, datatype).and_then(|count| match count.is_multiple_of(ranks) {
+            true => Ok(Counts::Equal(count / ranks)),
+            false => Err(CallError::Uneven {
+                bytes: input.len,
+                datatype,
+            }),
+        });
+        let collective = Collective::AllToAll { sizes: Sizes::Equal };
+        self.describe(
+            collective,
+            in_place,
+            counts,
+            true,
+            input,
+            output,
+            datatype,
+            Reduction::Sum.into(),
+        )
+    }
+
+    /// As [`all_to_all`](Communicator::all_to_all) with `sent` elements for each rank and `received` from each.
+    pub fn all_to_allv(
+        &self,
+        input: impl Into<Part>,
+        output: impl Into<Part>,
+        sent: &[u64],
+        received: &[u64],
+        datatype: Datatype,
+    ) -> Call<'_> {
+        let (ranks, own) = (self.size() as usize, self.rank().0 as usize);
+        // Of the whole table this rank knows its row and its column.
+        let mut table = vec![0; ranks * ranks];
+        for (other, count) in sent.iter().enumerate().take(ranks) {
+            table[own * ranks + other] = *count;
+        }
+        for (other, count) in received.iter().enumerate().take(ranks) {
+            table[other * ranks + own] = *count;
+        }
+        let counts = match sent.len() == ranks && received.len() == ranks && sent[own] == received[own] {
+            true => Ok(Counts::PerPair(table)),
+            false => Err(CallError::Uneven {
+                bytes: sent.iter().sum(),
+                datatype,
+            }),
+        };
+        let collective = Collective::AllToAll { sizes: Sizes::Varying };
+        let (input, output) = (input.into(), output.into());
+        self.describe(
+            collective,
+            false,
+            counts,
+            false,
+            input,
+            output,
+            datatype,
+            Reduction::Sum.into(),
+        )
+    }
+
+    /// Sends to one rank, which must [`receive`](Communicator::receive) as many elements.
+    pub fn send(&self, data: impl Into<Part>, to: Rank, datatype: Datatype) -> Call<'_> {
+        let input = data.into();
+        let (collective, output) = (Collective::SendReceive { from: self.rank(), to }, input.nothing());
+        let counts = elements(input.len, datatype).map(Counts::Equal);
+        self.describe(
+            collective,
+            false,
+            counts,
+            true,
+            input,
+            output,
+            datatype,
+            Reduction::Sum.into(),
+        )
+    }
+
+    /// Receives what one rank [sends](Communicator::send).
+    pub fn receive(&self, data: impl Into<Part>, from: Rank, datatype: Datatype) -> Call<'_> {
+        let output = data.into();
+        let (collective, input) = (Collective::SendReceive { from, to: self.rank() }, output.nothing());
+        let counts = elements(output.len, datatype).map(Counts::Equal);
+        self.describe(
+            collective,
+            false,
+            counts,
+            true,
+            input,
+            output,
+            datatype,
+            Reduction::Sum.into(),
+        )
+    }
+
+    /// Nobody ends before everybody has begun.
+    pub fn barrier(&self) -> Call<'_> {
+        let nothing = self.nothing();
+        let counts = Ok(Counts::Equal(0));
+        let (input, output) = (nothing.clone(), nothing);
+        self.describe(
+            Collective::Barrier,
+            false,
+            counts,
+            true,
+            input,
+            output,
+            Datatype::U8,
+            Reduction::Sum.into(),
+        )
+    }
+
+    /// Several calls that run at once, as one. All of them are collectives, in the same order on all ranks, or all of them are
+    /// sends and receives.
+    pub fn group<'a>(&'a self, calls: impl IntoIterator<Item = Call<'a>>) -> Call<'a> {
+        let mut all = Described {
+            specs: Vec::new(),
+            parts: Vec::new(),
+            deadline: Time::ZERO,
+        };
+        for call in calls {
+            match call.described {
+                Ok(described) => {
+                    all.specs.extend(described.specs);
+                    all.parts.extend(described.parts);
+                    all.deadline = all.deadline.max(described.deadline);
+                }
+                Err(error) => {
+                    return Call {
+                        group: self,
+                        described: Err(error),
+                    };
+                }
+            }
+        }
+        Call {
+            group: self,
+            described: Ok(all),
+        }
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "every collective is these eight, and this is where they meet"
+    )]
+    fn describe(
+        &self,
+        collective: Collective,
+        in_place: bool,
+        counts: Result<Counts, CallError>,
+        counts_agree: bool,
+        input: Part,
+        output: Part,
+        datatype: Datatype,
+        operator: Operator,
+    ) -> Call<'_> {
+        let problem = Problem {
+            in_place,
+            ..Problem::new(collective, self.size())
+        };
+        let described = counts.map(|counts| Described {
+            specs: vec![Spec {
+                problem,
+                counts,
+                counts_agree,
+                datatype,
+                operator,
+                algorithm: None,
+            }],
+            parts: vec![input, output],
+            deadline: self.default_deadline(),
+        });
+        Call { group: self, described }
+    }
+
+    /// Bytes of the blocks of ranks before this one.
+    fn before(&self, counts: &Result<Counts, CallError>, datatype: Datatype) -> u64 {
+        let own = self.rank().0 as usize;
+        let elements = match counts {
+            Ok(Counts::Equal(count)) => count * own as u64,
+            Ok(Counts::PerRank(list) | Counts::PerPair(list)) => list.iter().take(own).sum(),
+            Err(_) => 0,
+        };
+        elements * datatype.size() as u64
+    }
+
+    fn at_root(&self, root: Rank, part: Part) -> Part {
+        if root == self.rank() { part } else { part.nothing() }
+    }
+
+    /// The sizes that the root knows, or only this rank's own.
+    fn own_or_all(&self, counts: Option<&[u64]>, own: u64, datatype: Datatype) -> Result<Counts, CallError> {
+        match counts {
+            Some(counts) => Ok(Counts::PerRank(counts.to_vec())),
+            None => {
+                let mut counts = vec![0; self.size() as usize];
+                counts[self.rank().0 as usize] = elements(own, datatype)?;
+                Ok(Counts::PerRank(counts))
+            }
+        }
+    }
+}
+
+fn elements(bytes: u64, datatype: Datatype) -> Result<u64, CallError> {
+    let size = datatype.size() as u64;
+    match bytes.is_multiple_of(size) {
+        true => Ok(bytes / size),
+        false => Err(CallError::Uneven { bytes, datatype }),
+    }
+}

@@ -1,0 +1,483 @@
+//! Messages to ranks on other hosts, or wherever no arena reaches: as parcels, over whatever paths the agent has.
+//!
+//! A message is cut into parcels. The receiver says, with whatever it sends next or when it is due, how much it has consumed; a sender
+//! is at most a window ahead of that, so that an unwilling receiver costs bounded memory.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use weft_fabric::kernels::HostKernels;
+use weft_fabric::memory::HostMemory;
+use weft_plan::{Rank, Time};
+use weft_protocol::agent::{MAX_PARCEL_BYTES, Parcel, PeerError};
+use weft_protocol::group::{
+    At, CallRecord, Kernels, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
+};
+use weft_protocol::session::SessionLoss;
+use weft_protocol::transfer::PeerId;
+use weft_protocol::{Loss, Progress};
+
+use super::board::Board;
+use crate::driver::{PeerState, Shared, World};
+use crate::error::Error;
+
+/// What precedes the bytes: kind, channel, consumed, and of a part of a message its head and where in it the bytes belong.
+const HEAD_BYTES: usize = 1 + 2 + 8 + 8 + 8 + 4 + 8 + 8;
+const KIND_PART: u8 = 0;
+const KIND_CONSUMED: u8 = 1;
+/// Bytes of one part. A multiple of every built-in element.
+const PART_BYTES: u64 = (MAX_PARCEL_BYTES - HEAD_BYTES) as u64 / 4096 * 4096;
+/// How far a sender may be ahead of its receiver on one lane.
+const WINDOW_BYTES: u64 = 2 << 20;
+/// The receiver says what it has consumed when it is so much.
+const TELL_AFTER: u64 = WINDOW_BYTES / 4;
+
+/// The far part of a rank's exchange.
+#[derive(Debug)]
+pub(super) struct Far {
+    shared: Arc<Shared>,
+    pub(super) board: Arc<Board>,
+    peers: Vec<Option<PeerId>>,
+    /// Whether a rank is reached this way.
+    used: Vec<bool>,
+    channels: u16,
+    incoming: Vec<Incoming>,
+    outgoing: Vec<Outgoing>,
+    /// Lanes with something left to push.
+    pushing: usize,
+    buffers: Vec<View>,
+    parcels: Vec<Parcel>,
+    head: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct Incoming {
+    parts: VecDeque<Parcel>,
+    /// How much of the present message has been taken.
+    taken: u64,
+    /// Bytes consumed ever, and what the sender knows of that.
+    consumed: u64,
+    told: u64,
+    /// Elements that straddle parts are put together first.
+    gathered: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct Outgoing {
+    sent: u64,
+    consumed: u64,
+    pushing: Option<Pushing>,
+    /// Offers on this lane, ever.
+    offers: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pushing {
+    head: MessageHead,
+    from: Piece,
+    pushed: u64,
+}
+
+/// A part of a message as its parcel tells it.
+struct Part<'a> {
+    channel: u16,
+    consumed: u64,
+    head: Option<(MessageHead, u64)>,
+    bytes: &'a [u8],
+}
+
+impl Far {
+    pub(super) fn new(shared: Arc<Shared>, board: Arc<Board>, used: Vec<bool>, channels: u16) -> Far {
+        let lanes = used.len() * usize::from(channels);
+        Far {
+            peers: board.peers(),
+            shared,
+            board,
+            used,
+            channels,
+            incoming: (0..lanes).map(|_| Incoming::default()).collect(),
+            outgoing: (0..lanes).map(|_| Outgoing::default()).collect(),
+            pushing: 0,
+            buffers: Vec::new(),
+            parcels: Vec::new(),
+            head: Vec::with_capacity(HEAD_BYTES),
+        }
+    }
+
+    /// Whether messages to any rank go this way.
+    pub(super) fn is_used(&self) -> bool {
+        self.used.contains(&true)
+    }
+
+    fn group(&self) -> u64 {
+        self.board.group + 1
+    }
+
+    fn lane(&self, lane: Lane) -> usize {
+        lane.peer.0 as usize * usize::from(self.channels) + usize::from(lane.channel)
+    }
+
+    pub(super) fn begin(&mut self, buffers: &[View]) {
+        self.buffers.clear();
+        self.buffers.extend_from_slice(buffers);
+    }
+
+    pub(super) fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {
+        let index = self.lane(lane);
+        if self.outgoing[index].pushing.is_some() {
+            return Ok(Offered::Full);
+        }
+        let out = &mut self.outgoing[index];
+        out.offers += 1;
+        out.pushing = Some(Pushing {
+            head: *head,
+            from,
+            pushed: 0,
+        });
+        let offer = OfferId(out.offers);
+        self.pushing += 1;
+        self.push(lane)?;
+        Ok(match self.outgoing[index].pushing {
+            None => Offered::Settled,
+            Some(_) => Offered::Open(offer),
+        })
+    }
+
+    pub(super) fn settled(&mut self, lane: Lane, offer: OfferId) -> bool {
+        let out = &self.outgoing[self.lane(lane)];
+        offer.0 < out.offers || out.pushing.is_none()
+    }
+
+    /// Sends as many parts as the window allows.
+    fn push(&mut self, lane: Lane) -> Result<(), Trouble> {
+        let index = self.lane(lane);
+        let peer = self.peers[lane.peer.0 as usize];
+        let Some(peer) = peer else {
+            return Err(Trouble::Garbage { rank: lane.peer });
+        };
+        let (group, now) = (self.group(), self.shared.clock.now());
+        let Far {
+            shared,
+            incoming,
+            outgoing,
+            buffers,
+            head: buffer,
+            pushing,
+            ..
+        } = self;
+        let (incoming, out) = (&mut incoming[index], &mut outgoing[index]);
+        let mut outcome = Ok(());
+        let mut bytes = [0; 4096];
+        let mut large = Vec::new();
+        shared.act(|world, _| {
+            while let Some(job) = &mut out.pushing {
+                let len = (job.head.len - job.pushed).min(PART_BYTES);
+                if out.sent - out.consumed + len > WINDOW_BYTES {
+                    return;
+                }
+                let view = &buffers[job.from.buffer as usize];
+                let part = match len as usize {
+                    small if small <= bytes.len() => &mut bytes[..small],
+                    len => {
+                        large.resize(len, 0);
+                        &mut large[..]
+                    }
+                };
+                if len > 0 {
+                    view.memory.read(view.offset + job.from.offset + job.pushed, part);
+                }
+                write_head(buffer, lane.channel, incoming.consumed, Some((&job.head, job.pushed)));
+                match world.core.send_parcel(peer, group, &[buffer, part], now) {
+                    Ok(true) => {}
+                    Ok(false) => return,
+                    Err(error) => return outcome = Err(error),
+                }
+                incoming.told = incoming.consumed;
+                out.sent += len;
+                job.pushed += len;
+                if job.pushed == job.head.len {
+                    out.pushing = None;
+                    *pushing -= 1;
+                }
+            }
+        });
+        outcome.map_err(|error| self.lost(lane.peer, &error))
+    }
+
+    pub(super) fn take(&mut self, lane: Lane, head: &MessageHead, sink: &Sink<'_>) -> Result<Taken, Trouble> {
+        let index = self.lane(lane);
+        let incoming = &mut self.incoming[index];
+        let mut any = false;
+        while let Some(parcel) = incoming.parts.pop_front() {
+            let rank = lane.peer;
+            let Some(Part {
+                head: Some((found, offset)),
+                bytes,
+                ..
+            }) = read_part(parcel.payload())
+            else {
+                return Err(Trouble::Garbage { rank });
+            };
+            if found != *head {
+                incoming.parts.push_front(parcel);
+                return Err(Trouble::WrongMessage {
+                    peer: rank,
+                    expected: *head,
+                    found,
+                });
+            }
+            let len = bytes.len() as u64;
+            if offset != incoming.taken || len > head.len - offset || (len == 0 && head.len > 0) {
+                return Err(Trouble::Garbage { rank });
+            }
+            any = true;
+            apply(&self.buffers, sink, offset, bytes, head.len, &mut incoming.gathered);
+            incoming.taken += len;
+            incoming.consumed += len;
+            if incoming.taken == head.len {
+                incoming.taken = 0;
+                let due = incoming.consumed - incoming.told >= TELL_AFTER;
+                if due {
+                    self.tell_consumed(lane)?;
+                }
+                return Ok(Taken::All);
+            }
+        }
+        if incoming.consumed - incoming.told >= TELL_AFTER {
+            self.tell_consumed(lane)?;
+        }
+        Ok(if any { Taken::Part } else { Taken::Nothing })
+    }
+
+    fn tell_consumed(&mut self, lane: Lane) -> Result<(), Trouble> {
+        let index = self.lane(lane);
+        let Some(peer) = self.peers[lane.peer.0 as usize] else {
+            return Ok(());
+        };
+        write_head(&mut self.head, lane.channel, self.incoming[index].consumed, None);
+        let group = self.group();
+        let head = &self.head;
+        let told = self
+            .shared
+            .act(|world, now| world.core.send_parcel(peer, group, &[head], now));
+        match told {
+            Ok(true) => self.incoming[index].told = self.incoming[index].consumed,
+            Ok(false) => {}
+            Err(error) => return Err(self.lost(lane.peer, &error)),
+        }
+        Ok(())
+    }
+
+    /// Lets the agent make progress, and takes in what has come.
+    pub(super) fn poll(&mut self) -> Result<Progress, Trouble> {
+        let group = self.group();
+        let mut parcels = std::mem::take(&mut self.parcels);
+        let mut lost = None;
+        self.shared.turn_with(|world| {
+            while let Some(parcel) = world.core.next_parcel(group) {
+                parcels.push(parcel);
+            }
+            lost = self.lost_rank(world);
+        });
+        let any = !parcels.is_empty();
+        for parcel in parcels.drain(..) {
+            self.on_parcel(parcel)?;
+        }
+        self.parcels = parcels;
+        if let Some((rank, loss)) = lost {
+            return Err(Trouble::Lost { rank, loss });
+        }
+        if self.pushing > 0 {
+            for index in 0..self.outgoing.len() {
+                if self.outgoing[index].pushing.is_some() {
+                    let channels = usize::from(self.channels);
+                    self.push(Lane {
+                        peer: Rank((index / channels) as u32),
+                        channel: (index % channels) as u16,
+                    })?;
+                }
+            }
+        }
+        Ok(if any { Progress::Busy } else { Progress::Idle })
+    }
+
+    /// Sleeps until something may have come, at most so long.
+    pub(super) fn rest(&self, until: Time) {
+        let group = self.group();
+        self.shared
+            .wait_until(until, |world| world.core.has_parcels(group).then_some(()));
+    }
+
+    fn on_parcel(&mut self, parcel: Parcel) -> Result<(), Trouble> {
+        let from = self.peers.iter().position(|peer| *peer == Some(parcel.from));
+        // Somebody who is not of the group has no say in it.
+        let Some(rank) = from.map(|rank| Rank(rank as u32)) else {
+            return Ok(());
+        };
+        let garbage = Trouble::Garbage { rank };
+        let Some(part) = read_part(parcel.payload()).filter(|part| part.channel < self.channels) else {
+            return Err(garbage);
+        };
+        let index = self.lane(Lane {
+            peer: rank,
+            channel: part.channel,
+        });
+        let out = &mut self.outgoing[index];
+        if part.consumed < out.consumed || part.consumed > out.sent {
+            return Err(garbage);
+        }
+        out.consumed = part.consumed;
+        if part.head.is_some() {
+            self.incoming[index].parts.push_back(parcel);
+        }
+        Ok(())
+    }
+
+    /// A rank whose session is over.
+    pub(super) fn lost_rank(&self, world: &World) -> Option<(Rank, Loss)> {
+        let gone = |peer: &Option<PeerId>| match world.peers.get(&(*peer)?) {
+            Some(PeerState::Gone(error)) => Some(loss(error)),
+            Some(_) => None,
+            None => Some(Loss::ClosedByPeer),
+        };
+        let mut peers = self.peers.iter().enumerate();
+        peers.find_map(|(rank, peer)| Some((Rank(rank as u32), gone(peer)?)))
+    }
+
+    pub(super) fn check_lost(&self) -> Result<(), Trouble> {
+        match self.lost_rank(&self.shared.lock()) {
+            Some((rank, loss)) => Err(Trouble::Lost { rank, loss }),
+            None => Ok(()),
+        }
+    }
+
+    fn lost(&self, rank: Rank, _: &PeerError) -> Trouble {
+        let loss = self.lost_rank(&self.shared.lock()).map(|(_, loss)| loss);
+        Trouble::Lost {
+            rank,
+            loss: loss.unwrap_or(Loss::ClosedByPeer),
+        }
+    }
+
+    /// Says something to every rank, or to one.
+    pub(super) fn say(&self, to: Option<Rank>, words: &[u8]) {
+        let group = self.board.group;
+        self.shared.act(|world, now| {
+            for (rank, peer) in self.peers.iter().enumerate() {
+                if let Some(peer) = peer.filter(|_| to.is_none_or(|to| to.0 as usize == rank)) {
+                    // Whoever is gone needs not be told.
+                    let _ = world.core.send_parcel(peer, group, &[words], now);
+                }
+            }
+        });
+    }
+
+    pub(super) fn end(&mut self) {
+        self.buffers.clear();
+        if self.pushing > 0 {
+            self.outgoing.iter_mut().for_each(|out| out.pushing = None);
+            self.pushing = 0;
+        }
+    }
+
+    pub(super) fn begin_status(&self, call: &CallRecord) {
+        self.board.set_status(weft_protocol::group::Status {
+            call: *call,
+            ended: false,
+            waiting: weft_protocol::group::Waiting { step: 0, peer: None },
+        });
+    }
+}
+
+/// Puts bytes of a message where the sink wants them.
+fn apply(buffers: &[View], sink: &Sink<'_>, offset: u64, bytes: &[u8], whole: u64, gathered: &mut Vec<u8>) {
+    let at = |piece: Piece, offset: u64| {
+        let view = &buffers[piece.buffer as usize];
+        assert!(piece.offset + piece.len <= view.len, "a piece outside of its buffer");
+        At {
+            memory: &*view.memory,
+            offset: view.offset + piece.offset + offset,
+        }
+    };
+    if bytes.is_empty() {
+        return;
+    }
+    match sink {
+        Sink::Copy(into) => {
+            let to = at(*into, offset);
+            to.memory.write(to.offset, bytes);
+        }
+        Sink::Combine { with, into, how } => {
+            let aligned = PART_BYTES.is_multiple_of(how.size() as u64);
+            let combine = |offset: u64, bytes: Vec<u8>| {
+                let len = bytes.len() as u64;
+                let came = HostMemory::from_vec(bytes);
+                let from = At {
+                    memory: &came,
+                    offset: 0,
+                };
+                HostKernels.combine(how, at(*with, offset), from, at(*into, offset), len);
+            };
+            if aligned || bytes.len() as u64 == whole {
+                return combine(offset, bytes.to_vec());
+            }
+            gathered.extend_from_slice(bytes);
+            if gathered.len() as u64 == whole {
+                combine(0, std::mem::take(gathered));
+            }
+        }
+    }
+}
+
+fn write_head(buffer: &mut Vec<u8>, channel: u16, consumed: u64, part: Option<(&MessageHead, u64)>) {
+    buffer.clear();
+    buffer.push(if part.is_some() { KIND_PART } else { KIND_CONSUMED });
+    buffer.extend_from_slice(&channel.to_le_bytes());
+    buffer.extend_from_slice(&consumed.to_le_bytes());
+    if let Some((head, offset)) = part {
+        buffer.extend_from_slice(&head.call.to_le_bytes());
+        buffer.extend_from_slice(&head.signature.to_le_bytes());
+        buffer.extend_from_slice(&head.index.to_le_bytes());
+        buffer.extend_from_slice(&head.len.to_le_bytes());
+        buffer.extend_from_slice(&offset.to_le_bytes());
+    }
+}
+
+fn read_part(payload: &[u8]) -> Option<Part<'_>> {
+    fn number<const N: usize>(payload: &[u8], at: usize) -> Option<[u8; N]> {
+        payload.get(at..at + N)?.try_into().ok()
+    }
+    let word = |at: usize| Some(u64::from_le_bytes(number(payload, at)?));
+    let channel = u16::from_le_bytes(number(payload, 1)?);
+    let consumed = word(3)?;
+    let (head, bytes) = match payload.first()? {
+        &KIND_PART => {
+            let head = MessageHead {
+                call: word(11)?,
+                signature: word(19)?,
+                index: u32::from_le_bytes(number(payload, 27)?),
+                len: word(31)?,
+            };
+            (Some((head, word(39)?)), payload.get(HEAD_BYTES..)?)
+        }
+        &KIND_CONSUMED => (None, &[][..]),
+        _ => return None,
+    };
+    Some(Part {
+        channel,
+        consumed,
+        head,
+        bytes,
+    })
+}
+
+/// Why a session is over, as far as a group needs to know.
+fn loss(error: &Error) -> Loss {
+    match error {
+        Error::PeerLost {
+            cause: SessionLoss::Silent,
+            ..
+        } => Loss::Silent,
+        _ => Loss::ClosedByPeer,
+    }
+}

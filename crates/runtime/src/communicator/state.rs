@@ -1,0 +1,369 @@
+//! One rank of a group: the call under way, those that wait behind it, and what it did when one failed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use weft_fabric::Clock;
+use weft_fabric::kernels::HostKernels;
+use weft_plan::algorithms::Grid;
+use weft_plan::{Rank, Time};
+use weft_protocol::Progress;
+use weft_protocol::group::{
+    Board as _, CallRecord, Exchange as _, Execution, Status, Task, Trouble, Turn, View, Witness,
+};
+
+use super::exchange::GroupExchange;
+use super::failure::CollectiveFailed;
+use super::pending::Outcome;
+use super::prepare::{CallError, Prepared, Spec};
+use super::{Part, call::Described};
+use crate::agent::Agent;
+use crate::error::Error;
+use crate::memory::Memory;
+
+/// So many calls are kept ready to be made again.
+const PREPARED_MAX: usize = 64;
+/// Turns in which nothing moves before a thread lets others run, where there are cores for all.
+const SPINS: u32 = 400;
+/// Turns between two looks at the outside world while spinning.
+const SPINS_PER_POLL: u32 = 64;
+/// How long a thread that lets others run goes on looking before it sleeps.
+const YIELDING: Time = Time::from_us(300);
+/// How long it sleeps at most before it looks at the clock and at its peers' lives.
+const REST: Duration = Duration::from_millis(1);
+/// How long answers are waited for when a call has failed.
+const ANSWERS: Time = Time::from_ms(100);
+/// How often they are asked meanwhile.
+const ASK_AGAIN: Time = Time::from_ms(10);
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) rank: Rank,
+    pub(super) ranks: u32,
+    pub(super) grid: Grid,
+    clock: Clock,
+    agent: Agent,
+    pub(super) exchange: GroupExchange,
+    execution: Execution,
+    /// The latest first.
+    prepared: Vec<Arc<Prepared>>,
+    scratch: Memory,
+    /// The number of the next call.
+    number: u64,
+    current: Option<Current>,
+    queue: VecDeque<(Described, Outcome)>,
+    pub(super) failed: Option<Error>,
+    patience: Patience,
+}
+
+#[derive(Debug)]
+struct Current {
+    deadline: Time,
+    outcome: Option<Outcome>,
+    /// Registered until the call has ended.
+    _parts: Vec<Part>,
+}
+
+/// How long to look before letting others run, and how long to do that before sleeping.
+#[derive(Debug)]
+struct Patience {
+    spins_max: u32,
+    spins: u32,
+    yielding_since: Option<Time>,
+}
+
+impl State {
+    pub(super) fn new(
+        agent: Agent,
+        exchange: GroupExchange,
+        ranks: u32,
+        grid: Grid,
+        near: usize,
+    ) -> Result<State, Error> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(State {
+            rank: exchange.rank(),
+            ranks,
+            grid,
+            clock: agent.clock(),
+            scratch: agent.allocate(4096)?,
+            agent,
+            exchange,
+            execution: Execution::default(),
+            prepared: Vec::new(),
+            number: 0,
+            current: None,
+            queue: VecDeque::new(),
+            failed: None,
+            patience: Patience {
+                // Where ranks share cores, the one that is waited for needs the core.
+                spins_max: if near > cores { 0 } else { SPINS },
+                spins: 0,
+                yielding_since: None,
+            },
+        })
+    }
+
+    /// Whether nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.current.is_none() && self.queue.is_empty()
+    }
+
+    /// The number of the next call.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Queues a call.
+    pub(super) fn enqueue(&mut self, call: Described, outcome: Outcome) {
+        self.queue.push_back((call, outcome));
+    }
+
+    /// Runs a call from beginning to end. There must be none under way.
+    pub(super) fn run(&mut self, call: Described) -> Result<(), Error> {
+        self.begin(call, None)?;
+        loop {
+            if let Some(outcome) = self.turn() {
+                return outcome;
+            }
+        }
+    }
+
+    /// Takes the calls under way a step further: looks, and if there is nothing to see, waits a little.
+    pub(super) fn advance(&mut self) {
+        if self.current.is_none() {
+            let Some((call, outcome)) = self.queue.pop_front() else {
+                return;
+            };
+            if let Err(error) = self.begin(call, Some(outcome.clone())) {
+                outcome.end(Err(error));
+                return;
+            }
+        }
+        let outcome = self.current.as_ref().and_then(|current| current.outcome.clone());
+        if let Some(result) = self.turn()
+            && let Some(outcome) = outcome
+        {
+            outcome.end(result);
+        }
+    }
+
+    fn begin(&mut self, call: Described, outcome: Option<Outcome>) -> Result<(), Error> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let prepared = self.prepare(&call.specs)?;
+        let needed: u64 = prepared.bytes.iter().map(|bytes| bytes[2].next_multiple_of(64)).sum();
+        if self.scratch.len() < needed {
+            self.scratch = self.agent.allocate(needed.next_power_of_two() as usize)?;
+        }
+        let views = views(&prepared, &call.parts, &self.scratch)?;
+        let mut record = prepared.record;
+        if !prepared.is_pairwise() {
+            record.number = self.number;
+            self.number += 1;
+        }
+        let task = Task {
+            compiled: prepared.compiled.clone(),
+            combiners: prepared.combiners.clone(),
+            ranks: self.ranks,
+            record,
+        };
+        self.current = Some(Current {
+            deadline: self.clock.now().saturating_add(call.deadline),
+            outcome,
+            _parts: call.parts,
+        });
+        self.patience.reset();
+        match self.execution.begin(task, views, &mut self.exchange) {
+            Ok(()) => Ok(()),
+            Err(trouble) => {
+                let error = self.fail(&record, Some(&trouble));
+                self.current = None;
+                Err(error)
+            }
+        }
+    }
+
+    fn prepare(&mut self, specs: &[Spec]) -> Result<Arc<Prepared>, CallError> {
+        if let Some(at) = self.prepared.iter().position(|prepared| prepared.specs == specs) {
+            // What is called again and again stays in front.
+            self.prepared[..=at].rotate_right(1);
+            return Ok(self.prepared[0].clone());
+        }
+        let channels = self.exchange.channels();
+        let prepared = Arc::new(Prepared::new(specs, self.rank, self.grid, channels)?);
+        self.prepared.truncate(PREPARED_MAX - 1);
+        self.prepared.insert(0, prepared.clone());
+        Ok(prepared)
+    }
+
+    /// One look at the call under way, and where nothing moves, one step of waiting.
+    fn turn(&mut self) -> Option<Result<(), Error>> {
+        let deadline = self.current.as_ref()?.deadline;
+        let trouble = match self.execution.turn(&mut self.exchange, &HostKernels) {
+            Ok(Turn::Ended) => {
+                self.execution.release();
+                self.current = None;
+                return Some(Ok(()));
+            }
+            Ok(Turn::Moved) => {
+                self.patience.reset();
+                return None;
+            }
+            Ok(Turn::Waiting) => match self.wait(deadline) {
+                Ok(true) => return None,
+                Ok(false) => None,
+                Err(trouble) => Some(trouble),
+            },
+            Err(trouble) => Some(trouble),
+        };
+        let record = self.execution.record().copied().unwrap_or(CallRecord::new(0, 0, ""));
+        let error = self.fail(&record, trouble.as_ref());
+        self.current = None;
+        Some(Err(error))
+    }
+
+    /// Waits a little. `false`: the deadline has passed.
+    fn wait(&mut self, deadline: Time) -> Result<bool, Trouble> {
+        let far = self.exchange.is_far();
+        self.patience.spins += 1;
+        if !far && self.patience.spins < self.patience.spins_max {
+            if self.patience.spins.is_multiple_of(SPINS_PER_POLL) {
+                self.exchange.poll(Time::ZERO)?;
+            }
+            std::hint::spin_loop();
+            return Ok(true);
+        }
+        let now = self.clock.now();
+        if now >= deadline {
+            return Ok(false);
+        }
+        if self.exchange.poll(now)? == Progress::Busy {
+            self.patience.reset();
+            return Ok(true);
+        }
+        let since = *self.patience.yielding_since.get_or_insert(now);
+        if now.saturating_sub(since) < YIELDING {
+            match far {
+                true => weft_fabric::cpu::look_again(),
+                false => std::thread::yield_now(),
+            }
+            return Ok(true);
+        }
+        // It takes long: the others may want to know what for.
+        self.exchange.publish(self.execution.waiting());
+        self.exchange.check_lost()?;
+        let left = Duration::from(deadline.saturating_sub(now));
+        self.exchange.rest(now, REST.min(left));
+        Ok(true)
+    }
+
+    /// Ends the call under way, tells everybody, and makes sure that nothing touches its buffers any more.
+    fn fail(&mut self, record: &CallRecord, trouble: Option<&Trouble>) -> Error {
+        let waiting = self.execution.waiting();
+        self.exchange.publish(waiting);
+        let told = matches!(trouble, Some(Trouble::Aborted(_)));
+        let others = self.inquire(record, told);
+        let witness = Witness {
+            rank: self.rank,
+            call: *record,
+            waiting,
+            others: &others,
+        };
+        let ours = match trouble {
+            Some(trouble) => witness.after(trouble),
+            None => witness.after_deadline(),
+        };
+        if !told {
+            self.exchange.abort(&ours);
+        }
+        // Somebody may have been first.
+        let abort = match self.exchange.poll(self.clock.now()) {
+            Err(Trouble::Aborted(abort)) => *abort,
+            _ => ours,
+        };
+        while self.execution.abandon(&mut self.exchange) == Progress::Busy {
+            std::thread::yield_now();
+        }
+        let others = others.into_iter().enumerate();
+        let others = others.filter_map(|(rank, status)| Some((Rank(rank as u32), status?)));
+        let error = Error::from(CollectiveFailed {
+            rank: self.rank,
+            called: Some(*record),
+            abort,
+            others: others.collect(),
+        });
+        self.failed = Some(error.clone());
+        while let Some((_, outcome)) = self.queue.pop_front() {
+            outcome.end(Err(error.clone()));
+        }
+        error
+    }
+
+    /// What the others have called. Those that are not to be seen are asked, and those that are behind are given a moment to come
+    /// as far as this rank.
+    fn inquire(&mut self, record: &CallRecord, told: bool) -> Vec<Option<Status>> {
+        let until = self.clock.now().saturating_add(ANSWERS);
+        loop {
+            self.exchange.ask_all();
+            let asked = self.clock.now();
+            while self.clock.now() < asked.saturating_add(ASK_AGAIN) {
+                let status = |rank: u32| self.exchange.status(Rank(rank));
+                let statuses: Vec<Option<Status>> = (0..self.ranks).map(status).collect();
+                let here =
+                    |status: &&Status| record.number == CallRecord::PAIRWISE || status.call.number >= record.number;
+                let known = statuses
+                    .iter()
+                    .enumerate()
+                    .filter(|(rank, _)| *rank != self.rank.0 as usize);
+                let known = known.filter_map(|(_, status)| status.as_ref()).filter(here).count();
+                // Whoever is told has nothing to find out.
+                if told || known + 1 >= self.ranks as usize || self.clock.now() >= until {
+                    return statuses;
+                }
+                let _ = self.exchange.poll(asked);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    }
+}
+
+impl Patience {
+    fn reset(&mut self) {
+        self.spins = 0;
+        self.yielding_since = None;
+    }
+}
+
+/// The buffers of a call in the order in which its parts want them.
+fn views(prepared: &Prepared, parts: &[Part], scratch: &Memory) -> Result<Vec<View>, Error> {
+    let mut views = Vec::with_capacity(3 * prepared.bytes.len());
+    let mut scratch_at = 0;
+    for (part, needed) in prepared.bytes.iter().enumerate() {
+        let spec = &prepared.specs[part];
+        for (buffer, given) in [&parts[2 * part], &parts[2 * part + 1]].into_iter().enumerate() {
+            if given.len != needed[buffer] {
+                let buffer = [
+                    weft_plan::collective::Buffer::Input,
+                    weft_plan::collective::Buffer::Output,
+                ][buffer];
+                return Err(CallError::WrongBytes {
+                    collective: spec.problem.collective,
+                    buffer,
+                    needed: needed[buffer as usize],
+                    given: given.len,
+                }
+                .into());
+            }
+            views.push(given.view()?);
+        }
+        let mut view = Part::from(scratch).view()?;
+        view.offset = scratch_at;
+        view.len = needed[2];
+        views.push(view);
+        scratch_at += needed[2].next_multiple_of(64);
+    }
+    Ok(views)
+}
