@@ -162,9 +162,7 @@ impl Communicator {
             outcome,
         }
     }
-}
 
-impl Inner {
     fn new(agent: Agent, state: State, board: Arc<Board>, options: JoinOptions) -> Result<Communicator, Error> {
         let nothing = agent.allocate(1)?;
         let inner = Inner {
@@ -182,7 +180,9 @@ impl Inner {
         };
         Ok(Communicator { inner: Arc::new(inner) })
     }
+}
 
+impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

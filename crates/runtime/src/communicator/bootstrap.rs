@@ -14,11 +14,11 @@ use weft_protocol::transfer::PeerId;
 use weft_protocol::wire::{Reader, Writer};
 use weft_protocol::{Epoch, Loss};
 
+use super::Communicator;
 use super::board::{Board, letter};
 use super::exchange::GroupExchange;
 use super::far::Far;
 use super::state::State;
-use super::{Communicator, Inner};
 use crate::agent::{Agent, parse_addresses};
 use crate::driver::{PeerState, Shared};
 use crate::error::Error;
@@ -156,7 +156,7 @@ impl Formation {
         let far = Far::new(self.agent.shared().clone(), self.board.clone(), used, channels);
         let exchange = GroupExchange::new(rank, near, arena, far, channels);
         let state = State::new(self.agent.clone(), exchange, size, grid(&hosts), count)?;
-        let group = Inner::new(self.agent.clone(), state, self.board.clone(), self.options.clone())?;
+        let group = Communicator::new(self.agent.clone(), state, self.board.clone(), self.options.clone())?;
         group.barrier().deadline(self.left()).run()?;
         Ok(group)
     }

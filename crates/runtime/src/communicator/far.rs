@@ -450,8 +450,8 @@ fn read_part(payload: &[u8]) -> Option<Part<'_>> {
     let word = |at: usize| Some(u64::from_le_bytes(number(payload, at)?));
     let channel = u16::from_le_bytes(number(payload, 1)?);
     let consumed = word(3)?;
-    let (head, bytes) = match payload.first()? {
-        &KIND_PART => {
+    let (head, bytes) = match *payload.first()? {
+        KIND_PART => {
             let head = MessageHead {
                 call: word(11)?,
                 signature: word(19)?,
@@ -460,7 +460,7 @@ fn read_part(payload: &[u8]) -> Option<Part<'_>> {
             };
             (Some((head, word(39)?)), payload.get(HEAD_BYTES..)?)
         }
-        &KIND_CONSUMED => (None, &[][..]),
+        KIND_CONSUMED => (None, &[][..]),
         _ => return None,
     };
     Some(Part {
