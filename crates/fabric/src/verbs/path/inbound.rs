@@ -84,7 +84,11 @@ impl Path {
             // The first word of a peer makes its path one.
             Phase::Accepting { .. } | Phase::Greeting { .. } => self.enter(world),
             Phase::Live | Phase::Closing { .. } => {}
-            Phase::Introducing { .. } | Phase::Failing { .. } | Phase::Over => return,
+            Phase::Introducing { .. }
+            | Phase::Connecting { .. }
+            | Phase::Answering { .. }
+            | Phase::Failing { .. }
+            | Phase::Over => return,
         }
         self.probe_gap = PROBE_FIRST;
         match read(self, world) {
