@@ -68,6 +68,16 @@ pub struct Measured {
     pub cpu_ns: u64,
 }
 
+/// What kind of group.
+#[derive(Clone, Copy, Debug)]
+pub struct Formation {
+    pub count: u32,
+    /// Exchange messages through shared memory.
+    pub arena: bool,
+    /// Keep each rank on a core of its own.
+    pub pin: bool,
+}
+
 /// Ranks at work. Dropping them ends their processes.
 #[derive(Debug)]
 pub struct Ranks {
@@ -83,8 +93,9 @@ struct Worker {
 }
 
 impl Ranks {
-    /// Starts `count` processes and lets them form a group.
-    pub fn spawn(count: u32, arena: bool, overrides: &Overrides) -> Result<Ranks, Complaint> {
+    /// Starts processes and lets them form a group.
+    pub fn spawn(formation: Formation, overrides: &Overrides) -> Result<Ranks, Complaint> {
+        let Formation { count, arena, pin } = formation;
         let complain = || "The ranks could not be started.".to_string();
         let program = std::env::current_exe().or_complain(Exit::Failed, complain)?;
         let meeting_place = MeetingPlace::make()?;
@@ -96,6 +107,9 @@ impl Ranks {
             command.args(["rank", "--rank", &rank.to_string(), "--ranks", &count.to_string()]);
             if !arena {
                 command.arg("--no-arena");
+            }
+            if pin {
+                command.args(["--core", &rank.to_string()]);
             }
             let mut child = command
                 .stdin(Stdio::piped())

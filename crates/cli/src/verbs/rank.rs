@@ -24,10 +24,16 @@ pub struct Rank {
     ranks: u32,
     #[arg(long)]
     no_arena: bool,
+    #[arg(long)]
+    core: Option<usize>,
 }
 
 impl Rank {
     pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
+        if let Some(core) = self.core {
+            // Before the agent starts, so that its threads stay there too. Where it is not allowed, ranks move.
+            let _ = weft_fabric::cpu::pin(core);
+        }
         let agent = overrides.start(&format!("rank-{}", self.rank))?;
         let options = JoinOptions {
             arena: !self.no_arena,

@@ -16,7 +16,7 @@ use super::print_json;
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{Allocation, Overrides};
 use crate::exercise::Kind;
-use crate::ranks::{Exercise, Ranks};
+use crate::ranks::{Exercise, Formation, Ranks};
 use crate::table::{Align, Table};
 use figure::Figure;
 use forecast::Forecast;
@@ -65,6 +65,9 @@ pub struct Collective {
     /// Use one buffer for input and output, where the collective can
     #[arg(long)]
     in_place: bool,
+    /// Let ranks move from core to core; by default each stays on one of its own where there are enough, as under MPI launchers
+    #[arg(long)]
+    no_pin: bool,
     /// How long to measure each point, all repeats together
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
     secs: f64,
@@ -112,6 +115,7 @@ impl Collective {
         let overrides = &overrides.without_log()?;
         let platform = forecast::platform(self.platform.as_deref())?;
         let exercises = self.exercises();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let rows = self.ranks.len() * self.transport.len() * exercises.len();
         let bar = ProgressBar::new(rows as u64);
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}") {
@@ -121,7 +125,12 @@ impl Collective {
         for &ranks in &self.ranks {
             for &way in &self.transport {
                 let overrides = overrides.with("transports", way.name());
-                let mut group = Ranks::spawn(ranks, way == Way::SharedMemory, &overrides)?;
+                let formation = Formation {
+                    count: ranks,
+                    arena: way == Way::SharedMemory,
+                    pin: !self.no_pin && ranks as usize <= cores,
+                };
+                let mut group = Ranks::spawn(formation, &overrides)?;
                 let forecast = Forecast::new(&platform, way, ranks);
                 for exercise in &exercises {
                     bar.set_message(format!("{} of {}", exercise.collective, Bytes(exercise.bytes)));
