@@ -48,6 +48,12 @@ impl<'a> Call<'a> {
         self
     }
 
+    /// Which algorithm it would run by; of a group, one for each of its calls.
+    pub fn algorithms(&self) -> Result<Vec<Algorithm>, Error> {
+        let described = self.described.as_ref().map_err(CallError::clone)?;
+        Ok(self.group.inner.lock().algorithms(&described.specs)?)
+    }
+
     /// Runs it, after the calls that were started before, and waits for its end.
     pub fn run(self) -> Result<(), Error> {
         self.group.run(self.described?)

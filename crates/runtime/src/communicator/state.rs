@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use weft_fabric::Clock;
 use weft_fabric::kernels::HostKernels;
-use weft_plan::algorithms::Grid;
+use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
 use weft_protocol::group::{
@@ -184,6 +184,12 @@ impl State {
                 Err(error)
             }
         }
+    }
+
+    /// What calls like these would run by.
+    pub(super) fn algorithms(&self, specs: &[Spec]) -> Result<Vec<Algorithm>, CallError> {
+        let channels = self.exchange.channels();
+        specs.iter().map(|spec| spec.algorithm(self.grid, channels)).collect()
     }
 
     fn prepare(&mut self, specs: &[Spec]) -> Result<Arc<Prepared>, CallError> {
