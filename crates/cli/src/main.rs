@@ -36,6 +36,7 @@ enum Verb {
     Doctor(verbs::doctor::Doctor),
     #[command(subcommand)]
     Bench(verbs::bench::Bench),
+    Explain(verbs::explain::Explain),
     Serve(verbs::serve::Serve),
     Copy(verbs::copy::Copy),
     Completions(verbs::completions::Completions),
@@ -61,6 +62,7 @@ fn run(command: Command) -> Result<(), Complaint> {
         Verb::Demo(verb) => verb.run(&settings),
         Verb::Doctor(verb) => verb.run(&settings),
         Verb::Bench(verb) => verb.run(&settings),
+        Verb::Explain(verb) => verb.run(),
         Verb::Serve(verb) => verb.run(&settings),
         Verb::Copy(verb) => verb.run(&settings),
         Verb::Completions(verb) => verb.run(),

@@ -5,6 +5,7 @@ pub mod completions;
 pub mod copy;
 pub mod demo;
 pub mod doctor;
+pub mod explain;
 pub mod man;
 pub mod partner;
 pub mod serve;

@@ -62,6 +62,7 @@ fn help_says_what_the_snapshot_says() {
         &["demo", "--help"],
         &["doctor", "--help"],
         &["bench", "transfer", "--help"],
+        &["explain", "--help"],
     ]
     .into_iter()
     .chain([
@@ -74,15 +75,104 @@ fn help_says_what_the_snapshot_says() {
         assert!(said.status.success());
         pages.push_str(&format!("$ weft {}\n{}\n", verb.join(" "), text(&said.stdout)));
     }
-    let snapshot = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help.txt");
+    is_as_in("help.txt", &pages);
+}
+
+/// Compares with a snapshot in this directory.
+fn is_as_in(name: &str, pages: &str) {
+    let snapshot = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
-        std::fs::write(&snapshot, &pages).expect("the snapshot is written");
+        std::fs::write(&snapshot, pages).expect("the snapshot is written");
     }
     let expected = std::fs::read_to_string(&snapshot).expect("the snapshot is there");
     assert!(
         pages == expected,
-        "the help has changed; UPDATE_SNAPSHOTS=1 accepts this:\n{pages}"
+        "{name} has changed; UPDATE_SNAPSHOTS=1 accepts this:\n{pages}"
     );
+}
+
+#[test]
+fn explanations_say_what_the_snapshot_says() {
+    let mut pages = String::new();
+    for question in [
+        "explain all-reduce --ranks 16 --bytes 1MiB",
+        "explain all-reduce --ranks 16 --nodes 4 --bytes 64KiB --in-place",
+        "explain all-to-allv --ranks 8 --bytes 1MiB --algorithm pairwise",
+        "explain barrier --ranks 6 --bytes 0",
+        "explain all-reduce --ranks 131072 --nodes 16384 --bytes 1GiB",
+        "explain reduce-scatter --ranks 3 --algorithm ring --render text",
+        "explain broadcast --ranks 3 --algorithm direct --render json",
+        "explain all-gather --ranks 2 --algorithm ring --render svg",
+    ] {
+        let said = output(&question.split(' ').collect::<Vec<_>>());
+        assert!(said.status.success(), "{question}: {}", text(&said.stderr));
+        pages.push_str(&format!("$ weft {question}\n{}\n", text(&said.stdout)));
+    }
+    is_as_in("explain.txt", &pages);
+}
+
+#[test]
+fn what_cannot_be_explained_exits_2_and_a_wrong_schedule_exits_1() {
+    for (question, sentence) in [
+        ("explain all-reduce --ranks 6 --nodes 4", "cannot be spread evenly"),
+        ("explain broadcast --ranks 4 --root 4", "rank 4 of 4"),
+        (
+            "explain barrier --algorithm ring",
+            "try:   one of direct, dissemination, binomial-tree",
+        ),
+        (
+            "explain all-reduce --platform /nonexistent/platform.toml",
+            "cannot be read",
+        ),
+    ] {
+        let said = output(&question.split(' ').collect::<Vec<_>>());
+        assert_eq!(said.status.code(), Some(2), "{question}");
+        assert!(
+            text(&said.stderr).contains(sentence),
+            "{question}: {}",
+            text(&said.stderr)
+        );
+    }
+    let scratch = Scratch::new("schedule");
+    let file = scratch.path("ring.json");
+    let said = output(&[
+        "explain",
+        "all-reduce",
+        "--ranks",
+        "3",
+        "--algorithm",
+        "ring",
+        "--render",
+        "json",
+    ]);
+    std::fs::write(&file, &said.stdout).unwrap();
+    let check = || output(&["explain", "--schedule", file.to_str().unwrap()]);
+    let said = check();
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    assert!(
+        text(&said.stdout).contains("ring: all-reduce among 3 ranks"),
+        "{}",
+        text(&said.stdout)
+    );
+    let right = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, right.replacen("\"first\":2", "\"first\":1", 1)).unwrap();
+    let said = check();
+    assert_eq!(said.status.code(), Some(1));
+    assert!(
+        text(&said.stderr).contains("rank 0, step 0, op"),
+        "{}",
+        text(&said.stderr)
+    );
+}
+
+#[test]
+fn an_explanation_is_also_json() {
+    let said = output(&["explain", "all-gather", "--ranks", "4", "--bytes", "64KiB", "--json"]);
+    let explanation: serde_json::Value = serde_json::from_slice(&said.stdout).expect("JSON");
+    assert_eq!(explanation["verified"], true);
+    assert_eq!(explanation["envelope"][0]["from_bytes"], 0);
+    let fastest = &explanation["predicted"][0];
+    assert_eq!(fastest["algorithm"], explanation["chosen"]["algorithm"]);
 }
 
 #[test]

@@ -160,6 +160,7 @@ pub fn machine_at(source: &Source) -> Discovery {
         memcpy: None,
         gpus,
         nics,
+        reduction: None,
         numa,
     };
     // The trees may contradict one another, and a platform file may not.

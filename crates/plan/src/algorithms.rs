@@ -35,7 +35,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::collective::Problem;
-use crate::schedule::{Op, Ops, Program, Slice};
+use crate::schedule::{Ops, Program, Slice};
 use crate::units::Rank;
 
 pub use alone::Alone;
@@ -221,38 +221,7 @@ fn embed(
 ) {
     let mut ops = Ops::new();
     for op in ops.fill(inner, rank, step) {
-        out.push(match *op {
-            Op::Send { to, slice, channel } => Op::Send {
-                to: ranks(to),
-                slice: slices(slice),
-                channel,
-            },
-            Op::Receive { from, slice, channel } => Op::Receive {
-                from: ranks(from),
-                slice: slices(slice),
-                channel,
-            },
-            Op::ReceiveReduce {
-                from,
-                with,
-                into,
-                channel,
-            } => Op::ReceiveReduce {
-                from: ranks(from),
-                with: slices(with),
-                into: slices(into),
-                channel,
-            },
-            Op::Copy { from, to } => Op::Copy {
-                from: slices(from),
-                to: slices(to),
-            },
-            Op::Reduce { from, with, into } => Op::Reduce {
-                from: slices(from),
-                with: slices(with),
-                into: slices(into),
-            },
-        });
+        out.push(op.with_peer(&ranks).with_slices(&slices));
     }
 }
 

@@ -306,6 +306,48 @@ impl Collective {
         }
     }
 
+    /// Every name.
+    pub const NAMES: [&str; 15] = [
+        "all-reduce",
+        "all-gather",
+        "all-gatherv",
+        "reduce-scatter",
+        "reduce-scatterv",
+        "broadcast",
+        "reduce",
+        "gather",
+        "gatherv",
+        "scatter",
+        "scatterv",
+        "all-to-all",
+        "all-to-allv",
+        "send-receive",
+        "barrier",
+    ];
+
+    /// The collective of that name, with this root where it has one; send-receive goes from the root to `to`.
+    pub fn named(name: &str, root: Rank, to: Rank) -> Option<Collective> {
+        let sizes = if name.ends_with('v') {
+            Sizes::Varying
+        } else {
+            Sizes::Equal
+        };
+        let collective = match name {
+            "all-reduce" => Collective::AllReduce,
+            "all-gather" | "all-gatherv" => Collective::AllGather { sizes },
+            "reduce-scatter" | "reduce-scatterv" => Collective::ReduceScatter { sizes },
+            "broadcast" => Collective::Broadcast { root },
+            "reduce" => Collective::Reduce { root },
+            "gather" | "gatherv" => Collective::Gather { root, sizes },
+            "scatter" | "scatterv" => Collective::Scatter { root, sizes },
+            "all-to-all" | "all-to-allv" => Collective::AllToAll { sizes },
+            "send-receive" => Collective::SendReceive { from: root, to },
+            "barrier" => Collective::Barrier,
+            _ => return None,
+        };
+        Some(collective)
+    }
+
     /// Whether its blocks differ in size.
     pub const fn sizes(&self) -> Sizes {
         match *self {
@@ -354,5 +396,29 @@ impl Extent {
             block: BlockSize::Common,
             piece,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_names_the_collective_that_bears_it() {
+        for name in Collective::NAMES {
+            let collective = Collective::named(name, Rank(1), Rank(2)).unwrap();
+            assert_eq!(collective.name(), name);
+        }
+        assert_eq!(Collective::named("reduc", Rank(0), Rank(1)), None);
+    }
+
+    #[test]
+    fn what_cannot_be_is_told() {
+        let check = |collective, ranks| Problem::new(collective, ranks).check();
+        assert_eq!(check(Collective::AllReduce, 0), Err(ProblemError::NoRanks));
+        let root = Rank(3);
+        assert!(check(Collective::Broadcast { root }, 3).is_err());
+        assert!(check(Collective::SendReceive { from: root, to: root }, 4).is_err());
+        assert!(Problem::new(Collective::Barrier, 4).in_place().check().is_err());
     }
 }

@@ -1,12 +1,20 @@
-//! What a movement costs on a link: the one place where time is predicted from size.
+//! What a movement costs on a link, and a program on a platform: the one place where time is predicted from size.
 
+mod critical;
 mod fit;
+mod placement;
+mod profile;
+mod select;
 
 use serde::{Deserialize, Serialize};
 
 use crate::units::{Bandwidth, Bytes, Time};
 
+pub use critical::critical_path;
 pub use fit::{Fit, FitError, Measurement, fit};
+pub use placement::{Placement, PlacementError};
+pub use profile::{Prediction, Profile};
+pub use select::{Candidate, Segment, Selector};
 
 /// The cost of moving bytes one way over a link, LogGP-like: `latency + per_span · spans + bytes / bandwidth`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,3 +37,6 @@ impl LinkCost {
             .saturating_add(self.bandwidth.time_for(bytes))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -51,6 +51,9 @@ pub struct Machine {
     pub memory: Option<Bytes>,
     /// How fast one core copies: the limit of every transport that copies.
     pub memcpy: Option<Memcpy>,
+    /// How fast one core reduces two arrays into one, in bytes of the result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reduction: Option<Bandwidth>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numa: Vec<NumaNode>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

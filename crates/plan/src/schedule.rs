@@ -28,15 +28,22 @@
 //! early by copying its slice; leave out messages whose slice is not empty but has no elements, at both ends. Every wait that remains
 //! is a wait of the strict world, so that a program that ends there ends here.
 
+pub mod encode;
+mod listed;
+pub mod lower;
+pub mod reference;
+pub mod render;
 pub mod verify;
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use crate::collective::{Buffer, Extent};
 use crate::units::Rank;
 
+pub use listed::Listed;
 pub use verify::{Fault, Summary, verify};
 
 /// What every rank does in every step.
@@ -73,15 +80,37 @@ pub struct Shape {
     pub channels: u16,
 }
 
-/// A run of steps that are alike: with blocks of one size, each of them takes as long as `steps.start`, and in that step no rank takes
-/// longer than the longest of `ranks`.
+/// A run of steps that are alike: with blocks of one size, each of them takes about as long as the first, and in that one no node is
+/// busier than the nodes of `ranks`.
 ///
-/// This is what lets the cost of a program for a million ranks be computed at once. Which ranks are alike depends on where they
-/// are, so that a program names the ranks that matter wherever node boundaries lie.
+/// This is what lets the cost of a program for a million ranks be computed at once. Which ranks share a node is not the program's
+/// business; whoever asks looks at all that share one with those named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
-    pub steps: std::ops::Range<u32>,
+    pub steps: Range<u32>,
     pub ranks: Vec<Rank>,
+}
+
+impl Phase {
+    /// Every step for itself, and the same ranks in all of them.
+    pub fn each_step(shape: &Shape, ranks: &[Rank]) -> Vec<Phase> {
+        let cuts: Vec<u32> = (0..=shape.steps).collect();
+        Phase::runs(&cuts, ranks)
+    }
+
+    /// Runs of steps between `cuts`, in whatever order these are, and the same ranks in all of them.
+    pub fn runs(cuts: &[u32], ranks: &[Rank]) -> Vec<Phase> {
+        let mut cuts = cuts.to_vec();
+        cuts.sort_unstable();
+        cuts.dedup();
+        cuts.windows(2)
+            .map(|pair| pair[0]..pair[1])
+            .map(|steps| Phase {
+                steps,
+                ranks: ranks.to_vec(),
+            })
+            .collect()
+    }
 }
 
 /// Consecutive chunks of a buffer.
@@ -220,7 +249,7 @@ impl Slice {
         self.count == 0
     }
     /// The positions of its chunks; a slice from outside may end past 2^32.
-    pub fn chunks(&self) -> std::ops::Range<u64> {
+    pub fn chunks(&self) -> Range<u64> {
         u64::from(self.first)..u64::from(self.first) + u64::from(self.count)
     }
 }
@@ -239,6 +268,52 @@ impl Op {
             Op::Send { channel, .. } | Op::Receive { channel, .. } | Op::ReceiveReduce { channel, .. } => Some(channel),
             Op::Copy { .. } | Op::Reduce { .. } => None,
         }
+    }
+    /// The same op on other slices.
+    pub fn with_slices(&self, mut change: impl FnMut(Slice) -> Slice) -> Op {
+        match *self {
+            Op::Send { to, slice, channel } => Op::Send {
+                to,
+                slice: change(slice),
+                channel,
+            },
+            Op::Receive { from, slice, channel } => Op::Receive {
+                from,
+                slice: change(slice),
+                channel,
+            },
+            Op::ReceiveReduce {
+                from,
+                with,
+                into,
+                channel,
+            } => Op::ReceiveReduce {
+                from,
+                with: change(with),
+                into: change(into),
+                channel,
+            },
+            Op::Copy { from, to } => Op::Copy {
+                from: change(from),
+                to: change(to),
+            },
+            Op::Reduce { from, with, into } => Op::Reduce {
+                from: change(from),
+                with: change(with),
+                into: change(into),
+            },
+        }
+    }
+    /// The same op with another peer, where it has one.
+    pub fn with_peer(&self, change: impl Fn(Rank) -> Rank) -> Op {
+        let mut op = *self;
+        match &mut op {
+            Op::Send { to: peer, .. } | Op::Receive { from: peer, .. } | Op::ReceiveReduce { from: peer, .. } => {
+                *peer = change(*peer);
+            }
+            Op::Copy { .. } | Op::Reduce { .. } => {}
+        }
+        op
     }
     /// The slices that it reads on its own rank.
     pub fn reads(&self) -> impl Iterator<Item = Slice> + use<> {
@@ -290,3 +365,6 @@ impl fmt::Display for Op {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

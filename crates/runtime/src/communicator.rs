@@ -14,6 +14,7 @@ mod choice;
 mod exchange;
 mod failure;
 mod far;
+mod membership;
 mod pending;
 mod prepare;
 mod state;
@@ -24,7 +25,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use weft_fabric::memory::HostMemory;
 use weft_plan::{Rank, Time};
+use weft_protocol::Memory as _;
 use weft_protocol::group::View;
 
 use crate::agent::Agent;
@@ -35,7 +38,7 @@ use call::Described;
 use pending::Outcome;
 use state::State;
 
-pub use bootstrap::JoinOptions;
+pub use bootstrap::{JoinOptions, Member};
 pub use call::Call;
 pub use failure::CollectiveFailed;
 pub use pending::Pending;
@@ -52,7 +55,7 @@ pub(crate) struct Inner {
     agent: Agent,
     rank: Rank,
     ranks: u32,
-    deadline: Duration,
+    options: JoinOptions,
     board: Arc<Board>,
     nothing: Memory,
     state: Mutex<State>,
@@ -64,20 +67,31 @@ pub(crate) struct Inner {
     worker: OnceLock<Option<JoinHandle<()>>>,
 }
 
-/// Bytes of registered memory.
+/// Bytes in host memory: of something registered, or of somebody else's.
 #[derive(Clone, Debug)]
 pub struct Part {
-    memory: Memory,
+    host: Arc<HostMemory>,
+    /// Kept registered while the part is in use.
+    registered: Option<Memory>,
     offset: u64,
     len: u64,
 }
 
 impl From<&Memory> for Part {
     fn from(memory: &Memory) -> Part {
+        memory.part(0..memory.len())
+    }
+}
+
+impl From<HostMemory> for Part {
+    /// Memory that is not registered. Making it so for a single call would cost more than a small call does, and ranks on this host could
+    /// not map foreign memory anyway.
+    fn from(memory: HostMemory) -> Part {
         Part {
-            memory: memory.clone(),
-            offset: 0,
             len: memory.len(),
+            host: Arc::new(memory),
+            registered: None,
+            offset: 0,
         }
     }
 }
@@ -94,7 +108,8 @@ impl Memory {
             self.len()
         );
         Part {
-            memory: self.clone(),
+            host: self.inner.host.clone(),
+            registered: Some(self.clone()),
             offset: range.start,
             len: range.end - range.start,
         }
@@ -109,16 +124,16 @@ impl Part {
 
     /// Whether it lies `at` bytes into another part.
     fn begins_at(&self, other: &Part, at: u64) -> bool {
-        self.memory.as_ptr() as usize + self.offset as usize
-            == other.memory.as_ptr() as usize + (other.offset + at) as usize
+        self.host.as_ptr() as usize + self.offset as usize
+            == other.host.as_ptr() as usize + (other.offset + at) as usize
     }
 
     fn view(&self) -> Result<View, Error> {
         Ok(View {
-            memory: self.memory.inner.host.clone(),
+            memory: self.host.clone(),
             offset: self.offset,
             len: self.len,
-            key: self.memory.lent()?,
+            key: self.registered.as_ref().map_or(Ok(None), Memory::lent)?,
         })
     }
 }
@@ -136,7 +151,7 @@ impl Communicator {
     }
 
     fn default_deadline(&self) -> Time {
-        self.inner.deadline.into()
+        self.inner.options.deadline.into()
     }
     fn nothing(&self) -> Part {
         self.inner.nothing.part(0..0)
@@ -164,13 +179,13 @@ impl Communicator {
 }
 
 impl Inner {
-    fn new(agent: Agent, state: State, board: Arc<Board>, deadline: Duration) -> Result<Communicator, Error> {
+    fn new(agent: Agent, state: State, board: Arc<Board>, options: JoinOptions) -> Result<Communicator, Error> {
         let nothing = agent.allocate(1)?;
         let inner = Inner {
             rank: state.rank,
             ranks: state.ranks,
             agent,
-            deadline,
+            options,
             board,
             nothing,
             state: Mutex::new(state),

@@ -63,6 +63,8 @@ pub enum Error {
     Collective(Box<CollectiveFailed>),
     #[error(transparent)]
     Call(#[from] CallError),
+    #[error("the ranks that are left of {group:?} have gone on without this one")]
+    LeftOut { group: String },
     #[error("no group came about: {0}")]
     Formation(String),
     #[error(transparent)]

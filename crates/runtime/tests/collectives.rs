@@ -1,9 +1,11 @@
 //! Communicators over shared memory and over TCP: values against a plain loop, and what ranks are told when one of them fails.
 
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use weft::{Agent, Communicator, Datatype, JoinOptions, Memory, Rank, Reduction};
+use weft::{Agent, Cause, Communicator, Datatype, Error, JoinOptions, Memory, Rank, Reduction};
 
 /// How ranks reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +93,364 @@ fn an_all_reduce_of_any_size_any_way() {
                     assert_eq!(values(&input), right);
                 }
             });
+        }
+    }
+}
+
+fn longs(group: &Communicator, values: &[u64]) -> Memory {
+    let memory = group.agent().allocate(8 * values.len().max(1)).unwrap();
+    memory.write(0, &values.iter().flat_map(|v| v.to_ne_bytes()).collect::<Vec<u8>>());
+    memory
+}
+
+fn read_longs(memory: &Memory) -> Vec<u64> {
+    let bytes = memory.to_vec();
+    bytes
+        .chunks_exact(8)
+        .map(|b| u64::from_ne_bytes(b.try_into().unwrap()))
+        .collect()
+}
+
+#[test]
+fn every_collective_any_way() {
+    for way in WAYS {
+        ranks(3, way, |group| {
+            let (own, n) = (u64::from(group.rank().0), 3u64);
+            let long = Datatype::U64;
+            // All-gather, apart, in place and of different sizes.
+            let mine = longs(&group, &[10 * own, 10 * own + 1]);
+            let all = longs(&group, &[0; 6]);
+            group.all_gather(&mine, &all, long).run().unwrap();
+            assert_eq!(read_longs(&all), [0, 1, 10, 11, 20, 21]);
+            let in_place = longs(&group, &[9; 3]);
+            in_place.write(8 * own, &(own + 5).to_ne_bytes());
+            group
+                .all_gather(in_place.part(8 * own..8 * own + 8), &in_place, long)
+                .run()
+                .unwrap();
+            assert_eq!(read_longs(&in_place), [5, 6, 7]);
+            let counts = [1, 0, 2];
+            let some = longs(&group, &[own; 2]);
+            let gathered = longs(&group, &[0; 3]);
+            group
+                .all_gatherv(some.part(0..8 * counts[own as usize]), &gathered, &counts, long)
+                .run()
+                .unwrap();
+            assert_eq!(read_longs(&gathered), [0, 2, 2]);
+            // Reduce-scatter, and of different sizes.
+            let input = longs(&group, &[own, own + 1, own + 2]);
+            let one = longs(&group, &[0]);
+            group.reduce_scatter(&input, &one, long, Reduction::Max).run().unwrap();
+            assert_eq!(read_longs(&one), [2 + own]);
+            let output = longs(&group, &[0; 2]);
+            group
+                .reduce_scatterv(
+                    &input,
+                    output.part(0..8 * counts[own as usize]),
+                    &counts,
+                    long,
+                    Reduction::Sum,
+                )
+                .run()
+                .unwrap();
+            let right = [vec![3, 0], vec![0, 0], vec![6, 9]];
+            assert_eq!(read_longs(&output), right[own as usize]);
+            // From and to a root.
+            let root = Rank(1);
+            let data = longs(&group, &[7 * own, 8 * own]);
+            group.broadcast(&data, root, long).run().unwrap();
+            assert_eq!(read_longs(&data), [7, 8]);
+            let sum = longs(&group, &[0]);
+            group
+                .reduce(&longs(&group, &[own + 1]), &sum, root, long, Reduction::Prod)
+                .run()
+                .unwrap();
+            assert_eq!(read_longs(&sum), [if own == 1 { 6 } else { 0 }]);
+            let three = longs(&group, &[0; 3]);
+            group.gather(&longs(&group, &[own]), &three, root, long).run().unwrap();
+            assert_eq!(read_longs(&three), if own == 1 { [0, 1, 2] } else { [0; 3] });
+            let at_root = (own == 1).then_some(&counts[..]);
+            let varied = longs(&group, &[0; 3]);
+            group
+                .gatherv(some.part(0..8 * counts[own as usize]), &varied, at_root, root, long)
+                .run()
+                .unwrap();
+            assert_eq!(read_longs(&varied), if own == 1 { [0, 2, 2] } else { [0; 3] });
+            group
+                .scatter(&longs(&group, &[4, 5, 6]), &one, root, long)
+                .run()
+                .unwrap();
+            assert_eq!(read_longs(&one), [4 + own]);
+            let output = longs(&group, &[0; 2]);
+            group
+                .scatterv(
+                    &longs(&group, &[4, 5, 6]),
+                    output.part(0..8 * counts[own as usize]),
+                    at_root,
+                    root,
+                    long,
+                )
+                .run()
+                .unwrap();
+            assert_eq!(read_longs(&output), [[4, 0], [0, 0], [5, 6]][own as usize]);
+            // All to all, in place too, and of different sizes: rank r has r + s elements for rank s.
+            let input = longs(&group, &[10 * own, 10 * own + 1, 10 * own + 2]);
+            let output = longs(&group, &[0; 3]);
+            group.all_to_all(&input, &output, long).run().unwrap();
+            assert_eq!(read_longs(&output), [own, 10 + own, 20 + own]);
+            group.all_to_all(&input, &input, long).run().unwrap();
+            assert_eq!(read_longs(&input), [own, 10 + own, 20 + own]);
+            let counts: Vec<u64> = (0..n).map(|other| own + other).collect();
+            let total = counts.iter().sum::<u64>() as usize;
+            let (input, output) = (longs(&group, &vec![own; total]), longs(&group, &vec![9; total]));
+            group
+                .all_to_allv(&input, &output, &counts, &counts, long)
+                .run()
+                .unwrap();
+            let right: Vec<u64> = (0..n).flat_map(|from| vec![from; (own + from) as usize]).collect();
+            assert_eq!(read_longs(&output), right);
+            // Between two ranks, and round the ring at once.
+            match own {
+                0 => group.send(&longs(&group, &[99]), Rank(2), long).run().unwrap(),
+                2 => {
+                    group.receive(&one, Rank(0), long).run().unwrap();
+                    assert_eq!(read_longs(&one), [99]);
+                }
+                _ => {}
+            }
+            let (next, previous) = (Rank(((own + 1) % n) as u32), Rank(((own + n - 1) % n) as u32));
+            let (out, back) = (longs(&group, &vec![own; 50_000]), longs(&group, &vec![9; 50_000]));
+            group
+                .group([group.send(&out, next, long), group.receive(&back, previous, long)])
+                .run()
+                .unwrap();
+            assert_eq!(read_longs(&back), vec![(own + n - 1) % n; 50_000]);
+            // Two collectives at once, and several started before the first is waited for.
+            let (a, b) = (longs(&group, &[own]), longs(&group, &[own; 3]));
+            let calls = [
+                group.all_reduce(&a, &a, long, Reduction::Sum),
+                group.all_reduce(&b, &b, long, Reduction::Avg),
+            ];
+            group.group(calls).run().unwrap();
+            assert_eq!((read_longs(&a), read_longs(&b)), (vec![3], vec![1; 3]));
+            let buffers: Vec<Memory> = (0..5).map(|at| longs(&group, &vec![at; 100])).collect();
+            let started = buffers
+                .iter()
+                .map(|it| group.all_reduce(it, it, long, Reduction::Sum).start().unwrap());
+            let started: Vec<_> = started.collect();
+            group.barrier().run().unwrap();
+            for (at, (pending, buffer)) in started.iter().zip(&buffers).enumerate() {
+                assert!(pending.poll().expect("before the barrier").is_ok());
+                assert_eq!(read_longs(buffer), vec![3 * at as u64; 100]);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_call_that_makes_no_sense_is_refused_and_the_group_goes_on() {
+    ranks(2, Way::Arena, |group| {
+        let (a, b) = (longs(&group, &[1, 2]), longs(&group, &[0]));
+        let refused = group.all_reduce(&a, &b, Datatype::U64, Reduction::Sum).run();
+        assert!(matches!(refused, Err(Error::Call(_))), "{refused:?}");
+        let odd = group.all_reduce(a.part(0..7), &b, Datatype::U64, Reduction::Sum).run();
+        assert!(matches!(odd, Err(Error::Call(_))), "{odd:?}");
+        let nobody = group.broadcast(&a, Rank(7), Datatype::U64).run();
+        assert!(matches!(nobody, Err(Error::Call(_))), "{nobody:?}");
+        let mixed = group
+            .group([group.barrier(), group.send(&a, Rank(1 - group.rank().0), Datatype::U64)])
+            .run();
+        assert!(matches!(mixed, Err(Error::Call(_))), "{mixed:?}");
+        group.all_reduce(&a, &a, Datatype::U64, Reduction::Sum).run().unwrap();
+        assert_eq!(read_longs(&a), [2, 4]);
+    });
+}
+
+fn failed(outcome: Result<(), Error>) -> Box<weft::CollectiveFailed> {
+    match outcome {
+        Err(Error::Collective(failed)) => failed,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_rank_that_calls_something_else_is_named_to_all() {
+    for way in WAYS {
+        let errors = ranks(3, way, |group| {
+            let count = if group.rank().0 == 1 { 1000 } else { 1024 };
+            let data = longs(&group, &vec![1; count]);
+            let call = group.all_reduce(&data, &data, Datatype::U64, Reduction::Sum);
+            failed(call.deadline(Duration::from_secs(5)).run())
+        });
+        for error in errors {
+            assert_eq!(
+                (error.blamed(), error.cause()),
+                (Rank(1), Cause::WrongCall),
+                "{way:?}: {error}"
+            );
+            let text = error.to_string();
+            assert!(text.contains("of 1000 u64") && text.contains("of 1024 u64"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_by_the_deadline_and_left_out() {
+    for way in WAYS {
+        let errors = ranks(4, way, |group| {
+            let data = longs(&group, &[1]);
+            group
+                .all_reduce(&data, &data, Datatype::U64, Reduction::Sum)
+                .run()
+                .unwrap();
+            if group.rank().0 == 2 {
+                // It sleeps through the call and through the agreement.
+                std::thread::sleep(Duration::from_secs(3));
+                return None;
+            }
+            let error = failed(group.barrier().deadline(Duration::from_millis(300)).run());
+            let again = failed(group.barrier().run());
+            assert_eq!(again.blamed(), error.blamed(), "it stays failed");
+            let left = group.shrink(Duration::from_secs(2)).unwrap();
+            assert_eq!(left.size(), 3);
+            let data = longs(&left, &[1]);
+            left.all_reduce(&data, &data, Datatype::U64, Reduction::Sum)
+                .run()
+                .unwrap();
+            assert_eq!(read_longs(&data), [3]);
+            Some(error)
+        });
+        for error in errors.into_iter().flatten() {
+            assert_eq!(
+                (error.blamed(), error.cause()),
+                (Rank(2), Cause::Late),
+                "{way:?}: {error}"
+            );
+            assert!(
+                error.to_string().contains("all-reduce sum in place of 1 u64"),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_group_is_split_and_its_parts_work_at_once() {
+    for way in WAYS {
+        ranks(4, way, |group| {
+            let own = group.rank().0;
+            // Odd and even, each in reverse order; rank 3 stays out.
+            let part = group.split((own != 3).then_some(own % 2), 10 - own).unwrap();
+            let Some(part) = part else {
+                assert_eq!(own, 3);
+                return;
+            };
+            let right = [(1, 2, 2), (0, 1, 1), (0, 2, 2)][own as usize];
+            let data = longs(&part, &[u64::from(own)]);
+            part.all_reduce(&data, &data, Datatype::U64, Reduction::Sum)
+                .run()
+                .unwrap();
+            assert_eq!((part.rank().0, part.size(), read_longs(&data)[0] as u32), right);
+        });
+    }
+}
+
+/// A rank in a process of its own, which says what becomes of it, line by line.
+struct Process {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Process {
+    fn start(directory: &std::path::Path, rank: u32, size: u32, way: Way) -> Process {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_rank_of_its_own", "--nocapture", "--test-threads=1"])
+            .env(
+                "COLLECTIVES_RANK",
+                format!("{rank} {size} {way:?} {}", directory.display()),
+            )
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Process { child, lines }
+    }
+
+    /// The next line that begins with `word`.
+    fn say(&mut self, word: &str) -> String {
+        let mut line = String::new();
+        while self.lines.read_line(&mut line).unwrap() > 0 {
+            if let Some(at) = line.find(word) {
+                return line[at + word.len()..].trim().to_owned();
+            }
+            line.clear();
+        }
+        panic!("the process ended without saying {word}");
+    }
+}
+
+#[test]
+fn a_rank_of_its_own() {
+    let Ok(role) = std::env::var("COLLECTIVES_RANK") else {
+        return;
+    };
+    let mut words = role.splitn(4, ' ');
+    let mut word = || words.next().unwrap().to_owned();
+    let (rank, size): (u32, u32) = (word().parse().unwrap(), word().parse().unwrap());
+    let (way, directory) = (word(), word());
+    let transports = if way == "Tcp" { "tcp" } else { "shared_memory,tcp" };
+    let agent = Agent::builder(&format!("rank-{rank}"))
+        .secret("collectives")
+        .listen("127.0.0.1:0")
+        .set("rendezvous", format!("dir:{directory}"))
+        .set("transports", transports)
+        .start()
+        .unwrap();
+    let options = JoinOptions {
+        arena: way == "Arena",
+        ..JoinOptions::new("all", Rank(rank), size)
+    };
+    let group = Communicator::join(&agent, options).unwrap();
+    println!("JOINED");
+    let data = agent.allocate(1 << 20).unwrap();
+    let error = loop {
+        let call = group.all_reduce(&data, &data, Datatype::F32, Reduction::Sum);
+        if let Err(error) = call.deadline(Duration::from_secs(10)).run() {
+            break failed(Err(error));
+        }
+    };
+    println!("FAILED {} {:?} {error}", error.blamed().0, error.cause());
+    let left = group.shrink(Duration::from_secs(10)).unwrap();
+    let data = longs(&left, &[u64::from(rank) + 1]);
+    left.all_reduce(&data, &data, Datatype::U64, Reduction::Sum)
+        .run()
+        .unwrap();
+    println!("SHRUNK {} {}", left.size(), read_longs(&data)[0]);
+    // Nobody goes before all have heard.
+    left.barrier().run().ok();
+}
+
+#[test]
+fn kill_9_in_mid_all_reduce_names_the_rank_and_the_others_go_on() {
+    for way in WAYS {
+        let directory = tempfile::tempdir().unwrap();
+        let mut processes: Vec<Process> = (0..4)
+            .map(|rank| Process::start(directory.path(), rank, 4, way))
+            .collect();
+        processes.iter_mut().for_each(|process| drop(process.say("JOINED")));
+        std::thread::sleep(Duration::from_millis(200));
+        let mut killed = processes.remove(2);
+        killed.child.kill().unwrap();
+        for process in &mut processes {
+            let failed = process.say("FAILED ");
+            println!("{way:?}: {failed}");
+            assert!(failed.starts_with("2 Lost "), "{way:?}: {failed}");
+            assert_eq!(process.say("SHRUNK "), "3 7", "{way:?}");
+        }
+        for process in processes.iter_mut().chain([&mut killed]) {
+            let mut rest = String::new();
+            process.lines.read_to_string(&mut rest).ok();
+            process.child.wait().unwrap();
         }
     }
 }

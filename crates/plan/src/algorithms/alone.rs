@@ -1,7 +1,7 @@
 //! A collective of one rank: its output is its input.
 
 use crate::collective::{Buffer, Problem};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -30,5 +30,9 @@ impl Program for Alone {
         if self.problem.blocks(rank, Buffer::Output) > 0 {
             out.copy(Slice::input(0, 1), Slice::output(0, 1));
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        Some(Phase::each_step(&self.shape(), &[Rank(0)]))
     }
 }

@@ -4,7 +4,7 @@
 
 use super::{after, before};
 use crate::collective::{BlockSize, Collective, Extent, Problem, Sizes};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -141,5 +141,14 @@ impl Program for BidirectionalRing {
             },
             Sizes::Equal => Extent::common(0),
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        let Shape { steps, .. } = self.shape();
+        let (way, _) = self.reach();
+        // Where the two ways differ in length, the first step of a reduction and the last of a gathering go one way only.
+        let mut cuts = vec![0, 1, way - 1, way, way + 1, steps - 1, steps];
+        cuts.retain(|cut| *cut <= steps);
+        Some(Phase::runs(&cuts, &[Rank(0)]))
     }
 }

@@ -5,7 +5,7 @@
 
 use super::{after, before, levels};
 use crate::collective::{BlockSize, Collective, Extent, Problem, Sizes};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -222,5 +222,13 @@ impl Program for BinomialTree {
             },
             Sizes::Equal => Extent::common(0),
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        // The root and its children: the busiest, with whoever shares their nodes.
+        let root = self.root();
+        let children = (0..levels(self.problem.ranks)).map(|level| after(root, 1 << level, self.problem.ranks));
+        let ranks: Vec<Rank> = children.chain([root]).collect();
+        Some(Phase::each_step(&self.shape(), &ranks))
     }
 }

@@ -6,7 +6,7 @@
 
 use super::{after, before, levels};
 use crate::collective::{BlockSize, Collective, Extent, Problem, Sizes};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -157,5 +157,9 @@ impl Program for Bruck {
             },
             _ => Extent::common(0),
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        Some(Phase::each_step(&self.shape(), &[Rank(0)]))
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{others, reduce_all, sources};
 use crate::collective::{Collective, Problem};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +84,21 @@ impl Direct {
         others(rank, n).for_each(|to| out.send(to, outgoing(to.0)));
         sources(rank, n).for_each(|from| out.receive(from, Slice::output(from.0, 1)));
     }
+
+    /// The root, where there is one, and somebody else.
+    fn typical(&self) -> Vec<Rank> {
+        let n = self.problem.ranks;
+        match self.problem.collective {
+            Collective::Broadcast { root }
+            | Collective::Reduce { root }
+            | Collective::Gather { root, .. }
+            | Collective::Scatter { root, .. } => vec![root, super::after(root, n / 2, n)],
+            Collective::SendReceive { from, to } => vec![from, to],
+            // In place, how much is left to add up depends on the rank.
+            Collective::AllReduce => vec![Rank(0), Rank(n - 1)],
+            _ => vec![Rank(0)],
+        }
+    }
 }
 
 impl Program for Direct {
@@ -135,5 +150,9 @@ impl Program for Direct {
                 sources(rank, n).for_each(|from| out.receive(from, Slice::NOTHING));
             }
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        Some(Phase::each_step(&self.shape(), &self.typical()))
     }
 }

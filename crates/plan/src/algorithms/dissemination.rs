@@ -3,7 +3,7 @@
 
 use super::{after, before, levels};
 use crate::collective::{Collective, Problem};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -32,5 +32,9 @@ impl Program for Dissemination {
         let n = self.problem.ranks;
         out.send(after(rank, 1 << step, n), Slice::NOTHING);
         out.receive(before(rank, 1 << step, n), Slice::NOTHING);
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        Some(Phase::each_step(&self.shape(), &[Rank(0)]))
     }
 }

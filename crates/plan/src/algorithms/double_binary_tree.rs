@@ -6,7 +6,7 @@
 
 use super::{after, before, levels};
 use crate::collective::{Collective, Problem};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -139,6 +139,15 @@ impl DoubleBinaryTree {
             out.receive(self.rank(tree, parent), Slice::output(tree, 1));
         }
     }
+
+    /// Some of every height, in both trees: those that are first of their height, and their neighbours.
+    fn typical(&self) -> Vec<Rank> {
+        let heights = (0..levels(self.problem.ranks)).flat_map(|bit| [1 << bit, 3 << bit]);
+        let places = heights.chain([0]).filter(|&place| place < self.problem.ranks);
+        places
+            .flat_map(|place| [self.rank(0, place), self.rank(1, place)])
+            .collect()
+    }
 }
 
 impl Program for DoubleBinaryTree {
@@ -190,5 +199,9 @@ impl Program for DoubleBinaryTree {
                 _ => {}
             }
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        Some(Phase::each_step(&self.shape(), &self.typical()))
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::power_below;
 use crate::collective::{BlockSize, Collective, Extent, Problem, Sizes};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -186,5 +186,12 @@ impl Program for HalvingDoubling {
             },
             Sizes::Equal => Extent::common(0),
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        Some(Phase::each_step(
+            &self.shape(),
+            &[Rank(0), Rank(self.problem.ranks - 1)],
+        ))
     }
 }

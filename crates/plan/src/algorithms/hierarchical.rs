@@ -3,7 +3,7 @@
 
 use super::{BinomialTree, Dissemination, Grid, RecursiveDoubling, embed, reduce_all};
 use crate::collective::{Buffer, Collective, Problem};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Debug)]
@@ -62,9 +62,7 @@ impl Hierarchical {
         let mut local = Ops::new();
         reduce_all(Rank(index), self.grid.local, input, sum, &mut local);
         for op in local.as_slice() {
-            if let crate::schedule::Op::ReceiveReduce { from, with, into, .. } = *op {
-                out.receive_reduce(self.grid.rank(node, from.0), with, into);
-            }
+            out.push(op.with_peer(|other| self.grid.rank(node, other.0)));
         }
     }
 
@@ -128,5 +126,29 @@ impl Program for Hierarchical {
         } else {
             self.tell(rank, out);
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        let before = u32::from(self.collects());
+        let steps = self.shape().steps;
+        let ranks = |nodes: &[Rank]| {
+            nodes
+                .iter()
+                .map(|node| self.grid.rank(node.0, self.speaker()))
+                .collect()
+        };
+        let mut phases = self.across.phases()?;
+        for phase in &mut phases {
+            phase.steps = phase.steps.start + before..phase.steps.end + before;
+            phase.ranks = ranks(&phase.ranks);
+        }
+        let local = |steps| Phase {
+            steps,
+            ranks: ranks(&[Rank(0)]),
+        };
+        phases.insert(0, local(0..before));
+        phases.push(local(steps - u32::from(self.tells())..steps));
+        phases.retain(|phase| !phase.steps.is_empty());
+        Some(phases)
     }
 }

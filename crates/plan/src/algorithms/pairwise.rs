@@ -3,7 +3,7 @@
 
 use super::{after, before};
 use crate::collective::{Collective, Problem};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -66,5 +66,15 @@ impl Program for Pairwise {
                 out.receive(from, Slice::output(from.0, 1));
             }
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        // The farther the partner, the more likely on another node.
+        let Shape { steps, .. } = self.shape();
+        let first = u32::from(self.loads());
+        let mut cuts = vec![0, first];
+        cuts.extend((0..32).map(|bit| first + (1 << bit) - 1).filter(|cut| *cut < steps));
+        cuts.push(steps);
+        Some(Phase::runs(&cuts, &[Rank(0)]))
     }
 }

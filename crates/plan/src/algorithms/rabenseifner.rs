@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::power_below;
 use crate::collective::{Collective, Problem};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -128,6 +128,16 @@ impl Rabenseifner {
             out.receive(Rank(rank.0 - 1), self.sum(rank, 0..core));
         }
     }
+
+    /// One of a pair, the last that is in none, and the root.
+    fn typical(&self) -> Vec<Rank> {
+        let mut ranks = vec![Rank(0), Rank(1), Rank(self.problem.ranks - 1)];
+        if let Collective::Reduce { root } = self.problem.collective {
+            // Whoever is root, or acts for it, is busy to the end.
+            ranks.extend([root, Rank(root.0 & !1)]);
+        }
+        ranks
+    }
 }
 
 impl Program for Rabenseifner {
@@ -160,5 +170,9 @@ impl Program for Rabenseifner {
             Some(place) => self.double(rank, place, 2 * levels - 1 - round, out),
             None => {}
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        Some(Phase::each_step(&self.shape(), &self.typical()))
     }
 }

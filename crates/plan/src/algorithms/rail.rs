@@ -3,7 +3,7 @@
 
 use super::{Grid, HalvingDoubling, Pat, Ring, boxed, embed};
 use crate::collective::{BlockSize, Buffer, Collective, Extent, Problem, Sizes};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 /// How the ranks of a rail do their part.
@@ -58,7 +58,7 @@ impl Rail {
     }
 
     /// On the node: what belongs to a rail goes to the rank of that rail, reduced where the collective reduces.
-    fn to_rails(&self, rank: Rank, out: &mut Ops) {
+    fn scatter_to_rails(&self, rank: Rank, out: &mut Ops) {
         let (grid, index) = (self.grid, self.grid.index(rank));
         match self.problem.collective {
             Collective::AllReduce => {
@@ -101,7 +101,7 @@ impl Rail {
     }
 
     /// On the node: everybody gets what the others' rails have brought.
-    fn from_rails(&self, rank: Rank, out: &mut Ops) {
+    fn gather_rails(&self, rank: Rank, out: &mut Ops) {
         let (grid, index) = (self.grid, self.grid.index(rank));
         for (other, peer) in self.neighbours(rank) {
             match self.problem.collective {
@@ -150,6 +150,11 @@ impl Rail {
         embed(&**across, (Rank(node), step), |to| grid.rank(to.0, index), slices, out);
     }
 
+    /// Whether there is something to do on the node before the rails are used.
+    fn begins_on_node(&self) -> bool {
+        !matches!(self.problem.collective, Collective::AllGather { .. })
+    }
+
     fn steps_on_rail(&self) -> u32 {
         self.across.as_ref().map_or(1, |across| across.shape().steps)
     }
@@ -175,13 +180,13 @@ impl Program for Rail {
     }
 
     fn ops(&self, rank: Rank, step: u32, out: &mut Ops) {
-        let before = u32::from(!matches!(self.problem.collective, Collective::AllGather { .. }));
+        let before = u32::from(self.begins_on_node());
         if step < before {
-            self.to_rails(rank, out);
+            self.scatter_to_rails(rank, out);
         } else if step < before + self.steps_on_rail() {
             self.along_rail(rank, step - before, out);
         } else {
-            self.from_rails(rank, out);
+            self.gather_rails(rank, out);
         }
     }
 
@@ -206,5 +211,18 @@ impl Program for Rail {
             _ => BlockSize::Common,
         };
         Extent { block, piece: 0 }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        let before = u32::from(self.begins_on_node());
+        let steps = self.shape().steps;
+        let mut cuts = vec![0, before];
+        match &self.across {
+            Some(across) => cuts.extend(across.phases()?.iter().map(|phase| phase.steps.end + before)),
+            None => cuts.push(before + 1),
+        }
+        cuts.push(steps);
+        // Every node is like the first, as long as the rail's own program treats all alike; those in excess are on the last.
+        Some(Phase::runs(&cuts, &[Rank(0), Rank(self.problem.ranks - 1)]))
     }
 }

@@ -5,7 +5,7 @@
 
 use super::power_below;
 use crate::collective::{Collective, Problem};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -89,5 +89,12 @@ impl Program for RecursiveDoubling {
                 out.send(ward, Slice::output(0, 1));
             }
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        Some(Phase::each_step(
+            &self.shape(),
+            &[Rank(0), Rank(self.problem.ranks - 1)],
+        ))
     }
 }

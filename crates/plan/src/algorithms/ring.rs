@@ -6,7 +6,7 @@
 
 use super::{after, before};
 use crate::collective::{BlockSize, Collective, Extent, Problem, Sizes};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -158,6 +158,16 @@ impl Program for Ring {
                 piece: 0,
             },
             _ => Extent::common(0),
+        }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        let Shape { steps, ranks, .. } = self.shape();
+        match self.problem.collective {
+            Collective::Broadcast { .. } | Collective::Reduce { .. } => None,
+            Collective::AllReduce => Some(Phase::runs(&[0, ranks - 1, steps], &[Rank(0)])),
+            // The own block is copied in the first step.
+            _ => Some(Phase::runs(&[0, 1, steps], &[Rank(0)])),
         }
     }
 }

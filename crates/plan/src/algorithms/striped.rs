@@ -1,7 +1,7 @@
 //! Striped: one message as several, each on a channel of its own, so that no single connection or core limits it.
 
 use crate::collective::{Collective, Problem};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 /// As many connections as one host usually profits from.
@@ -15,6 +15,15 @@ pub struct Striped {
 impl Striped {
     pub fn new(problem: Problem) -> Option<Striped> {
         matches!(problem.collective, Collective::SendReceive { .. }).then_some(Striped { problem })
+    }
+}
+
+impl Striped {
+    fn ends(&self) -> Vec<Rank> {
+        match self.problem.collective {
+            Collective::SendReceive { from, to } => vec![from, to],
+            _ => Vec::new(),
+        }
     }
 }
 
@@ -40,5 +49,9 @@ impl Program for Striped {
                 out.on(stripe).receive(from, Slice::output(stripe.into(), 1));
             }
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        Some(Phase::each_step(&self.shape(), &self.ends()))
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{others, reduce_all, sources};
 use crate::collective::{Collective, Extent, Problem};
-use crate::schedule::{Ops, Program, Shape, Slice};
+use crate::schedule::{Ops, Phase, Program, Shape, Slice};
 use crate::units::Rank;
 
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +25,15 @@ impl TwoShot {
         match self.problem.collective {
             Collective::Reduce { root } if rank != root => Slice::scratch(0, 1),
             _ => Slice::output(rank.0, 1),
+        }
+    }
+
+    /// The root, where there is one, and somebody else.
+    fn typical(&self) -> Vec<Rank> {
+        let n = self.problem.ranks;
+        match self.problem.collective {
+            Collective::Broadcast { root } | Collective::Reduce { root } => vec![root, super::after(root, n / 2, n)],
+            _ => vec![Rank(0)],
         }
     }
 }
@@ -76,5 +85,9 @@ impl Program for TwoShot {
                 sources(rank, n).for_each(|from| out.receive(from, Slice::output(from.0, 1)));
             }
         }
+    }
+
+    fn phases(&self) -> Option<Vec<Phase>> {
+        Some(Phase::each_step(&self.shape(), &self.typical()))
     }
 }

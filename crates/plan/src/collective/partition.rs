@@ -206,6 +206,16 @@ impl Layout {
         self.starts[buffer as usize].last().copied().unwrap_or(0)
     }
 
+    /// All of an input or output: where its elements lie, as in [`Layout::locate`].
+    pub fn whole(&self, buffer: Buffer) -> (Buffer, Range<u64>) {
+        let count = (self.starts[buffer as usize].len() - 1) as u32;
+        self.locate(Slice {
+            buffer,
+            first: 0,
+            count,
+        })
+    }
+
     /// The elements of a slice of a verified program, and the buffer that holds them: in place, input and output share one, and it is
     /// named here.
     ///

@@ -60,6 +60,9 @@ impl Machine {
             has_bandwidth(memcpy.streaming, || format!("{path}.memcpy.streaming"))?;
             has_bandwidth(memcpy.cached, || format!("{path}.memcpy.cached"))?;
         }
+        if let Some(reduction) = self.reduction {
+            has_bandwidth(reduction, || format!("{path}.reduction"))?;
+        }
         unique(self.numa.iter().map(|n| n.id), |i| format!("{path}.numa[{i}].id"))?;
         unique(self.gpus.iter().map(|g| g.ordinal), |i| {
             format!("{path}.gpus[{i}].ordinal")

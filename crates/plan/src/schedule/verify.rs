@@ -119,8 +119,9 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(problem: &'a Problem, program: &'a dyn Program, shape: Shape) -> Result<Run<'a>, Fault> {
-        let mut sets = Sets::new(problem.ranks);
-        let memory = Memory::new(problem, shape, &mut sets)?;
+        Memory::fits(problem, shape)?;
+        let sets = Sets::new(problem.ranks);
+        let memory = Memory::new(problem, shape, &sets);
         let actors = (0..problem.ranks)
             .map(|rank| {
                 let heard = sets.one(Rank(rank));
@@ -460,3 +461,6 @@ fn in_order(a: u64, b: u64) -> u64 {
     let mixed = (low ^ high.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ (mixed >> 32) ^ low.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_mul(0xff51_afd7_ed55_8ccd)
 }
+
+#[cfg(test)]
+mod tests;

@@ -77,10 +77,16 @@ impl Agreement {
         }
     }
 
-    /// Whoever has not answered by now is taken for lost.
+    /// Whether the others wait for this rank.
+    pub fn is_coordinator(&self) -> bool {
+        self.coordinator() == self.own
+    }
+
+    /// Whoever this rank waits for is taken for lost. Those who follow should be more patient than the one who coordinates: its
+    /// decision takes a moment to reach them.
     pub fn on_late(&mut self) {
         let before = self.coordinator();
-        match before == self.own {
+        match self.is_coordinator() {
             true => {
                 for rank in 0..self.suspected.len() {
                     self.suspected[rank] |= !self.promised[rank] && rank != self.own.0 as usize;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use weft_fabric::Live;
 use weft_plan::{Rank, Time};
 use weft_protocol::agent::Core;
-use weft_protocol::group::{Abort, CallRecord, Status, Waiting};
+use weft_protocol::group::{Abort, Agreement, AgreementMessage, CallRecord, Status, Waiting};
 use weft_protocol::transfer::PeerId;
 use weft_protocol::wire::{Reader, Writer};
 
@@ -17,6 +17,7 @@ const ASK: u8 = 0;
 const ANSWER: u8 = 1;
 const ABORT: u8 = 2;
 const LETTER: u8 = 3;
+const AGREE: u8 = 4;
 /// Letters that nobody has opened. A member of a group writes a few while it is formed.
 const LETTERS_MAX: usize = 1 << 16;
 
@@ -36,6 +37,10 @@ struct Notes {
     known: Vec<Option<Status>>,
     abort: Option<Abort>,
     letters: VecDeque<(PeerId, Vec<u8>)>,
+    /// Once this rank wants to know who is left.
+    agreement: Option<Agreement>,
+    /// What others have said about that before.
+    early: Vec<(Rank, AgreementMessage)>,
 }
 
 impl Board {
@@ -53,12 +58,62 @@ impl Board {
 
     /// Hears everything that has come. Called with the world's mutex held.
     pub(crate) fn hear(&self, core: &mut Core<dyn Live>, now: Time) {
+        let mut any = false;
         while let Some(parcel) = core.next_parcel(self.group) {
+            any = true;
             let from = parcel.from;
             let answer = self.hear_one(from, parcel.payload());
             if let Some(answer) = answer {
                 // A peer that is gone needs no answer, and one with a full window asks again.
                 let _ = core.send_parcel(from, self.group, &[&answer], now);
+            }
+        }
+        if any {
+            self.send_agreement(core, now);
+        }
+    }
+
+    /// Begins to find out who is left, or goes on with it.
+    pub(crate) fn agree(&self, own: Rank, lost: &[Rank]) {
+        let mut notes = self.lock();
+        let ranks = notes.peers.len() as u32;
+        match &mut notes.agreement {
+            Some(agreement) => lost.iter().for_each(|rank| agreement.on_lost(*rank)),
+            none => *none = Some(Agreement::new(own, ranks, lost)),
+        }
+        let early = std::mem::take(&mut notes.early);
+        if let Some(agreement) = &mut notes.agreement {
+            early
+                .into_iter()
+                .for_each(|(from, message)| agreement.on_message(from, message));
+        }
+    }
+
+    /// Those that have not answered by now are left out: by the rank that coordinates, or that rank itself by those that follow it.
+    pub(crate) fn agree_without_late(&self, coordinating: bool) {
+        if let Some(agreement) = &mut self.lock().agreement
+            && agreement.is_coordinator() == coordinating
+        {
+            agreement.on_late();
+        }
+    }
+
+    /// Who is left, once all that are have agreed on it.
+    pub(crate) fn members(&self) -> Option<Vec<Rank>> {
+        Some(self.lock().agreement.as_ref()?.decision()?.to_vec())
+    }
+
+    /// Says what there is to say about who is left.
+    pub(crate) fn send_agreement(&self, core: &mut Core<dyn Live>, now: Time) {
+        let mut notes = self.lock();
+        let Notes { agreement, peers, .. } = &mut *notes;
+        let Some(agreement) = agreement else { return };
+        while let Some((to, message)) = agreement.next_message() {
+            if let Some(peer) = peers[to.0 as usize] {
+                let mut words = vec![AGREE];
+                words.extend_from_slice(&message.to_bytes());
+                // Whoever is gone needs not be told.
+                let _ = core.send_parcel(peer, self.group, &[&words], now);
             }
         }
     }
@@ -78,6 +133,16 @@ impl Board {
             ABORT => {
                 let abort = Abort::from_bytes(rest.try_into().ok()?).ok()?;
                 notes.abort.get_or_insert(abort);
+            }
+            AGREE => {
+                let message = AgreementMessage::from_bytes(rest).ok()?;
+                let from = Rank(rank? as u32);
+                let Notes { agreement, early, .. } = &mut *notes;
+                match agreement {
+                    Some(agreement) => agreement.on_message(from, message),
+                    None if early.len() < LETTERS_MAX => early.push((from, message)),
+                    None => {}
+                }
             }
             LETTER if notes.letters.len() < LETTERS_MAX => notes.letters.push_back((from, rest.to_vec())),
             _ => {}

@@ -34,6 +34,8 @@ const YIELDING: Time = Time::from_us(300);
 const REST: Duration = Duration::from_millis(1);
 /// How long answers are waited for when a call has failed.
 const ANSWERS: Time = Time::from_ms(100);
+/// How often they are asked meanwhile.
+const ASK_AGAIN: Time = Time::from_ms(10);
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -106,6 +108,11 @@ impl State {
     /// Whether nothing is under way.
     pub(super) fn is_idle(&self) -> bool {
         self.current.is_none() && self.queue.is_empty()
+    }
+
+    /// The number of the next call.
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Queues a call.
@@ -258,7 +265,7 @@ impl State {
         let waiting = self.execution.waiting();
         self.exchange.publish(waiting);
         let told = matches!(trouble, Some(Trouble::Aborted(_)));
-        let others = self.inquire(told);
+        let others = self.inquire(record, told);
         let witness = Witness {
             rank: self.rank,
             call: *record,
@@ -295,20 +302,30 @@ impl State {
         error
     }
 
-    /// What the others have called. Those that are not to be seen are asked, and given a moment.
-    fn inquire(&mut self, told: bool) -> Vec<Option<Status>> {
-        self.exchange.ask_all();
+    /// What the others have called. Those that are not to be seen are asked, and those that are behind are given a moment to come
+    /// as far as this rank.
+    fn inquire(&mut self, record: &CallRecord, told: bool) -> Vec<Option<Status>> {
         let until = self.clock.now().saturating_add(ANSWERS);
         loop {
-            let statuses: Vec<Option<Status>> = (0..self.ranks).map(|rank| self.exchange.status(Rank(rank))).collect();
-            let known = statuses.iter().flatten().count() + 1;
-            let now = self.clock.now();
-            // Whoever is told has nothing to find out.
-            if told || known >= self.ranks as usize || now >= until {
-                return statuses;
+            self.exchange.ask_all();
+            let asked = self.clock.now();
+            while self.clock.now() < asked.saturating_add(ASK_AGAIN) {
+                let status = |rank: u32| self.exchange.status(Rank(rank));
+                let statuses: Vec<Option<Status>> = (0..self.ranks).map(status).collect();
+                let here =
+                    |status: &&Status| record.number == CallRecord::PAIRWISE || status.call.number >= record.number;
+                let known = statuses
+                    .iter()
+                    .enumerate()
+                    .filter(|(rank, _)| *rank != self.rank.0 as usize);
+                let known = known.filter_map(|(_, status)| status.as_ref()).filter(here).count();
+                // Whoever is told has nothing to find out.
+                if told || known + 1 >= self.ranks as usize || self.clock.now() >= until {
+                    return statuses;
+                }
+                let _ = self.exchange.poll(asked);
+                std::thread::sleep(Duration::from_micros(200));
             }
-            let _ = self.exchange.poll(now);
-            std::thread::sleep(Duration::from_micros(200));
         }
     }
 }

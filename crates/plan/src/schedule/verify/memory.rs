@@ -6,6 +6,8 @@ use crate::units::Rank;
 
 /// More chunks than any program has that somebody wants to be verified; each takes some 24 bytes.
 const MAX_CHUNKS: u64 = 1 << 27;
+/// Sets of ranks are bits, and there are more sets than ranks.
+const MAX_RANKS: u32 = 1 << 14;
 
 #[derive(Debug)]
 pub(super) struct Memory {
@@ -23,48 +25,52 @@ struct Chunks {
 }
 
 impl Memory {
-    /// All inputs there, and nothing else.
-    pub(super) fn new(problem: &Problem, shape: Shape, sets: &mut Sets) -> Result<Memory, Fault> {
-        let counts = |rank| {
-            let of = |buffer| u64::from(problem.blocks(rank, buffer)) * u64::from(shape.pieces);
-            (of(Buffer::Input), of(Buffer::Output))
-        };
-        let total: u64 = (0..problem.ranks)
-            .map(|rank| {
-                let (input, output) = counts(Rank(rank));
-                input + output + u64::from(shape.scratch)
-            })
-            .fold(0, u64::saturating_add);
-        if total > MAX_CHUNKS {
-            return Err(Fault::TooLarge {
-                chunks: total,
-                max: MAX_CHUNKS,
+    /// Whether a program is small enough to be looked at op by op.
+    pub(super) fn fits(problem: &Problem, shape: Shape) -> Result<(), Fault> {
+        if problem.ranks > MAX_RANKS {
+            return Err(Fault::TooManyRanks {
+                ranks: problem.ranks,
+                max: MAX_RANKS,
             });
         }
-        let ranks = (0..problem.ranks)
-            .map(|rank| {
-                let (input, output) = counts(Rank(rank));
-                let scratch = (input + output) as usize;
-                Chunks {
-                    output: input as usize,
-                    scratch,
-                    contents: vec![None; scratch + shape.scratch as usize],
-                }
-            })
-            .collect();
+        let of_rank = |rank| {
+            let blocks =
+                u64::from(problem.blocks(rank, Buffer::Input)) + u64::from(problem.blocks(rank, Buffer::Output));
+            blocks * u64::from(shape.pieces) + u64::from(shape.scratch)
+        };
+        let chunks = (0..problem.ranks).map(|rank| of_rank(Rank(rank))).sum();
+        match chunks <= MAX_CHUNKS {
+            true => Ok(()),
+            false => Err(Fault::TooLarge {
+                chunks,
+                max: MAX_CHUNKS,
+            }),
+        }
+    }
+
+    /// All inputs there, and nothing else.
+    pub(super) fn new(problem: &Problem, shape: Shape, sets: &Sets) -> Memory {
+        let ranks = (0..problem.ranks).map(|rank| {
+            let chunks = |buffer| problem.chunks(Rank(rank), buffer, shape.pieces) as usize;
+            let scratch = chunks(Buffer::Input) + chunks(Buffer::Output);
+            Chunks {
+                output: chunks(Buffer::Input),
+                scratch,
+                contents: vec![None; scratch + shape.scratch as usize],
+            }
+        });
         let mut memory = Memory {
             problem: *problem,
             shape,
-            ranks,
+            ranks: ranks.collect(),
         };
         for rank in (0..problem.ranks).map(Rank) {
             for datum in 0..problem.chunks(rank, Buffer::Input, shape.pieces) {
-                let from = sets.one(rank);
-                let order = u64::from(rank.0) + 1;
+                let (from, order) = (sets.one(rank), u64::from(rank.0) + 1);
                 memory.set(rank, Buffer::Input, datum, Content { datum, from, order });
             }
         }
-        Ok(memory)
+        memory
     }
 
     /// How many chunks a buffer has.

@@ -1,0 +1,186 @@
+use super::*;
+use crate::algorithms::{Algorithm, Grid, Ring};
+use crate::collective::{Collective, Counts, Partition, Problem, Sizes};
+use crate::platform::Platform;
+use crate::units::Rank;
+
+fn cluster(grid: Grid) -> Placement {
+    let link = |latency, gap, gigabytes| LinkCost {
+        latency: Time::from_ns(latency),
+        per_span: Time::from_ns(gap),
+        bandwidth: Bandwidth::from_gigabytes_per_sec(gigabytes),
+    };
+    Placement {
+        grid,
+        local: link(500, 20, 100.0),
+        across: link(5_000, 100, 25.0),
+        rails: grid.local,
+        reduction: Bandwidth::from_gigabytes_per_sec(50.0),
+        copy: Bandwidth::from_gigabytes_per_sec(80.0),
+        cores: 0,
+    }
+}
+
+fn problems(ranks: u32) -> Vec<Problem> {
+    let (sizes, root) = (Sizes::Equal, Rank(ranks / 3));
+    [
+        Collective::AllReduce,
+        Collective::AllGather { sizes },
+        Collective::ReduceScatter { sizes },
+        Collective::Broadcast { root },
+        Collective::Reduce { root },
+        Collective::Gather { root, sizes },
+        Collective::Scatter { root, sizes },
+        Collective::AllToAll { sizes },
+        Collective::Barrier,
+    ]
+    .map(|collective| Problem::new(collective, ranks))
+    .to_vec()
+}
+
+#[test]
+fn a_ring_costs_what_the_formula_says() {
+    // One rank a node: 2 (n - 1) steps, each with latency, gap, an nth of the bytes, and in the first half its reduction.
+    let placement = cluster(Grid { nodes: 8, local: 1 });
+    let problem = Problem::new(Collective::AllReduce, 8);
+    let profile = Profile::of(&problem, &Ring::new(problem).unwrap(), &placement);
+    let bytes = Bytes(8 << 20);
+    let nth = Bytes(1 << 20);
+    let step = placement.across.time(nth, 1).as_ps();
+    let reduction = placement.reduction.time_for(nth).as_ps();
+    let expected = 14 * step + 7 * reduction;
+    let predicted = profile.predict(bytes);
+    assert_eq!(predicted.steps, 14);
+    assert!(
+        predicted.time.as_ps().abs_diff(expected) <= 14,
+        "{predicted:?}, {expected}"
+    );
+}
+
+#[test]
+fn phases_tell_what_all_steps_tell() {
+    let mut differ = Vec::new();
+    for (nodes, local) in [(1, 16), (16, 1), (4, 8), (3, 5), (7, 2), (2, 3)] {
+        let grid = Grid { nodes, local };
+        let placement = cluster(grid);
+        for problem in problems(grid.ranks()) {
+            for candidate in Candidate::all(&problem) {
+                let Some(program) = candidate.program(&problem, grid) else {
+                    continue;
+                };
+                let Some(phases) = program.phases() else { continue };
+                let steps: u32 = phases.iter().map(|phase| phase.steps.len() as u32).sum();
+                assert_eq!(steps, program.shape().steps, "{candidate} for {problem:?}");
+                let all = profile::Profile::by_steps(&problem, &*program, &placement);
+                let few = profile::Profile::by_phases(&problem, &*program, &placement, &phases);
+                for bytes in [0, 1 << 12, 1 << 20, 1 << 30] {
+                    let (all, few) = (all.predict(Bytes(bytes)).time, few.predict(Bytes(bytes)).time);
+                    let ratio = few.as_secs_f64() / all.as_secs_f64().max(1e-12);
+                    if !(0.75..=1.25).contains(&ratio) && all != few {
+                        differ.push(format!(
+                            "{candidate} for {problem:?} on {grid:?}, {bytes} bytes: {few} by phases, {all} by steps"
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    assert!(differ.is_empty(), "{}", differ.join("\n"));
+}
+
+#[test]
+fn ranks_that_go_on_as_soon_as_they_can_are_no_slower_than_those_that_step_together() {
+    for grid in [
+        Grid::flat(8),
+        Grid { nodes: 8, local: 1 },
+        Grid { nodes: 4, local: 4 },
+        Grid { nodes: 2, local: 3 },
+    ] {
+        let placement = cluster(grid);
+        for problem in problems(grid.ranks()) {
+            for candidate in Candidate::all(&problem) {
+                let Some(program) = candidate.program(&problem, grid) else {
+                    continue;
+                };
+                let profile = Profile::of(&problem, &*program, &placement);
+                for bytes in [1u64 << 14, 1 << 22] {
+                    let blocks = match problem.collective {
+                        Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. } => 1,
+                        _ => u64::from(problem.ranks),
+                    };
+                    let counts = Counts::Equal(bytes / blocks);
+                    let partition = Partition::new(&problem, counts, program.shape().pieces).unwrap();
+                    let exact = critical_path(&*program, &partition, Bytes(1), &placement)
+                        .unwrap()
+                        .as_secs_f64();
+                    let together = profile.predict(Bytes(bytes)).time.as_secs_f64();
+                    let ratio = exact / together;
+                    assert!(
+                        (0.3..1.15).contains(&ratio),
+                        "{candidate} for {problem:?} on {grid:?}, {bytes} bytes: {ratio}"
+                    );
+                    // Where all ranks do the same at the same time, there is nothing to gain.
+                    let same = candidate.algorithm == Algorithm::Ring && problem.collective == Collective::AllReduce;
+                    if same && grid.local == 1 {
+                        assert!(
+                            (0.98..1.02).contains(&ratio),
+                            "{candidate} for {problem:?} on {grid:?}, {bytes} bytes: {ratio}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_envelope_is_the_fastest_everywhere() {
+    for grid in [Grid::flat(2), Grid::flat(6), Grid { nodes: 4, local: 4 }] {
+        for problem in problems(grid.ranks()) {
+            let selector = Selector::new(problem, cluster(grid));
+            for exponent in 0..36 {
+                for bytes in [1u64 << exponent, 3 << exponent] {
+                    let ranked = selector.ranked(Bytes(bytes));
+                    let chosen = selector.choose(Bytes(bytes)).unwrap();
+                    let time = selector.predict(chosen, Bytes(bytes)).unwrap().time.as_secs_f64();
+                    let best = ranked[0].1.time.as_secs_f64();
+                    // Someone who is ahead only in the midst of an octave may be missed, by little.
+                    assert!(
+                        time <= best * 1.05,
+                        "{problem:?} {bytes}: {chosen} takes {time}, {} takes {best}",
+                        ranked[0].0
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn far_more_ranks_than_anybody_has_are_selected_for_at_once() {
+    let grid = Grid {
+        nodes: 16_384,
+        local: 8,
+    };
+    for collective in [Collective::AllReduce, Collective::AllGather { sizes: Sizes::Equal }] {
+        let selector = Selector::new(Problem::new(collective, grid.ranks()), cluster(grid));
+        let large = selector.choose(Bytes(16 << 30)).unwrap();
+        assert!(
+            matches!(large.algorithm, Algorithm::RailRing | Algorithm::RailDoubling),
+            "{large}"
+        );
+        assert_eq!(selector.choose(Bytes(16 << 30)), Some(large));
+    }
+}
+
+#[test]
+fn a_platform_without_the_transport_is_told() {
+    let mut platform = Platform::laptop();
+    platform.transports.remove("tcp");
+    let error = Placement::on(&platform, Grid { nodes: 2, local: 1 }).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the platform `laptop` says nothing of a transport verbs or tcp (known here: shared_memory, shared_memory.foreign)"
+    );
+    assert!(Placement::on(&platform, Grid::flat(2)).is_ok());
+}

@@ -1,0 +1,136 @@
+//! New groups from old ones: a part of one, what is left of one, or one with more ranks.
+
+use std::time::Duration;
+
+use weft_plan::{Datatype, Rank, Time};
+use weft_protocol::group::Cause;
+use weft_protocol::transfer::PeerId;
+
+use super::bootstrap::{Formation, JoinOptions, group_id};
+use super::{Communicator, Inner};
+use crate::driver::{PeerState, World};
+use crate::error::Error;
+use crate::memory::after;
+
+/// How often to look whether another rank is gone.
+const LOOK_AGAIN: Time = Time::from_ms(5);
+
+impl Communicator {
+    /// Splits the group: ranks that give the same colour form a group of their own, ordered by `key` and then by rank; those that give
+    /// none form none. All ranks must call this.
+    pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Communicator>, Error> {
+        let agent = self.agent();
+        let own = [color.map_or(0, |color| u64::from(color) + 1), u64::from(key)];
+        let input = agent.allocate(16)?;
+        let output = agent.allocate(16 * self.size() as usize)?;
+        input.write(0, &own.map(u64::to_ne_bytes).concat());
+        self.all_gather(&input, &output, Datatype::U64).run()?;
+        let words = output.to_vec();
+        let word = |at: usize| u64::from_ne_bytes(words[8 * at..8 * at + 8].try_into().expect("eight bytes"));
+        let same = (0..self.size()).filter(|rank| word(2 * *rank as usize) == own[0]);
+        let mut members: Vec<Rank> = same.map(Rank).collect();
+        if color.is_none() {
+            return Ok(None);
+        }
+        members.sort_by_key(|rank| (word(2 * rank.0 as usize + 1), *rank));
+        // Splits are numbered by the calls before them, which are the same everywhere.
+        let number = self.inner.lock().number();
+        let seed = [b"split", &number.to_le_bytes()[..], &own[0].to_le_bytes()].concat();
+        self.inner.form(&members, &seed, self.inner.options.timeout).map(Some)
+    }
+
+    /// A group of those that are left. After a failure all ranks that are alive must call this; whoever does not within half of
+    /// the time is left out. Ranks keep their order.
+    pub fn shrink(&self, timeout: Duration) -> Result<Communicator, Error> {
+        let members = self.inner.agree(timeout)?;
+        if !members.contains(&self.rank()) {
+            return Err(Error::LeftOut {
+                group: self.inner.options.name.clone(),
+            });
+        }
+        let ranks: Vec<u8> = members.iter().flat_map(|rank| rank.0.to_le_bytes()).collect();
+        self.inner.form(&members, &[b"shrink", &ranks[..]].concat(), timeout)
+    }
+
+    /// A group with more ranks: those of this one keep theirs, and the new ones [join](Communicator::join) under the same name and
+    /// size.
+    pub fn grow(&self, name: &str, size: u32) -> Result<Communicator, Error> {
+        let options = JoinOptions {
+            name: name.to_owned(),
+            size,
+            ..self.inner.options.clone()
+        };
+        Communicator::join(self.agent(), options)
+    }
+}
+
+impl Inner {
+    /// Finds out who is left.
+    fn agree(&self, timeout: Duration) -> Result<Vec<Rank>, Error> {
+        let shared = self.agent.shared();
+        let until = after(shared, timeout);
+        // Of those that are waited for: the ranks that follow, and then the one that they follow.
+        let mut late = [
+            (after(shared, timeout / 2), true),
+            (after(shared, timeout * 3 / 4), false),
+        ]
+        .into_iter()
+        .peekable();
+        let peers = self.board.peers();
+        // Whoever has been named as lost is, even if its session still lingers.
+        let named = self.board.abort().filter(|abort| abort.cause == Cause::Lost);
+        let named: Vec<Rank> = named.map(|abort| abort.blamed).into_iter().collect();
+        loop {
+            let now = shared.clock.now();
+            if now >= until {
+                return Err(Error::TimedOut {
+                    what: "the ranks that are left to agree".to_owned(),
+                });
+            }
+            let members = shared.act(|world, now| {
+                let lost = lost(world, &peers).chain(named.iter().copied());
+                self.board.agree(self.rank, &lost.collect::<Vec<Rank>>());
+                if let Some((_, coordinating)) = late.next_if(|(at, _)| now >= *at) {
+                    self.board.agree_without_late(coordinating);
+                }
+                self.board.send_agreement(&mut world.core, now);
+                self.board.members()
+            });
+            if let Some(members) = members {
+                return Ok(members);
+            }
+            let next = until.min(now.saturating_add(LOOK_AGAIN));
+            shared.wait_until(next, |_| self.board.members().map(drop));
+        }
+    }
+
+    /// Makes a group of some of this one's ranks.
+    fn form(&self, members: &[Rank], seed: &[u8], timeout: Duration) -> Result<Communicator, Error> {
+        let own = members.iter().position(|rank| *rank == self.rank);
+        let own = own.ok_or_else(|| Error::LeftOut {
+            group: self.options.name.clone(),
+        })?;
+        let options = JoinOptions {
+            rank: Rank(own as u32),
+            size: members.len() as u32,
+            timeout,
+            ..self.options.clone()
+        };
+        let id = group_id(&[&self.board.group.to_le_bytes(), seed]);
+        let formation = Formation::new(&self.agent, id, options);
+        let peers = self.board.peers();
+        for (rank, member) in members.iter().enumerate() {
+            if let Some(peer) = peers[member.0 as usize] {
+                formation.board.knows(Rank(rank as u32), peer);
+            }
+        }
+        formation.form()
+    }
+}
+
+/// The ranks whose sessions are over.
+fn lost<'a>(world: &'a World, peers: &'a [Option<PeerId>]) -> impl Iterator<Item = Rank> + 'a {
+    let gone = |peer: &PeerId| !matches!(world.peers.get(peer), Some(PeerState::Connected { .. }));
+    let places = peers.iter().enumerate();
+    places.filter_map(move |(rank, peer)| peer.as_ref().filter(|peer| gone(peer)).map(|_| Rank(rank as u32)))
+}
