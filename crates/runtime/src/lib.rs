@@ -26,6 +26,7 @@ pub use peer::{Peer, Prepared, Remote, TransferBuilder};
 pub use transfer::Transfer;
 pub use weft_fabric::memory::HostMemory;
 pub use weft_plan::algorithms::Algorithm;
+pub use weft_plan::datatype::UnknownDatatype;
 pub use weft_plan::kv::{KvLayout, KvShape};
 pub use weft_plan::{Bytes, Datatype, Rank, Reduction, Run, Span, Spans, Time};
 pub use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};
