@@ -8,6 +8,7 @@ mod agent;
 mod asyncio;
 mod atomic;
 mod borrow;
+mod communicator;
 mod errors;
 mod inbox;
 mod memory;
@@ -23,6 +24,8 @@ mod _weft {
     use super::agent::Agent;
     #[pymodule_export]
     use super::borrow::Borrowed;
+    #[pymodule_export]
+    use super::communicator::{Communicator, Pending};
     #[pymodule_export]
     use super::inbox::Notification;
     #[pymodule_export]

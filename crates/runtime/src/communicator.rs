@@ -25,7 +25,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use weft_fabric::memory::HostMemory;
 use weft_plan::{Rank, Time};
+use weft_protocol::Memory as _;
 use weft_protocol::group::View;
 
 use crate::agent::Agent;
@@ -36,7 +38,7 @@ use call::Described;
 use pending::Outcome;
 use state::State;
 
-pub use bootstrap::JoinOptions;
+pub use bootstrap::{JoinOptions, Member};
 pub use call::Call;
 pub use failure::CollectiveFailed;
 pub use pending::Pending;
@@ -65,20 +67,31 @@ pub(crate) struct Inner {
     worker: OnceLock<Option<JoinHandle<()>>>,
 }
 
-/// Bytes of registered memory.
+/// Bytes in host memory: of something registered, or of somebody else's.
 #[derive(Clone, Debug)]
 pub struct Part {
-    memory: Memory,
+    host: Arc<HostMemory>,
+    /// Kept registered while the part is in use.
+    registered: Option<Memory>,
     offset: u64,
     len: u64,
 }
 
 impl From<&Memory> for Part {
     fn from(memory: &Memory) -> Part {
+        memory.part(0..memory.len())
+    }
+}
+
+impl From<HostMemory> for Part {
+    /// Memory that is not registered. Making it so for a single call would cost more than a small call does, and ranks on this host could
+    /// not map foreign memory anyway.
+    fn from(memory: HostMemory) -> Part {
         Part {
-            memory: memory.clone(),
-            offset: 0,
             len: memory.len(),
+            host: Arc::new(memory),
+            registered: None,
+            offset: 0,
         }
     }
 }
@@ -95,7 +108,8 @@ impl Memory {
             self.len()
         );
         Part {
-            memory: self.clone(),
+            host: self.inner.host.clone(),
+            registered: Some(self.clone()),
             offset: range.start,
             len: range.end - range.start,
         }
@@ -110,16 +124,16 @@ impl Part {
 
     /// Whether it lies `at` bytes into another part.
     fn begins_at(&self, other: &Part, at: u64) -> bool {
-        self.memory.as_ptr() as usize + self.offset as usize
-            == other.memory.as_ptr() as usize + (other.offset + at) as usize
+        self.host.as_ptr() as usize + self.offset as usize
+            == other.host.as_ptr() as usize + (other.offset + at) as usize
     }
 
     fn view(&self) -> Result<View, Error> {
         Ok(View {
-            memory: self.memory.inner.host.clone(),
+            memory: self.host.clone(),
             offset: self.offset,
             len: self.len,
-            key: self.memory.lent()?,
+            key: self.registered.as_ref().map_or(Ok(None), Memory::lent)?,
         })
     }
 }

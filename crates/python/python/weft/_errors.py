@@ -67,6 +67,24 @@ class PeerLost(Error):
     cause: str
 
 
+class CollectiveError(Error, RuntimeError):
+    """A collective failed, on every rank of the group. The group is of no further use: `shrink` makes a new one."""
+
+    rank: int
+    """The rank that is to blame."""
+    cause: str
+    """lost, late, wrong call, withdrew or broken."""
+    step: int
+    called: str | None
+    """What this rank had called."""
+    others: list[tuple[int, str]]
+    """What other ranks had called, as far as it was known."""
+
+
+class LeftOut(Error):
+    """The ranks that are left have gone on without this one."""
+
+
 class ConnectError(Error):
     """No session came about."""
 
