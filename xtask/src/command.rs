@@ -68,7 +68,16 @@ pub fn works(program: &str, arguments: &[&str]) -> bool {
     quiet.is_ok_and(|status| status.success())
 }
 
-/// Debian packages whose absence `probe` noticed. Without root nothing can be installed, but it can be said what to install.
+/// A program to try, with its arguments, and the Debian package to install where it does not work.
+pub type Needed = (&'static [&'static str], &'static str);
+
+/// Installs what does not work yet.
+pub fn install_missing(needed: &[Needed]) -> Result<(), Error> {
+    let missing = needed.iter().filter(|(probe, _)| !works(probe[0], &probe[1..]));
+    install(&missing.map(|(_, package)| *package).collect::<Vec<_>>())
+}
+
+/// Installs Debian packages. Without root nothing can be installed, but it can be said what to install.
 pub fn install(packages: &[&'static str]) -> Result<(), Error> {
     if packages.is_empty() {
         return Ok(());

@@ -3,9 +3,12 @@
 mod command;
 mod compare;
 mod python;
+mod rdma_test;
 mod seeds;
 mod test;
+mod vm;
 
+use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -25,19 +28,29 @@ enum Task {
     Seeds(seeds::Arguments),
     /// Runs Weft and its peers in turn on the same workload and compares them.
     Compare(compare::Arguments),
+    /// Runs the tests that need an RDMA device, in virtual machines that have one, and installs what it needs.
+    RdmaTest(rdma_test::Arguments),
+    /// Makes the table beside perftest; inside one of those machines.
+    #[command(hide = true)]
+    RdmaMeasure(rdma_test::MeasureArguments),
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().task {
-        Task::Test(arguments) => test::run(&arguments),
-        Task::Seeds(arguments) => Ok(seeds::run(&arguments)),
-        Task::Compare(arguments) => compare::run(&arguments),
-    };
-    match outcome {
+    match run(&Arguments::parse().task) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
+    Ok(match task {
+        Task::Test(arguments) => test::run(arguments)?,
+        Task::Seeds(arguments) => seeds::run(arguments),
+        Task::Compare(arguments) => compare::run(arguments)?,
+        Task::RdmaTest(arguments) => rdma_test::run(arguments)?,
+        Task::RdmaMeasure(arguments) => rdma_test::measure(arguments)?,
+    })
 }

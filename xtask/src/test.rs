@@ -3,21 +3,25 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use crate::command::{self, Error, cargo, install, root, works};
+use crate::command::{self, Error, Needed, cargo, install_missing, root, works};
 use crate::python::Environment;
+use crate::rdma_test;
 
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Leave the Python package out.
     #[arg(long)]
     no_python: bool,
+    /// Leave out the tests in virtual machines.
+    #[arg(long)]
+    no_rdma: bool,
     /// Test with torch too: 3 GB to download, because the wheel does not load without CUDA's libraries.
     #[arg(long, conflicts_with = "no_python")]
     torch: bool,
 }
 
-/// What the suite needs beside Rust and Python: how to notice that it is missing, and the package that has it.
-const NEEDED: &[(&[&str], &str)] = &[
+/// What the suite needs beside Rust and Python.
+const NEEDED: &[Needed] = &[
     (&["etcd", "--version"], "etcd-server"),
     (&["protoc", "--version"], "protobuf-compiler"),
     (&["ip", "-V"], "iproute2"),
@@ -25,17 +29,12 @@ const NEEDED: &[(&[&str], &str)] = &[
     (&["cc", "--version"], "gcc"),
 ];
 
-const FEATURES: &[&str] = &["--workspace", "--features", "weft/etcd"];
+/// What is built and tested. Whoever builds the same finds it built.
+pub const FEATURES: &[&str] = &["--workspace", "--features", "weft/etcd"];
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     let mut suite = Suite::default();
-    suite.step("packages", || {
-        let missing = NEEDED
-            .iter()
-            .filter(|(probe, _)| !works(probe[0], &probe[1..]))
-            .map(|(_, package)| *package);
-        install(&missing.collect::<Vec<_>>())
-    });
+    suite.step("packages", || install_missing(NEEDED));
     suite.step("format", || command::run(cargo().args(["fmt", "--all", "--check"])));
     suite.step("lints", || {
         command::run(
@@ -43,6 +42,14 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
                 .arg("clippy")
                 .args(FEATURES)
                 .args(["--all-targets", "--", "--deny", "warnings"]),
+        )
+    });
+    suite.step("documentation", || {
+        command::run(
+            cargo()
+                .args(["doc", "--no-deps"])
+                .args(FEATURES)
+                .env("RUSTDOCFLAGS", "--deny warnings"),
         )
     });
     let nextest = works("cargo", &["nextest", "--version"]);
@@ -57,6 +64,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         suite.step("Rust tests", || {
             command::run(cargo().args(["test", "--no-fail-fast"]).args(FEATURES))
         });
+    }
+    if !arguments.no_rdma {
+        suite.step("RDMA tests in virtual machines", rdma_test::run_tests);
     }
     if !arguments.no_python {
         let installed = suite.step("Python package", || {
@@ -85,29 +95,43 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
 /// The steps so far. One that fails does not keep the others from running: a report of everything is worth more.
 #[derive(Default)]
 struct Suite {
-    steps: Vec<(&'static str, f64, Result<(), Error>)>,
+    steps: Vec<Step>,
+}
+
+struct Step {
+    name: &'static str,
+    seconds: f64,
+    outcome: Result<(), Box<dyn std::error::Error>>,
 }
 
 impl Suite {
-    fn step(&mut self, name: &'static str, work: impl FnOnce() -> Result<(), Error>) -> bool {
+    fn step<E: std::error::Error + 'static>(
+        &mut self,
+        name: &'static str,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> bool {
         eprintln!("== {name}");
         let start = Instant::now();
         let outcome = work();
         let done = outcome.is_ok();
-        self.steps.push((name, start.elapsed().as_secs_f64(), outcome));
+        self.steps.push(Step {
+            name,
+            seconds: start.elapsed().as_secs_f64(),
+            outcome: outcome.map_err(Into::into),
+        });
         done
     }
 
     fn report(&self) -> ExitCode {
         println!();
-        for (name, seconds, outcome) in &self.steps {
+        for Step { name, seconds, outcome } in &self.steps {
             match outcome {
                 Ok(()) => println!("ok      {name}  ({seconds:.1} s)"),
                 Err(error) => println!("FAILED  {name}  ({seconds:.1} s): {error}"),
             }
         }
-        let total: f64 = self.steps.iter().map(|(_, seconds, _)| seconds).sum();
-        let failed = self.steps.iter().filter(|(_, _, outcome)| outcome.is_err()).count();
+        let total: f64 = self.steps.iter().map(|step| step.seconds).sum();
+        let failed = self.steps.iter().filter(|step| step.outcome.is_err()).count();
         println!(
             "{} of {} steps passed in {:.0} s",
             self.steps.len() - failed,

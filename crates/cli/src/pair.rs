@@ -22,6 +22,9 @@ pub enum Way {
     /// Through a socket
     #[value(name = "tcp")]
     Tcp,
+    /// By RDMA network cards, over all their rails
+    #[value(name = "verbs")]
+    Verbs,
 }
 
 impl Way {
@@ -30,12 +33,13 @@ impl Way {
         match self {
             Way::SharedMemory | Way::SharedMemoryForeign => "shared_memory",
             Way::Tcp => "tcp",
+            Way::Verbs => "verbs",
         }
     }
 
     fn allocation(self) -> Allocation {
         match self {
-            Way::SharedMemory | Way::Tcp => Allocation::Mapped,
+            Way::SharedMemory | Way::Tcp | Way::Verbs => Allocation::Mapped,
             Way::SharedMemoryForeign => Allocation::Foreign,
         }
     }
@@ -47,6 +51,7 @@ impl fmt::Display for Way {
             Way::SharedMemory => "shared_memory",
             Way::SharedMemoryForeign => "shared_memory.foreign",
             Way::Tcp => "tcp",
+            Way::Verbs => "verbs",
         })
     }
 }
@@ -58,7 +63,12 @@ pub struct Cast<'a> {
     pub there: &'a str,
     pub region_bytes: u64,
     pub echo: bool,
+    /// Where the partner listens, if it is not to be started here.
+    pub at: Option<&'a str>,
 }
+
+/// How long to wait for the second and further rails of a transport.
+const RAILS_WAIT: Duration = Duration::from_secs(5);
 
 /// This process's end, the connection, and the partner at the other end of it.
 #[derive(Debug)]
@@ -80,7 +90,10 @@ impl Pair {
             allocation: way.allocation(),
             echo: cast.echo,
         };
-        let partner = Partner::spawn(role, &overrides)?;
+        let partner = match cast.at {
+            Some(at) => Partner::hire(role, way.transport(), at, &overrides)?,
+            None => Partner::spawn(role, &overrides)?,
+        };
         let agent = overrides.start(cast.here)?;
         let local = ends::acquire(&agent, cast.region_bytes, way.allocation())?;
         let peer = agent
@@ -89,6 +102,11 @@ impl Pair {
         let remote = peer
             .region(REGION, PATIENCE)
             .map_err(|error| ends::explain(&error, "The second process published no region."))?;
+        // The session is up with the first path; what is measured is all of them. A rail that leads nowhere is not waited for.
+        let start = Instant::now();
+        while peer.paths(way.transport()) < agent.rails(way.transport()) && start.elapsed() < RAILS_WAIT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         Ok(Pair {
             local,
             remote,

@@ -1,30 +1,51 @@
-//! A second process with an agent of its own, for verbs that need two: this program again, with the hidden verb `partner`.
+//! A second process with an agent of its own, for verbs that need two: this program again, with the hidden verb `partner`, or
+//! `weft bench transfer --listen` on another host.
 //!
-//! The two talk in lines of JSON over the child's standard input and output, beside what they do through Weft, so that what is
-//! verified does not rest on what is being tested. The child ends when its input does: it cannot outlive the parent.
+//! With a child the two talk in lines of JSON over its standard input and output, beside what they do through Weft, so that what is
+//! verified does not rest on what is being tested. The child ends when its input does: it cannot outlive the parent. With another
+//! host they say the same in notifications between two agents that do nothing else, so that nobody is obeyed who has not
+//! proved the secret.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+use weft::{Agent, Peer};
 use weft_plan::Spans;
 
 use crate::complaint::{Complain, Complaint, Exit};
-use crate::ends::{Allocation, Overrides};
+use crate::ends::{self, Allocation, Overrides};
 use crate::pattern::shuffled;
+use crate::ping_pong::Serve;
 
-/// The name under which a partner publishes its region.
+/// The name under which a partner publishes its region, and that under which the other end does, where it is written back to.
 pub const REGION: &str = "partner";
+pub const NEAR_REGION: &str = "near";
+
+/// How long an order may take: filling and comparing large regions does.
+const ANSWER_WAIT: Duration = Duration::from_secs(120);
 
 /// What the parent asks.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "order")]
 pub enum Order {
+    /// Start an agent; what was started before ends. For a partner that was not started for this.
+    Open {
+        transport: String,
+        region_bytes: u64,
+        allocation: Allocation,
+        echo: bool,
+    },
     /// Fill the region with the pattern of this seed.
     Fill { seed: u64 },
     /// Compare what was written into the region with the pattern of this seed.
     Check { seed: u64, blocks: Blocks },
+    /// Write every ping back.
+    PingPong(Serve),
+    /// What have the transports counted?
+    Counters,
     /// How much CPU time has the process used?
     CpuTime,
 }
@@ -33,10 +54,26 @@ pub enum Order {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "answer")]
 pub enum Answer {
-    Ready { address: String },
+    Ready {
+        address: String,
+    },
     Filled,
-    Checked { first_difference: Option<u64> },
-    CpuTime { ns: u64 },
+    Checked {
+        first_difference: Option<u64>,
+    },
+    PingPonged {
+        pings: u64,
+    },
+    Counters {
+        counts: Vec<(String, u64)>,
+    },
+    CpuTime {
+        ns: u64,
+    },
+    /// It could not be done.
+    Failed {
+        reason: String,
+    },
 }
 
 /// `count` of the first `slots` blocks, in an order that the seed decides, another one at each end. Both processes compute it.
@@ -77,16 +114,29 @@ pub struct Role<'a> {
     pub echo: bool,
 }
 
-/// A running partner. Dropping it ends the process.
+/// A partner at work. Dropping it ends its process, where it was started for this.
 #[derive(Debug)]
 pub struct Partner {
-    child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    line: Line,
     address: String,
 }
 
+/// How orders reach the partner.
+#[derive(Debug)]
+enum Line {
+    Child {
+        child: Child,
+        orders: ChildStdin,
+        answers: BufReader<ChildStdout>,
+    },
+    Host {
+        peer: Peer,
+        agent: Agent,
+    },
+}
+
 impl Partner {
+    /// Starts a second process on this host.
     pub fn spawn(role: Role<'_>, overrides: &Overrides) -> Result<Partner, Complaint> {
         let complain = || "The second process could not be started.".to_string();
         let program = std::env::current_exe().or_complain(Exit::Failed, complain)?;
@@ -108,17 +158,33 @@ impl Partner {
         let (Some(orders), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
             unreachable!("both ends were asked to be pipes");
         };
+        let answers = BufReader::new(answers);
+        let line = Line::Child { child, orders, answers };
+        Partner {
+            line,
+            address: String::new(),
+        }
+        .ready()
+    }
+
+    /// Asks `weft bench transfer --listen` on another host to be the partner.
+    pub fn hire(role: Role<'_>, transport: &str, at: &str, overrides: &Overrides) -> Result<Partner, Complaint> {
+        let agent = overrides.with("transports", "tcp").start("bench-orders")?;
+        let peer = agent
+            .connect(at)
+            .map_err(|error| ends::explain(&error, &format!("Nobody takes orders at {at}.")))?;
+        let line = Line::Host { peer, agent };
         let mut partner = Partner {
-            child,
-            orders,
-            answers: BufReader::new(answers),
+            line,
             address: String::new(),
         };
-        match partner.answer()? {
-            Answer::Ready { address } => partner.address = address,
-            other => return Err(partner.out_of_turn(&other)),
-        }
-        Ok(partner)
+        partner.order(&Order::Open {
+            transport: transport.to_string(),
+            region_bytes: role.region_bytes,
+            allocation: role.allocation,
+            echo: role.echo,
+        })?;
+        partner.ready()
     }
 
     /// Where its agent can be reached.
@@ -129,7 +195,7 @@ impl Partner {
     pub fn fill(&mut self, seed: u64) -> Result<(), Complaint> {
         match self.ask(&Order::Fill { seed })? {
             Answer::Filled => Ok(()),
-            other => Err(self.out_of_turn(&other)),
+            other => Err(out_of_turn(&other)),
         }
     }
 
@@ -137,57 +203,117 @@ impl Partner {
     pub fn check(&mut self, seed: u64, blocks: Blocks) -> Result<Option<u64>, Complaint> {
         match self.ask(&Order::Check { seed, blocks })? {
             Answer::Checked { first_difference } => Ok(first_difference),
-            other => Err(self.out_of_turn(&other)),
+            other => Err(out_of_turn(&other)),
+        }
+    }
+
+    /// Lets the partner write pings back until the last; [`Partner::end_ping_pong`] hears that it was.
+    pub fn start_ping_pong(&mut self, serve: Serve) -> Result<(), Complaint> {
+        self.order(&Order::PingPong(serve))
+    }
+
+    pub fn end_ping_pong(&mut self) -> Result<u64, Complaint> {
+        match self.answer()? {
+            Answer::PingPonged { pings } => Ok(pings),
+            other => Err(out_of_turn(&other)),
+        }
+    }
+
+    pub fn counters(&mut self) -> Result<Vec<(String, u64)>, Complaint> {
+        match self.ask(&Order::Counters)? {
+            Answer::Counters { counts } => Ok(counts),
+            other => Err(out_of_turn(&other)),
         }
     }
 
     pub fn cpu_time_ns(&mut self) -> Result<u64, Complaint> {
         match self.ask(&Order::CpuTime)? {
             Answer::CpuTime { ns } => Ok(ns),
-            other => Err(self.out_of_turn(&other)),
+            other => Err(out_of_turn(&other)),
         }
     }
 
     /// Sends a signal to the process: SIGKILL, SIGSTOP, SIGCONT.
+    ///
+    /// # Panics
+    /// Where the partner is on another host.
     pub fn signal(&self, signal: Signal) -> Result<(), Complaint> {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).or_complain(Exit::Failed, || {
+        let Line::Child { child, .. } = &self.line else {
+            panic!("only a child can be signalled");
+        };
+        kill_process(Pid::from_child(child), signal).or_complain(Exit::Failed, || {
             "The second process could not be signalled.".to_string()
         })
     }
 
+    fn ready(mut self) -> Result<Partner, Complaint> {
+        match self.answer()? {
+            Answer::Ready { address } => self.address = address,
+            other => return Err(out_of_turn(&other)),
+        }
+        Ok(self)
+    }
+
     fn ask(&mut self, order: &Order) -> Result<Answer, Complaint> {
-        let mut line =
-            serde_json::to_string(order).or_complain(Exit::Failed, || "An order has no JSON.".to_string())?;
-        line.push('\n');
-        self.orders
-            .write_all(line.as_bytes())
-            .or_complain(Exit::Failed, || "The second process no longer listens.".to_string())?;
+        self.order(order)?;
         self.answer()
     }
 
-    fn answer(&mut self) -> Result<Answer, Complaint> {
-        let mut line = String::new();
-        let gone = || "The second process gave no answer; what it said is above.".to_string();
-        self.answers.read_line(&mut line).or_complain(Exit::Failed, gone)?;
-        if line.is_empty() {
-            return Err(Complaint::new(Exit::Failed, gone()));
+    fn order(&mut self, order: &Order) -> Result<(), Complaint> {
+        let mut text =
+            serde_json::to_string(order).or_complain(Exit::Failed, || "An order has no JSON.".to_string())?;
+        match &mut self.line {
+            Line::Child { orders, .. } => {
+                text.push('\n');
+                orders
+                    .write_all(text.as_bytes())
+                    .or_complain(Exit::Failed, || "The second process no longer listens.".to_string())
+            }
+            Line::Host { peer, .. } => peer
+                .notify(text.as_bytes())
+                .map_err(|error| ends::explain(&error, "The other host no longer listens.")),
         }
-        serde_json::from_str(&line).or_complain(Exit::Failed, || "The second process answered nonsense.".to_string())
     }
 
-    fn out_of_turn(&self, answer: &Answer) -> Complaint {
-        Complaint::new(
-            Exit::Failed,
-            format!("The second process answered something else: {answer:?}."),
-        )
+    fn answer(&mut self) -> Result<Answer, Complaint> {
+        let text = match &mut self.line {
+            Line::Child { answers, .. } => {
+                let mut line = String::new();
+                let gone = || "The second process gave no answer; what it said is above.".to_string();
+                answers.read_line(&mut line).or_complain(Exit::Failed, gone)?;
+                if line.is_empty() {
+                    return Err(Complaint::new(Exit::Failed, gone()));
+                }
+                line.into_bytes()
+            }
+            Line::Host { agent, .. } => {
+                let gone = || Complaint::new(Exit::Unreachable, "The other host gave no answer.");
+                agent.next_notification(ANSWER_WAIT).ok_or_else(gone)?.payload
+            }
+        };
+        let answer = serde_json::from_slice(&text)
+            .or_complain(Exit::Failed, || "The second process answered nonsense.".to_string())?;
+        match answer {
+            Answer::Failed { reason } => {
+                let sentence = format!("The other end could not do its part: {}", reason.trim_end());
+                Err(Complaint::new(Exit::Failed, sentence))
+            }
+            answer => Ok(answer),
+        }
     }
+}
+
+fn out_of_turn(answer: &Answer) -> Complaint {
+    let sentence = format!("The second process answered something else: {answer:?}.");
+    Complaint::new(Exit::Failed, sentence)
 }
 
 impl Drop for Partner {
     fn drop(&mut self) {
-        // It may be frozen or dead already; both calls are then without effect, and there is nothing to report.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Line::Child { child, .. } = &mut self.line {
+            // It may be frozen or dead already; both calls are then without effect, and there is nothing to report.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }

@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod explain;
 pub mod man;
 pub mod partner;
+pub mod rank;
 pub mod serve;
 
 use std::io::{self, Write};
@@ -23,13 +24,13 @@ fn print_whole(bytes: &[u8]) -> Result<(), Complaint> {
 }
 
 /// The CPU time that this process has used, all threads together.
-fn cpu_time_ns() -> u64 {
+pub fn cpu_time_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Eight bytes that nobody can guess.
-fn random_word() -> Result<u64, Complaint> {
+pub fn random_word() -> Result<u64, Complaint> {
     getrandom::u64()
         .map_err(|error| Complaint::new(Exit::Failed, format!("The system gives no random numbers: {error}.")))
 }

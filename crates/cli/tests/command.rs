@@ -387,6 +387,121 @@ fn the_bench_prints_one_json_object_a_cell() {
     );
 }
 
+fn json_lines(said: &Output) -> Vec<serde_json::Value> {
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    let shown = text(&said.stdout);
+    shown
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect()
+}
+
+#[test]
+fn the_bench_speaks_the_terms_of_perftest() {
+    let bench = |flags: &[&str]| {
+        let common = ["bench", "transfer", "--json", "--iterations", "30"];
+        json_lines(&output(&[&common[..], flags].concat()))
+    };
+    for mode in ["write_bw", "read_bw"] {
+        let lines = bench(&[
+            "--mode",
+            mode,
+            "--sizes",
+            "2,64KiB",
+            "--transport",
+            "tcp,shared_memory",
+            "--depth",
+            "7",
+        ]);
+        assert_eq!(lines.len(), 4);
+        for line in lines {
+            assert_eq!(
+                (&line["mode"], &line["iterations"], &line["depth"]),
+                (&mode.into(), &30.into(), &7.into())
+            );
+            let figure = |name: &str| line[name].as_f64().expect("a figure");
+            assert!(figure("bw_average_mib_per_sec") > 0.0);
+            assert!(figure("bw_peak_mib_per_sec") >= figure("bw_average_mib_per_sec"));
+            assert!(line["verified"] == true && figure("msg_rate_mpps") > 0.0);
+        }
+    }
+    for mode in ["write_lat", "read_lat", "send_lat"] {
+        let lines = bench(&["--mode", mode, "--sizes", "8,4096", "--transport", "shared_memory"]);
+        assert_eq!(lines.len(), 2);
+        for line in lines {
+            let figure = |name: &str| line[name].as_f64().expect("a figure");
+            let ordered = ["t_min_us", "t_typical_us", "p99_us", "p999_us", "t_max_us"].map(figure);
+            assert!(ordered.is_sorted() && ordered[0] > 0.0, "{mode}: {ordered:?}");
+            assert_eq!(line["iterations"], 30);
+        }
+    }
+    let lines = bench(&["--blocks", "64", "--block", "4KiB", "--scattered", "--transport", "tcp"]);
+    assert_eq!((&lines[0]["blocks"], &lines[0]["bytes"]), (&64.into(), &262_144.into()));
+    let all = output(&[
+        "bench",
+        "transfer",
+        "--mode",
+        "write_lat",
+        "--sizes",
+        "4",
+        "--transport",
+        "tcp",
+    ]);
+    assert_eq!(all.status.code(), Some(2), "{}", text(&all.stderr));
+}
+
+#[test]
+fn the_bench_runs_between_one_that_listens_and_one_that_connects() {
+    let address = format!("127.0.0.1:{}", free_port());
+    let mut listener = weft()
+        .args(["bench", "transfer", "--listen", &address])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the listener starts");
+    let mut said = BufReader::new(listener.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    while !line.contains("--connect") {
+        line.clear();
+        assert_ne!(
+            said.read_line(&mut line).expect("it speaks"),
+            0,
+            "the listener has left"
+        );
+    }
+    for mode in ["write_bw", "read_bw", "write_lat", "send_lat"] {
+        let flags = [
+            "bench",
+            "transfer",
+            "--connect",
+            &address,
+            "--transport",
+            "tcp",
+            "--iterations",
+            "30",
+            "--json",
+        ];
+        let lines = json_lines(&output(&[&flags[..], &["--mode", mode]].concat()));
+        assert_eq!((lines.len(), &lines[0]["mode"]), (1, &mode.into()));
+    }
+    let stranger = weft()
+        .env("WEFT_SECRET", "another")
+        .args([
+            "bench",
+            "transfer",
+            "--connect",
+            &address,
+            "--transport",
+            "tcp",
+            "--mode",
+            "write_bw",
+        ])
+        .output()
+        .expect("the command runs");
+    assert_eq!(stranger.status.code(), Some(4), "{}", text(&stranger.stderr));
+    listener.kill().expect("it can be ended");
+    listener.wait().expect("it ends");
+}
+
 #[test]
 fn the_demo_verifies_kills_and_says_what_happened() {
     let said = output(&["demo"]);

@@ -14,9 +14,12 @@
 
 mod addresses;
 mod cores;
+mod flow_control;
 mod gpus;
 mod limits;
 mod nics;
+mod rdma;
+mod roce;
 mod tree;
 
 use std::fmt;
@@ -28,6 +31,8 @@ use thiserror::Error;
 use weft_plan::{Bytes, Machine};
 
 pub use limits::{Bound, HugePages, Limits, PtraceScope, TransparentHugePages};
+pub use rdma::{Gid, GidKind, LinkLayer, PortState, RdmaDevice, RdmaKind, RdmaPort, Reach};
+pub use roce::{Priorities, RoceHints};
 use tree::Tree;
 
 /// A machine, what bounds a process on it, and what it lacks.
@@ -35,6 +40,11 @@ use tree::Tree;
 pub struct Discovery {
     pub machine: Machine,
     pub limits: Limits,
+    pub rdma: Vec<RdmaDevice>,
+    /// For each RDMA port on Ethernet that is up.
+    pub roce: Vec<RoceHints>,
+    /// The kernel module that lets RDMA devices reach the memory of NVIDIA's GPUs by its address.
+    pub nvidia_peermem: bool,
     pub absent: Vec<Absent>,
 }
 
@@ -43,8 +53,10 @@ pub struct Discovery {
 pub struct Source {
     pub sys: PathBuf,
     pub proc: PathBuf,
-    /// The addresses of the interfaces, by the interface's name: the one thing that the kernel tells by a call only.
+    /// The addresses of the interfaces, by the interface's name, which the kernel tells by a call only.
     pub addresses: Vec<(String, IpAddr)>,
+    /// Asks for the paused priorities of an interface, likewise.
+    pub flow_control: fn(&str) -> Option<u8>,
 }
 
 /// Something that this machine does not have, or not enough of.
@@ -65,6 +77,14 @@ pub enum Feature {
     NetworkInterfaces,
     Gpus,
     Rdma,
+    /// libibverbs and the drivers in it.
+    RdmaLibrary,
+    /// Large packets on an RDMA port.
+    RdmaMtu,
+    /// A network that does not drop RoCE's packets.
+    LosslessEthernet,
+    /// RDMA from and to the memory of a GPU.
+    GpuDirect,
     HugePages,
     TransparentHugePages,
     LockedMemory,
@@ -89,6 +109,24 @@ pub enum Reason {
     NoDriver { device: String },
     #[error("{device} is not active")]
     Down { device: String },
+    #[error("{port} has no RoCE v2 address")]
+    NoRoceV2 { port: String },
+    #[error("{port} has no RoCE v2 address that is routed, only one for its own link")]
+    LinkOnly { port: String },
+    #[error("{device} speaks iWARP")]
+    Iwarp { device: String },
+    #[error("{port} has neither congestion control nor flow control on any priority")]
+    Unprotected { port: String },
+    #[error("{port} carries at most {have} a packet, where {wanted} are possible")]
+    SmallPackets { port: String, have: Bytes, wanted: Bytes },
+    #[error("{file} cannot be loaded")]
+    NoLibrary { file: &'static str },
+    #[error("{file} has no {symbol}")]
+    OldLibrary { file: &'static str, symbol: &'static str },
+    #[error("the library has no driver for {device}")]
+    NoUserDriver { device: String },
+    #[error("{device} cannot be opened: {kind}")]
+    CannotOpen { device: String, kind: io::ErrorKind },
     #[error("none are reserved")]
     NoneReserved,
     #[error("{have} is less than {wanted}")]
@@ -110,13 +148,19 @@ pub fn machine_at(source: &Source) -> Discovery {
     let proc = Tree::new(&source.proc);
     let mut absent = Vec::new();
     let numa = cores::numa_nodes(&sys, &mut absent);
+    let gpus = gpus::find(&sys, &proc, &mut absent);
+    let mut nics = nics::find(&sys, &source.addresses, &mut absent);
+    let rdma = rdma::look(&sys, &mut nics, &mut absent);
+    let roce = roce::find(&sys, &rdma, source.flow_control);
+    roce::judge(&roce, &mut absent);
+    let nvidia_peermem = rdma::peer_memory(&sys, &rdma, &gpus, &mut absent);
     let mut machine = Machine {
         name: host_name(&proc),
         memory: cores::total_memory(&proc),
         memcpy: None,
         reduction: None,
-        gpus: gpus::find(&sys, &proc, &mut absent),
-        nics: nics::find(&sys, &source.addresses, &mut absent),
+        gpus,
+        nics,
         numa,
     };
     // The trees may contradict one another, and a platform file may not.
@@ -128,8 +172,16 @@ pub fn machine_at(source: &Source) -> Discovery {
     Discovery {
         machine,
         limits: limits::read(&sys, &proc, &mut absent),
+        rdma,
+        roce,
+        nvidia_peermem,
         absent,
     }
+}
+
+/// The RDMA devices of this machine, as sysfs describes them.
+pub fn rdma_devices() -> Result<Vec<RdmaDevice>, Reason> {
+    rdma::find(&Tree::new(&PathBuf::from("/sys")))
 }
 
 impl Source {
@@ -138,6 +190,7 @@ impl Source {
             sys: PathBuf::from("/sys"),
             proc: PathBuf::from("/proc"),
             addresses: addresses::of_interfaces(),
+            flow_control: flow_control::paused_priorities,
         }
     }
 }
@@ -156,6 +209,10 @@ impl fmt::Display for Feature {
             Feature::NetworkInterfaces => "network interfaces",
             Feature::Gpus => "GPUs",
             Feature::Rdma => "RDMA",
+            Feature::RdmaLibrary => "RDMA library",
+            Feature::RdmaMtu => "RDMA packet size",
+            Feature::LosslessEthernet => "lossless Ethernet",
+            Feature::GpuDirect => "RDMA and GPU memory",
             Feature::HugePages => "huge pages",
             Feature::TransparentHugePages => "transparent huge pages",
             Feature::LockedMemory => "locked memory",

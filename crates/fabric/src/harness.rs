@@ -8,3 +8,13 @@
 pub fn shared_memory_frames(bytes: &[u8]) {
     crate::shared_memory::check_frame(bytes);
 }
+
+/// Packets of a verbs path are refused, or the frames in them stay within their limits and mean the same when written again.
+pub fn verbs_packets(bytes: &[u8]) {
+    crate::verbs::check_packets(bytes);
+}
+
+/// A datagram of a rail is refused, or means the same when it is written again.
+pub fn verbs_letters(bytes: &[u8]) {
+    crate::verbs::check_letter(bytes);
+}

@@ -13,12 +13,13 @@ pub mod memory;
 pub mod reduce;
 pub mod shared_memory;
 pub mod tcp;
+pub mod verbs;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use weft_plan::{LinkCost, Platform, Time};
-use weft_protocol::{Failure, PathId, Refusal, RegionKey, Transport};
+use weft_protocol::{Failure, PathId, Progress, Refusal, RegionKey, Transport};
 
 pub use clock::Clock;
 pub use memory::HostMemory;
@@ -35,6 +36,16 @@ pub trait Live: Transport {
     fn wake_fd(&self) -> BorrowedFd<'_>;
     /// When [`Transport::poll`] must be called even if the descriptor stays silent.
     fn next_timeout(&self) -> Option<Time>;
+    /// What it has done since it started, by name; nothing where it does not count.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+    /// Says that somebody is about to sleep on the descriptor. [`Progress::Busy`]: something came in meanwhile; poll instead.
+    ///
+    /// For transports that must ask to be woken, which is worth nothing to a thread that never sleeps.
+    fn arm(&mut self) -> Progress {
+        Progress::Idle
+    }
     /// A peer's region where it lies, read-only and without a copy. `None` until the peer has answered: ask again.
     fn borrow(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<BorrowedMapping>>, Failure> {
         let _ = (path, key);

@@ -14,6 +14,7 @@
 //! # Ok::<(), weft_fabric::memory::MemoryError>(())
 //! ```
 
+mod dma_buf;
 mod mapping;
 
 use std::any::Any;
@@ -21,11 +22,16 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
-use weft_protocol::Memory;
+use weft_protocol::atomic::WORD_BYTES;
 use weft_protocol::memory::Digest;
+use weft_protocol::{AtomicAct, Memory, Refusal};
 
+pub use dma_buf::DmaBufMemory;
+#[cfg(test)]
+pub(crate) use dma_buf::udmabuf;
 pub(crate) use mapping::{Mapping, Protection, file_bytes, memory_file, page_bytes, seal, sealed_bytes};
 
 /// Host memory with a stable address for as long as the value lives.
@@ -174,6 +180,16 @@ impl HostMemory {
         opened.ok().map(OwnedFd::from)
     }
 
+    /// What the little-endian word at `offset` holds, read in one piece. It writes nothing, so read-only memory will do.
+    ///
+    /// # Panics
+    /// Where the word lies outside the memory.
+    pub fn read_word(&self, offset: u64) -> Result<u64, Refusal> {
+        // SAFETY: `at` checked the bounds, and the memory lives as long as `self`.
+        let word = unsafe { word_at(self.at(offset, WORD_BYTES as usize)) }?;
+        Ok(u64::from_le(word.load(Ordering::SeqCst)))
+    }
+
     /// All bytes, copied. For tests and tools; transfers never need it.
     pub fn snapshot(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
@@ -217,9 +233,46 @@ impl Memory for HostMemory {
             left -= n as u64;
         }
     }
+    fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
+        let word = self.at(offset, WORD_BYTES as usize);
+        // SAFETY: `at` checked the bounds, and the memory lives as long as `self`.
+        unsafe { word_atomic(word, act) }
+    }
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+/// Carries out an atomic operation on a little-endian word, by one instruction of this CPU.
+///
+/// # Safety
+/// `word` must be valid for reads and writes of eight bytes. Others may change them at the same time: atomically, or by the raw
+/// copies of a transfer, which tear against it as they do against each other.
+pub(crate) unsafe fn word_atomic(word: *mut u8, act: AtomicAct) -> Result<u64, Refusal> {
+    // SAFETY: valid, as the caller vouches.
+    let word = unsafe { word_at(word) }?;
+    let before = match act {
+        AtomicAct::FetchAdd(value) if cfg!(target_endian = "little") => word.fetch_add(value, Ordering::SeqCst),
+        act => {
+            let update = |before| act.after(u64::from_le(before)).map(u64::to_le);
+            match word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, update) {
+                Ok(before) | Err(before) => before,
+            }
+        }
+    };
+    Ok(u64::from_le(before))
+}
+
+/// A word of memory that others may change, where its address allows.
+///
+/// # Safety
+/// `word` must be valid for reads of eight bytes while the result lives, and for writes where it is written through.
+unsafe fn word_at<'a>(word: *mut u8) -> Result<&'a AtomicU64, Refusal> {
+    if !word.addr().is_multiple_of(WORD_BYTES as usize) {
+        return Err(Refusal::Misaligned);
+    }
+    // SAFETY: aligned, as just checked, and valid, as the caller vouches; nobody holds a reference to memory that peers touch.
+    Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
 }
 
 impl fmt::Debug for HostMemory {
@@ -316,6 +369,41 @@ mod tests {
         memory.digest(17, 90_000, &mut near);
         far.update(&bytes[17..90_017]);
         assert_eq!(near.finish(), far.finish());
+    }
+
+    #[test]
+    fn words_are_little_endian_and_where_the_address_allows() {
+        let memory = HostMemory::allocate(64, AllocateOptions::default()).unwrap();
+        memory.write(8, &0x0102_0304_0506_0708u64.to_le_bytes());
+        assert_eq!(memory.read_word(8), Ok(0x0102_0304_0506_0708));
+        assert_eq!(
+            memory.atomic(8, AtomicAct::FetchAdd(u64::MAX)),
+            Ok(0x0102_0304_0506_0708)
+        );
+        let swap = AtomicAct::CompareSwap { expected: 7, new: 1 };
+        assert_eq!(memory.atomic(8, swap), Ok(0x0102_0304_0506_0707));
+        assert_eq!(memory.snapshot()[8], 7);
+        for offset in [1, 4, 7] {
+            assert_eq!(memory.atomic(offset, AtomicAct::FetchAdd(1)), Err(Refusal::Misaligned));
+            assert_eq!(memory.read_word(offset), Err(Refusal::Misaligned));
+        }
+        // It is the address that counts: foreign memory may begin anywhere.
+        // SAFETY: bytes of a memory that its owner keeps alive, and that nobody holds a reference to.
+        let shifted = unsafe { HostMemory::from_raw(memory.as_ptr().add(4), 32, Box::new(())) };
+        assert_eq!(shifted.atomic(8, AtomicAct::FetchAdd(1)), Err(Refusal::Misaligned));
+        assert_eq!(shifted.atomic(4, AtomicAct::FetchAdd(1)), Ok(0x0102_0304_0506_0707));
+    }
+
+    #[test]
+    fn a_word_of_read_only_memory_can_be_read() {
+        let writable = HostMemory::allocate(4096, AllocateOptions::default()).unwrap();
+        writable.write(16, &77u64.to_le_bytes());
+        let file = writable.file_for(false).unwrap();
+        let mapping = Mapping::new(file.as_fd(), 4096, Protection::ReadOnly).unwrap();
+        let start = mapping.as_ptr();
+        // SAFETY: the mapping is the owner. It is only read, which is all that this memory is valid for.
+        let memory = unsafe { HostMemory::from_raw(start, 4096, Box::new(mapping)) };
+        assert_eq!(memory.read_word(16), Ok(77));
     }
 
     #[test]

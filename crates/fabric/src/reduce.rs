@@ -22,6 +22,7 @@ mod avx2;
 mod avx512;
 mod kernel;
 mod level;
+pub mod quantized;
 #[cfg(test)]
 mod tests;
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 use weft_fabric::tcp::{Tcp, TcpOptions};
 use weft_fabric::{Clock, HostMemory};
 use weft_plan::{Place, Spans, Time};
-use weft_protocol::frame::{self, Ended, Frame, ReadRequest, WriteRequest};
+use weft_protocol::frame::{self, AtomicRequest, Ended, Frame, ReadRequest, WriteRequest};
 use weft_protocol::{
-    Access, Arrival, Body, Direction, Done, Epoch, Failure, Leg, Loss, Move, Op, OpId, PathId, PeerAddress, Refusal,
-    Region, RegionKey, RemoteRegion, Signal, Transport,
+    Access, Arrival, Atomic, AtomicAct, Body, Direction, Done, Epoch, Failure, Leg, Loss, Move, Op, OpId, PathId,
+    PeerAddress, Refusal, Region, RegionKey, RemoteRegion, Signal, Transport,
 };
 
 const EPOCH: Epoch = Epoch(5);
@@ -117,6 +117,34 @@ impl Honest {
                 range: 0..len,
                 checksum: false,
                 arrival: None,
+            }),
+        };
+        assert_eq!(self.tcp.post(path, &[op], self.clock.now()), Ok(1));
+        OpId(self.ops)
+    }
+
+    /// Posts an increment of a word of the raw peer.
+    fn post_increment(&mut self, path: PathId, deadline: Time) -> OpId {
+        let key = RegionKey {
+            epoch: Epoch(1),
+            slot: 0,
+            secret: 0,
+        };
+        let region = RemoteRegion {
+            key,
+            len: 64,
+            place: Place::DRAM,
+            access: Access::READ_WRITE,
+            grants: Arc::from([]),
+        };
+        self.ops += 1;
+        let op = Op {
+            id: OpId(self.ops),
+            deadline,
+            body: Body::Atomic(Atomic {
+                region: Arc::new(region),
+                offset: 8,
+                act: AtomicAct::FetchAdd(1),
             }),
         };
         assert_eq!(self.tcp.post(path, &[op], self.clock.now()), Ok(1));
@@ -319,6 +347,7 @@ fn frames_out_of_place_end_the_path_as_garbage() {
                 outcome: Ok(None),
             }]
         },
+        |_| vec![Frame::AtomicReply { op: 0, outcome: Ok(1) }],
         |_| vec![Frame::WriteData { op: 3, len: 1 }],
         |_| vec![Frame::WriteEnd { op: 3, complete: true }],
         // The same request twice, as a replay would be.
@@ -644,4 +673,92 @@ fn an_end_without_its_bytes_is_not_believed() {
         };
         assert_eq!(honest.until(|h| h.outcome(op)), Err(expected));
     }
+}
+
+#[test]
+fn an_atomic_request_that_is_late_or_wrong_changes_nothing() {
+    let mut honest = Honest::start();
+    let region = honest.region(64, 0, Access::READ_WRITE);
+    let mut raw = Raw::opener(&mut honest);
+    let rightful = AtomicRequest {
+        op: 1,
+        deadline: Time::MAX,
+        key: region.key,
+        offset: 8,
+        act: AtomicAct::FetchAdd(1),
+    };
+    let mut wrong = region.key;
+    wrong.secret ^= 1;
+    for (request, outcome) in [
+        (rightful, Ok(0)),
+        (
+            AtomicRequest {
+                deadline: Time::from_ps(1),
+                ..rightful
+            },
+            Err(Refusal::Late),
+        ),
+        (AtomicRequest { key: wrong, ..rightful }, Err(Refusal::UnknownKey)),
+        (AtomicRequest { offset: 12, ..rightful }, Err(Refusal::Misaligned)),
+        (
+            AtomicRequest {
+                offset: u64::MAX,
+                ..rightful
+            },
+            Err(Refusal::OutOfBounds),
+        ),
+        (rightful, Ok(1)),
+    ] {
+        raw.say(&Frame::AtomicRequest(request));
+        assert_eq!(raw.hear(&mut honest), Frame::AtomicReply { op: 1, outcome });
+    }
+    let mut expected = vec![0; 64];
+    expected[8] = 2;
+    assert_eq!(bytes_of(&region), expected);
+}
+
+#[test]
+fn an_answer_that_comes_too_late_is_not_told_and_a_second_one_not_believed() {
+    let mut honest = Honest::start();
+    let (mut raw, path) = Raw::acceptor(&mut honest);
+    let deadline = honest.soon();
+    let op = honest.post_increment(path, deadline);
+    let Frame::AtomicRequest(request) = raw.hear(&mut honest) else {
+        panic!("no request");
+    };
+    honest.tcp.cancel(path, op, honest.clock.now());
+    assert_eq!(honest.until(|h| h.outcome(op)), Err(Failure::Unanswered));
+    let answer = Frame::AtomicReply {
+        op: request.op,
+        outcome: Ok(41),
+    };
+    raw.say(&answer);
+    let next = honest.post_increment(path, deadline);
+    let Frame::AtomicRequest(request) = raw.hear(&mut honest) else {
+        panic!("no request, or the first one again");
+    };
+    raw.say(&Frame::AtomicReply {
+        op: request.op,
+        outcome: Ok(42),
+    });
+    assert_eq!(honest.until(|h| h.outcome(next)), Ok(Done::found(42)));
+    let told = |s: &&Signal| matches!(s, Signal::Completed { op: ended, .. } if *ended == op);
+    assert_eq!(honest.signals.iter().filter(told).count(), 1);
+    raw.say(&answer);
+    assert_eq!(honest.until_lost(), Loss::Garbage);
+}
+
+#[test]
+fn a_peer_that_dies_before_it_answers_leaves_the_outcome_open() {
+    let mut honest = Honest::start();
+    let (mut raw, path) = Raw::acceptor(&mut honest);
+    let deadline = honest.soon();
+    let op = honest.post_increment(path, deadline);
+    assert!(matches!(raw.hear(&mut honest), Frame::AtomicRequest(_)));
+    drop(raw);
+    let failure = honest.until(|h| h.outcome(op)).expect_err("nobody has answered");
+    assert!(
+        matches!(failure, Failure::PathLost { .. }) && failure.may_have_happened(),
+        "{failure:?}"
+    );
 }

@@ -7,8 +7,8 @@
 //! - **Rounding.** f64 and f32 are added and multiplied in their own precision, to nearest, ties to even. f16, bf16 and fp8 are
 //!   widened to f32, folded there, and rounded once at the end, to nearest, ties to even. A fold of three narrow buffers may
 //!   therefore differ from two folds of two: the former rounds less.
-//! - **Overflow of floats is never hidden.** It becomes an infinity, or NaN in fp8 e4m3, which has no infinity. That is how torch
-//!   converts to its `float8_e4m3fn` and `float8_e5m2`; nothing saturates.
+//! - **Overflow** of floats is an infinity. fp8 e4m3 has none and saturates at ±448, infinities included. Both are as torch 2.15 converts
+//!   to its `float8_e5m2` and `float8_e4m3fn`.
 //! - **NaN.** A reduction with a NaN among its operands is NaN, also min and max. There is one NaN in results, the positive quiet one
 //!   without payload, so that the bits are the same on every processor. (In fp8, the code 0x7f.)
 //! - **Zeros.** −0 is less than +0 in min and max, so that neither depends on the order of its operands.
@@ -27,6 +27,7 @@
 
 mod element;
 mod float8;
+pub mod quantized;
 mod reference;
 
 use std::fmt;

@@ -70,6 +70,8 @@ fn lane(id: LaneId) -> Lane {
             per_span: Time::ZERO,
             bandwidth: Bandwidth::from_bytes_per_sec(10_000_000_000),
         },
+        preference: 0,
+        numa: None,
         max_op_bytes: PART,
         max_op_runs: 1024,
         max_inflight_ops: 64,

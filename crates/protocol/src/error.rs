@@ -18,12 +18,24 @@ pub enum Failure {
     /// The path went away: try another one.
     ///
     /// `fenced` says that the far end can no longer act on what was sent. Where it is false, a write may still land until
-    /// its deadline, and must not be repeated elsewhere before the far end has confirmed that the path is closed.
+    /// its deadline, and must not be repeated elsewhere before the far end has confirmed that the path is closed. An atomic
+    /// operation may have been carried out in either case, and is never repeated.
     #[error("the path was lost: {loss}")]
     PathLost { loss: Loss, fenced: bool },
     /// The bytes at the two ends differ.
     #[error("checksum mismatch")]
     ChecksumMismatch,
+    /// An atomic operation was sent, and no answer came before the deadline: whether it was carried out is not known.
+    #[error("the deadline passed without an answer")]
+    Unanswered,
+}
+
+impl Failure {
+    /// Whether an atomic operation that ended like this may have been carried out. After any other failure it certainly has not
+    /// been, and will not be.
+    pub fn may_have_happened(&self) -> bool {
+        matches!(self, Failure::PathLost { .. } | Failure::Unanswered)
+    }
 }
 
 /// Why a target would not touch its memory.
@@ -49,11 +61,13 @@ pub enum Refusal {
     Malformed,
     #[error("the transport cannot reach this memory")]
     Unsupported,
+    #[error("the word is not aligned to eight bytes")]
+    Misaligned,
 }
 
 impl Refusal {
     /// Every refusal, at the place of its code.
-    pub const ALL: [Refusal; 9] = [
+    pub const ALL: [Refusal; 10] = [
         Refusal::UnknownKey,
         Refusal::StaleEpoch,
         Refusal::Released,
@@ -63,6 +77,7 @@ impl Refusal {
         Refusal::Late,
         Refusal::Malformed,
         Refusal::Unsupported,
+        Refusal::Misaligned,
     ];
 
     /// Its number on every wire.

@@ -25,8 +25,10 @@ pub struct Faults {
     pub delay_max: Time,
     /// A read succeeds with one byte wrong.
     pub spoil_read: f64,
-    /// A move is not carried out and fails as on a lost path, though the path lives on.
+    /// A move or an atomic operation is not carried out and fails as on a lost path, though the path lives on.
     pub lose_move: f64,
+    /// An atomic operation is carried out, and its answer lost.
+    pub lose_answer: f64,
     /// No more operations are accepted in this post.
     pub refuse_post: f64,
 }
@@ -40,6 +42,8 @@ pub struct Faulty<T> {
     random: Seeded,
     /// Reads that may come back spoiled.
     reads: BTreeMap<(PathId, OpId), Move>,
+    /// Atomic operations whose answers may be lost.
+    atomics: BTreeSet<(PathId, OpId)>,
     /// Second copies of messages, whose completions nobody waits for.
     copies: BTreeSet<OpId>,
     next_copy: u64,
@@ -59,6 +63,7 @@ impl<T: Transport> Faulty<T> {
             faults,
             random: Seeded::new(faults.seed),
             reads: BTreeMap::new(),
+            atomics: BTreeSet::new(),
             copies: BTreeSet::new(),
             next_copy: u64::MAX,
             held: Vec::new(),
@@ -101,8 +106,8 @@ impl<T: Transport> Faulty<T> {
     }
 
     /// What the transport below said, as far as it gets through.
-    fn pass_on(&mut self, signal: Signal, now: Time, signals: &mut Vec<Signal>) {
-        if let Signal::Completed { path, op, outcome } = &signal {
+    fn pass_on(&mut self, mut signal: Signal, now: Time, signals: &mut Vec<Signal>) {
+        if let Signal::Completed { path, op, outcome } = &mut signal {
             if self.copies.remove(op) {
                 return;
             }
@@ -111,6 +116,9 @@ impl<T: Transport> Faulty<T> {
                 && self.random.chance(self.faults.spoil_read)
             {
                 self.spoil(&part);
+            }
+            if self.atomics.remove(&(*path, *op)) && outcome.is_ok() && self.random.chance(self.faults.lose_answer) {
+                *outcome = Err(Failure::Unanswered);
             }
         }
         match &signal {
@@ -130,6 +138,7 @@ impl<T: Transport> Faulty<T> {
                         .map(|(_, held)| held),
                 );
                 self.reads.retain(|(on, _), _| *on != path);
+                self.atomics.retain(|(on, _)| *on != path);
             }
             Signal::Opened { .. } | Signal::Accepted { .. } => {}
         }
@@ -178,6 +187,9 @@ impl<T: Transport> Transport for Faulty<T> {
                 Body::Message(_) if self.random.chance(self.faults.duplicate_message) => self.send_copy(path, op, now),
                 Body::Move(part) if part.direction == Direction::Read && self.faults.spoil_read > 0.0 => {
                     self.reads.insert((path, op.id), part.clone());
+                }
+                Body::Atomic(_) if self.faults.lose_answer > 0.0 => {
+                    self.atomics.insert((path, op.id));
                 }
                 _ => {}
             }

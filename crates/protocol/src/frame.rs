@@ -16,6 +16,7 @@
 
 use weft_plan::{Spans, Time};
 
+use crate::atomic::AtomicAct;
 use crate::error::Refusal;
 use crate::region::RegionKey;
 use crate::transport::Arrival;
@@ -24,7 +25,7 @@ use crate::wire::{DecodeError, Reader, Writer};
 /// The first bytes on every connection.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"weft-tcp");
 /// Ends of different versions do not talk.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The most bytes a body may have.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 /// The most bytes a message may have.
@@ -100,6 +101,12 @@ pub enum Frame {
         op: u64,
     },
     Message(Vec<u8>),
+    AtomicRequest(AtomicRequest),
+    /// What the word held, or why it was left alone.
+    AtomicReply {
+        op: u64,
+        outcome: Result<u64, Refusal>,
+    },
 }
 
 /// Asks for the bytes of `spans`.
@@ -125,6 +132,17 @@ pub struct WriteRequest {
     pub arrival: Option<Arrival>,
 }
 
+/// Asks for an atomic operation on the word at `offset`. There is no way to take it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicRequest {
+    pub op: u64,
+    /// On the asker's clock.
+    pub deadline: Time,
+    pub key: RegionKey,
+    pub offset: u64,
+    pub act: AtomicAct,
+}
+
 /// Why a move ended without all of its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -148,6 +166,8 @@ mod kind {
     pub const WRITE_ACK: u8 = 12;
     pub const CANCEL: u8 = 13;
     pub const MESSAGE: u8 = 14;
+    pub const ATOMIC_REQUEST: u8 = 15;
+    pub const ATOMIC_REPLY: u8 = 16;
 }
 
 /// Appends a frame.
@@ -231,7 +251,8 @@ fn body_bytes_max(kind: u8) -> Result<usize, DecodeError> {
     match kind {
         kind::READ_REQUEST | kind::WRITE_REQUEST => Ok(BODY_BYTES_MAX),
         kind::MESSAGE => Ok(MESSAGE_BYTES_MAX),
-        kind::HELLO..=kind::CANCEL => Ok(64),
+        kind::ATOMIC_REQUEST => Ok(128),
+        kind::HELLO..=kind::CANCEL | kind::ATOMIC_REPLY => Ok(64),
         _ => Err(DecodeError::Invalid),
     }
 }
@@ -310,6 +331,15 @@ fn encode_body(frame: &Frame, w: &mut Writer) -> u8 {
         Frame::Message(payload) => {
             w.buf.extend_from_slice(payload);
             kind::MESSAGE
+        }
+        Frame::AtomicRequest(request) => {
+            encode_request(w, request.op, request.deadline, &request.key);
+            w.varint(request.offset).act(request.act);
+            kind::ATOMIC_REQUEST
+        }
+        Frame::AtomicReply { op, outcome } => {
+            w.varint(*op).found(*outcome);
+            kind::ATOMIC_REPLY
         }
     }
 }
@@ -398,6 +428,20 @@ fn decode_body(kind: u8, r: &mut Reader<'_>) -> Result<Frame, DecodeError> {
         },
         kind::CANCEL => Frame::Cancel { op: r.varint()? },
         kind::MESSAGE => Frame::Message(r.take(r.remaining())?.to_vec()),
+        kind::ATOMIC_REQUEST => {
+            let (op, deadline, key) = decode_request(r)?;
+            Frame::AtomicRequest(AtomicRequest {
+                op,
+                deadline,
+                key,
+                offset: r.varint()?,
+                act: r.act()?,
+            })
+        }
+        kind::ATOMIC_REPLY => Frame::AtomicReply {
+            op: r.varint()?,
+            outcome: r.found()?,
+        },
         _ => return Err(DecodeError::Invalid),
     })
 }
@@ -511,6 +555,29 @@ mod tests {
         any::<u64>().prop_map(Time::from_ps)
     }
 
+    fn any_atomic() -> impl Strategy<Value = Frame> {
+        let act = prop_oneof![
+            any::<u64>().prop_map(AtomicAct::FetchAdd),
+            any::<[u64; 2]>().prop_map(|[expected, new]| AtomicAct::CompareSwap { expected, new }),
+        ];
+        let found = prop_oneof![
+            any::<u64>().prop_map(Ok),
+            prop::sample::select(&Refusal::ALL[..]).prop_map(Err),
+        ];
+        prop_oneof![
+            (any::<u64>(), any_time(), any_key(), any::<u64>(), act).prop_map(|(op, deadline, key, offset, act)| {
+                Frame::AtomicRequest(AtomicRequest {
+                    op,
+                    deadline,
+                    key,
+                    offset,
+                    act,
+                })
+            }),
+            (any::<u64>(), found).prop_map(|(op, outcome)| Frame::AtomicReply { op, outcome }),
+        ]
+    }
+
     fn any_frame() -> impl Strategy<Value = Frame> {
         let any_arrival =
             proptest::option::of((any::<u64>(), any::<u32>()).prop_map(|(tag, index)| Arrival { tag, index }));
@@ -564,6 +631,7 @@ mod tests {
             (any::<u64>(), any::<bool>()).prop_map(|(op, complete)| Frame::WriteEnd { op, complete }),
             any::<u64>().prop_map(|op| Frame::Cancel { op }),
             prop::collection::vec(any::<u8>(), 0..300).prop_map(Frame::Message),
+            any_atomic(),
         ]
     }
 

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod atomic;
 pub mod conformance;
 pub mod error;
 pub mod faulty;
@@ -24,6 +25,7 @@ pub mod transfer;
 pub mod transport;
 pub mod wire;
 
+pub use atomic::{Atomic, AtomicAct};
 pub use error::{Failure, Loss, Refusal};
 pub use faulty::{Faults, Faulty};
 pub use leg::{Direction, Leg, LegError};

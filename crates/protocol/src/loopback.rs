@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use weft_plan::{Bandwidth, LinkCost, Time};
 
+use crate::atomic::Atomic;
 use crate::error::{Failure, Loss, Refusal};
 use crate::leg::Direction;
 use crate::memory::{Digest, Memory};
@@ -72,11 +73,13 @@ impl Loopback {
                 max_inflight_ops: MAX_INFLIGHT_OPS,
                 max_message_bytes: MAX_MESSAGE_BYTES,
                 reliable_messages: true,
+                atomics: true,
                 cost: LinkCost {
                     latency: Time::from_ns(500),
                     per_span: Time::from_ns(20),
                     bandwidth: Bandwidth::from_bytes_per_sec(5_000_000_000),
                 },
+                numa: None,
             },
         }
     }
@@ -341,6 +344,7 @@ impl Network {
         let announces = match &queued.op.body {
             Body::Message(_) => true,
             Body::Move(part) => part.arrival.is_some(),
+            Body::Atomic(_) => false,
         };
         if announces && self.ports[far_port].inbox.len() >= MAX_INBOX {
             self.put_back(port, path, queued);
@@ -354,6 +358,11 @@ impl Network {
                     payload: bytes.to_vec(),
                 });
                 Ok(Done::default())
+            }
+            Body::Atomic(Atomic { region, offset, act }) => {
+                let far = &self.ports[far_port].table;
+                let found = far.atomic(&region.key, *offset, *act);
+                found.map(Done::found).map_err(Failure::from)
             }
             Body::Move(part) => {
                 let total = part.range.end - part.range.start;
@@ -375,9 +384,7 @@ impl Network {
                                 arrival,
                             });
                         }
-                        Ok(Done {
-                            far_sum: queued.far_sum.take().map(Digest::finish),
-                        })
+                        Ok(Done::moved(queued.far_sum.take().map(Digest::finish)))
                     }
                 }
             }

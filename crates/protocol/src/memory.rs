@@ -4,6 +4,9 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Mutex;
 
+use crate::atomic::{AtomicAct, WORD_BYTES};
+use crate::error::Refusal;
+
 /// Bytes that a transport may move.
 ///
 /// Access is by copy, never by reference, because a peer may write at any moment. Offsets have been checked by the caller;
@@ -17,6 +20,12 @@ pub trait Memory: Debug + Send + Sync {
     fn write(&self, offset: u64, from: &[u8]);
     /// Feeds `len` bytes from `offset` on into a checksum.
     fn digest(&self, offset: u64, len: u64, digest: &mut Digest);
+    /// Carries out an atomic operation on the word at `offset`, and returns what it held. Refused where the address is not a
+    /// multiple of eight, and where the memory knows no atomic operations.
+    fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
+        let _ = (offset, act);
+        Err(Refusal::Unsupported)
+    }
     /// Real transports need the address behind the trait; they downcast to the type that vouches for it.
     fn as_any(&self) -> &dyn Any;
 }
@@ -73,6 +82,18 @@ impl Memory for VecMemory {
     }
     fn digest(&self, offset: u64, len: u64, digest: &mut Digest) {
         digest.update(&self.bytes()[offset as usize..(offset + len) as usize]);
+    }
+    fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
+        if !offset.is_multiple_of(WORD_BYTES) {
+            return Err(Refusal::Misaligned);
+        }
+        let mut bytes = self.bytes();
+        let word = &mut bytes[offset as usize..][..WORD_BYTES as usize];
+        let before = word.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        if let Some(after) = act.after(before) {
+            word.copy_from_slice(&after.to_le_bytes());
+        }
+        Ok(before)
     }
     fn as_any(&self) -> &dyn Any {
         self

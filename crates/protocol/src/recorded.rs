@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use thiserror::Error;
 use weft_plan::Time;
 
+use crate::atomic::AtomicAct;
 use crate::error::{Loss, Refusal};
 use crate::leg::Direction;
 use crate::region::{Region, RegionKey};
@@ -67,6 +68,11 @@ pub enum PostedBody {
         arrival: Option<Arrival>,
     },
     Message(Vec<u8>),
+    Atomic {
+        far_slot: u32,
+        offset: u64,
+        act: AtomicAct,
+    },
 }
 
 impl From<&Op> for PostedOp {
@@ -85,6 +91,11 @@ impl From<&Op> for PostedOp {
                     arrival: part.arrival,
                 },
                 Body::Message(bytes) => PostedBody::Message(bytes.to_vec()),
+                Body::Atomic(atomic) => PostedBody::Atomic {
+                    far_slot: atomic.region.key.slot,
+                    offset: atomic.offset,
+                    act: atomic.act,
+                },
             },
         }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use weft_plan::{Place, Spans};
 
+use crate::atomic::{AtomicAct, check_word};
 use crate::error::Refusal;
 use crate::memory::Memory;
 
@@ -134,6 +135,13 @@ impl RegionTable {
             return Err(Refusal::OutOfBounds);
         }
         Ok(region)
+    }
+
+    /// Checks and carries out an atomic operation that a peer asks for, and returns what the word held.
+    pub fn atomic(&self, key: &RegionKey, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
+        let region = self.lookup(key)?;
+        check_word(region.access, region.memory.len(), offset)?;
+        region.memory.atomic(offset, act)
     }
 }
 

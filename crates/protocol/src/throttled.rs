@@ -2,6 +2,7 @@
 
 use weft_plan::{Bandwidth, Bytes, Time};
 
+use crate::atomic::WORD_BYTES;
 use crate::error::{Loss, Refusal};
 use crate::region::{Region, RegionKey};
 use crate::transport::{Body, Capabilities, Grant, Op, OpId, PathId, PeerAddress, Progress, Signal, Transport};
@@ -44,6 +45,7 @@ impl<T: Transport> Throttled<T> {
         let bytes = match &op.body {
             Body::Move(part) => part.range.end - part.range.start,
             Body::Message(bytes) => bytes.len() as u64,
+            Body::Atomic(_) => WORD_BYTES,
         };
         self.busy_until = self
             .busy_until

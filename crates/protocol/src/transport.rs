@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use weft_plan::{LinkCost, Time};
 
+use crate::atomic::Atomic;
 use crate::error::{Failure, Loss, Refusal};
 use crate::leg::{Direction, Leg};
 use crate::region::{Region, RegionKey};
@@ -18,6 +19,8 @@ use crate::region::{Region, RegionKey};
 /// - after that completion, whatever its outcome, the operation reads and writes no byte of local memory; and none of the
 ///   far memory either, except after [`Failure::PathLost`] with `fenced: false`, where the target itself stops at the deadline;
 /// - a target touches memory only after [`RegionTable::check`](crate::RegionTable::check) and before the operation's deadline;
+/// - an [`Atomic`] is carried out once or not at all, and one that may have been and was not answered ends with a failure that
+///   [says so](Failure::may_have_happened); on one word, those of all transports and of the owner are atomic together;
 /// - messages arrive whole; whether in order, once, or at all is told by [`Capabilities::reliable_messages`], and the session
 ///   relies on none of it;
 /// - an [`Arrival`] is signalled at the target after the bytes of its write are in place.
@@ -64,7 +67,12 @@ pub struct Capabilities {
     pub max_message_bytes: usize,
     /// Messages arrive once and in order while the path lives.
     pub reliable_messages: bool,
+    /// It carries out [`Body::Atomic`]. Otherwise such operations are refused as [`Refusal::Unsupported`].
+    pub atomics: bool,
     pub cost: LinkCost,
+    /// The NUMA node that its hardware is attached to; none where it has none, or nobody knows. Bytes of other nodes cross the
+    /// machine on their way, so of several rails the engine prefers those that are near.
+    pub numa: Option<u16>,
 }
 
 /// Where a transport can be reached: its name, a colon, and what only it understands.
@@ -118,6 +126,7 @@ pub enum Body {
     Move(Move),
     /// Bytes for the far end's session.
     Message(Arc<[u8]>),
+    Atomic(Atomic),
 }
 
 /// A part of a leg. It refers to the prepared leg, so that posting copies no span list.
@@ -145,6 +154,23 @@ pub struct Arrival {
 pub struct Done {
     /// The checksum of the far end's bytes, as they were read there or as they landed there.
     pub far_sum: Option<u64>,
+    /// What the word held before an atomic operation; always there after one.
+    pub before: Option<u64>,
+}
+
+impl Done {
+    /// An atomic operation found this in its word.
+    pub fn found(before: u64) -> Done {
+        Done {
+            far_sum: None,
+            before: Some(before),
+        }
+    }
+
+    /// A move ended, with the far end's checksum where one was asked for.
+    pub fn moved(far_sum: Option<u64>) -> Done {
+        Done { far_sum, before: None }
+    }
 }
 
 /// What a transport has to say.

@@ -6,6 +6,7 @@
 use thiserror::Error;
 use weft_plan::{Run, Spans};
 
+use crate::atomic::AtomicAct;
 use crate::error::Refusal;
 use crate::region::{Access, Epoch, RegionKey};
 
@@ -73,6 +74,19 @@ impl Writer {
     }
     pub fn refusal(&mut self, refusal: Refusal) -> &mut Writer {
         self.u8(refusal.code())
+    }
+    pub fn act(&mut self, act: AtomicAct) -> &mut Writer {
+        match act {
+            AtomicAct::FetchAdd(value) => self.u8(0).u64_fixed(value),
+            AtomicAct::CompareSwap { expected, new } => self.u8(1).u64_fixed(expected).u64_fixed(new),
+        }
+    }
+    /// What a word held, or why it was left alone.
+    pub fn found(&mut self, found: Result<u64, Refusal>) -> &mut Writer {
+        match found {
+            Ok(before) => self.u8(1).u64_fixed(before),
+            Err(refusal) => self.u8(0).refusal(refusal),
+        }
     }
 
     /// A span list: the number of runs, then each run with what repeats from the run before left out.
@@ -177,6 +191,23 @@ impl<'a> Reader<'a> {
     }
     pub fn refusal(&mut self) -> Result<Refusal, DecodeError> {
         self.u8().map(Refusal::from_code)
+    }
+    pub fn act(&mut self) -> Result<AtomicAct, DecodeError> {
+        match self.u8()? {
+            0 => Ok(AtomicAct::FetchAdd(self.u64_fixed()?)),
+            1 => Ok(AtomicAct::CompareSwap {
+                expected: self.u64_fixed()?,
+                new: self.u64_fixed()?,
+            }),
+            _ => Err(DecodeError::Invalid),
+        }
+    }
+    pub fn found(&mut self) -> Result<Result<u64, Refusal>, DecodeError> {
+        match self.u8()? {
+            0 => Ok(Err(self.refusal()?)),
+            1 => Ok(Ok(self.u64_fixed()?)),
+            _ => Err(DecodeError::Invalid),
+        }
     }
     pub fn spans(&mut self, max_runs: usize) -> Result<Spans, DecodeError> {
         let runs = usize::try_from(self.varint()?).map_err(|_| DecodeError::Overflow)?;

@@ -138,6 +138,11 @@ impl Expected {
         let all = self.announced == Some(self.landed.len() as u32);
         self.notified |= all && !self.revoked && self.request.direction == Direction::Write;
     }
+
+    /// Whether the engine cannot know if the peer was notified.
+    fn is_undecided(&self) -> bool {
+        self.announced.is_some() && !self.decided
+    }
 }
 
 #[derive(Default)]
@@ -223,7 +228,8 @@ impl World {
             }
             Action::Cancel { pick } => {
                 if let Some(id) = self.live.keys().copied().nth(pick % self.live.len().max(1)) {
-                    self.live.get_mut(&id).unwrap().cancelled = true;
+                    let expected = self.live.get_mut(&id).unwrap();
+                    expected.cancelled = true;
                     self.engine.cancel(id, self.now);
                 }
             }
@@ -249,6 +255,8 @@ impl World {
                         per_span: Time::ZERO,
                         bandwidth: Bandwidth::from_bytes_per_sec([10_000_000_000, 1_000_000_000][class]),
                     },
+                    preference: 0,
+                    numa: None,
                     max_op_bytes: max_bytes,
                     max_op_runs: 16,
                     max_inflight_ops: LANE_OPS,
@@ -262,13 +270,13 @@ impl World {
                     for expected in self.live.values_mut() {
                         let hangs = expected.bytes.iter().flatten().any(|b| *b == Byte::Hanging(lane));
                         expected.decided |= expected.revoked && (hangs || expected.lanes.contains(&lane));
-                        let decided = expected.decided || !expected.recalled;
+                        let undecided = expected.is_undecided();
                         for byte in expected.bytes.iter_mut().flatten() {
                             match *byte {
                                 Byte::Hanging(on) if on == lane => *byte = Byte::Withheld,
                                 _ => {}
                             }
-                            if *byte == Byte::Withheld && decided {
+                            if *byte == Byte::Withheld && !undecided {
                                 *byte = Byte::Untouched;
                             }
                         }
@@ -357,10 +365,8 @@ impl World {
         let (leg, expected) = find(&mut self.live, &part);
         let sum = part.checksum.then(|| near_sum(&part));
         let outcome = match outcome {
-            Outcome::Fine => Ok(Done { far_sum: sum }),
-            Outcome::Spoiled => Ok(Done {
-                far_sum: sum.map(|s| s ^ 1),
-            }),
+            Outcome::Fine => Ok(Done::moved(sum)),
+            Outcome::Spoiled => Ok(Done::moved(sum.map(|s| s ^ 1))),
             Outcome::Lost => Err(Failure::PathLost {
                 loss: Loss::ClosedByPeer,
                 fenced: true,
@@ -376,20 +382,18 @@ impl World {
         };
         let is_write = part.direction == Direction::Write;
         let lost = matches!(outcome, Err(Failure::PathLost { .. }));
-        let is_counted = expected.request.tag.is_some() && expected.announced.is_some();
+        let overdue = self.now >= expected.request.deadline;
         let after = match outcome {
             Ok(done) if done.far_sum == sum => Byte::Done,
-            Err(Failure::PathLost { fenced, .. }) if is_write && self.now < expected.request.deadline => {
-                match (is_counted, expected.decided) {
-                    (true, true) if expected.notified => Byte::Done,
-                    (true, false) if fenced => Byte::Withheld,
-                    _ if fenced => Byte::Untouched,
-                    _ => Byte::Hanging(id),
-                }
-            }
+            Err(Failure::PathLost { fenced, .. }) if is_write => match (fenced || overdue, expected.is_undecided()) {
+                _ if expected.decided && expected.notified => Byte::Done,
+                (true, true) => Byte::Withheld,
+                (true, false) => Byte::Untouched,
+                (false, _) => Byte::Hanging(id),
+            },
             _ => Byte::Untouched,
         };
-        if lost && is_counted {
+        if lost && expected.announced.is_some() {
             expected.lanes.insert(id);
         }
         // What is lost has landed as often as not.
@@ -416,9 +420,9 @@ impl World {
         }
         if fenced {
             for expected in self.live.values_mut() {
+                let undecided = expected.is_undecided();
                 for byte in expected.bytes.iter_mut().flatten() {
                     if *byte == Byte::Hanging(LaneId(lane as u32)) {
-                        let undecided = expected.recalled && !expected.decided;
                         *byte = if undecided { Byte::Withheld } else { Byte::Untouched };
                     }
                 }

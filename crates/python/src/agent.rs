@@ -23,7 +23,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    fn live(&self) -> PyResult<weft::Agent> {
+    pub fn live(&self) -> PyResult<weft::Agent> {
         self.inbox.agent()
     }
 }

@@ -4,7 +4,7 @@ use std::error::Error as _;
 
 use pyo3::import_exception;
 use pyo3::prelude::*;
-use weft::{Failure, TransferFailed};
+use weft::{AtomicFailed, Cause, CollectiveFailed, Failure, TransferFailed};
 
 import_exception!(weft._errors, TransferError);
 import_exception!(weft._errors, Expired);
@@ -13,7 +13,12 @@ import_exception!(weft._errors, Refused);
 import_exception!(weft._errors, TransferRefused);
 import_exception!(weft._errors, PathLost);
 import_exception!(weft._errors, ChecksumMismatch);
+import_exception!(weft._errors, AtomicError);
+import_exception!(weft._errors, AtomicRefused);
+import_exception!(weft._errors, OutcomeUnknown);
 import_exception!(weft._errors, PeerLost);
+import_exception!(weft._errors, CollectiveError);
+import_exception!(weft._errors, LeftOut);
 import_exception!(weft._errors, ConnectError);
 import_exception!(weft._errors, TimedOut);
 import_exception!(weft._errors, Full);
@@ -31,6 +36,7 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
     let text = error.to_string();
     match error {
         weft::Error::Transfer(failed) => transfer_failed(py, failed, text),
+        weft::Error::Atomic(failed) => atomic_failed(py, failed, text),
         weft::Error::PeerLost { peer, cause } => {
             let exception = PeerLost::new_err(text);
             with(py, exception, |value| {
@@ -42,12 +48,16 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
             let exception = Refused::new_err(text);
             with(py, exception, |value| value.setattr("cause", refusal.to_string()))
         }
-        weft::Error::Connect(_) => ConnectError::new_err(text),
+        weft::Error::Collective(failed) => collective_failed(py, failed, text),
+        weft::Error::LeftOut { .. } => LeftOut::new_err(text),
+        weft::Error::Connect(_) | weft::Error::Formation(_) => ConnectError::new_err(text),
         weft::Error::TimedOut { .. } => TimedOut::new_err(text),
         weft::Error::Full(_) => Full::new_err(text),
-        weft::Error::Leg(_) | weft::Error::Peer(_) | weft::Error::Region(_) | weft::Error::NoRendezvous { .. } => {
-            InvalidCall::new_err(text)
-        }
+        weft::Error::Leg(_)
+        | weft::Error::Peer(_)
+        | weft::Error::Region(_)
+        | weft::Error::Call(_)
+        | weft::Error::NoRendezvous { .. } => InvalidCall::new_err(text),
         weft::Error::NotBorrowable { .. } => NotBorrowable::new_err(text),
         weft::Error::LeaseEnded => LeaseEnded::new_err(text),
         weft::Error::StillInUse { .. } => StillInUse::new_err(text),
@@ -94,6 +104,41 @@ fn transfer_failed(py: Python<'_>, failed: &TransferFailed, text: String) -> PyE
         value.setattr("bytes_total", error.bytes_total)?;
         value.setattr("done", done)?;
         value.setattr("undone", undone)
+    })
+}
+
+fn atomic_failed(py: Python<'_>, failed: &AtomicFailed, text: String) -> PyErr {
+    let error = &failed.error;
+    let exception = match error.cause {
+        _ if error.may_have_happened => OutcomeUnknown::new_err(text),
+        Failure::Refused(_) => AtomicRefused::new_err(text),
+        _ => AtomicError::new_err(text),
+    };
+    with(py, exception, |value| {
+        value.setattr("peer", &failed.peer)?;
+        value.setattr("transport", error.transport)?;
+        value.setattr("cause", error.cause.to_string())?;
+        value.setattr("may_have_happened", error.may_have_happened)
+    })
+}
+
+fn collective_failed(py: Python<'_>, failed: &CollectiveFailed, text: String) -> PyErr {
+    let exception = CollectiveError::new_err(text);
+    let cause = match failed.cause() {
+        Cause::Lost => "lost",
+        Cause::WrongCall => "wrong call",
+        Cause::Late => "late",
+        Cause::Withdrew => "withdrew",
+        _ => "broken",
+    };
+    with(py, exception, |value| {
+        value.setattr("rank", failed.blamed().0)?;
+        value.setattr("cause", cause)?;
+        value.setattr("step", failed.abort.step)?;
+        value.setattr("called", failed.called.map(|called| called.to_string()))?;
+        let others = failed.others.iter();
+        let others: Vec<(u32, String)> = others.map(|(rank, status)| (rank.0, status.call.to_string())).collect();
+        value.setattr("others", others)
     })
 }
 

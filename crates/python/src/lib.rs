@@ -6,7 +6,9 @@
 
 mod agent;
 mod asyncio;
+mod atomic;
 mod borrow;
+mod communicator;
 mod errors;
 mod inbox;
 mod memory;
@@ -22,6 +24,8 @@ mod _weft {
     use super::agent::Agent;
     #[pymodule_export]
     use super::borrow::Borrowed;
+    #[pymodule_export]
+    use super::communicator::{Communicator, Pending};
     #[pymodule_export]
     use super::inbox::Notification;
     #[pymodule_export]

@@ -39,6 +39,24 @@ impl Memory {
         self.writable
     }
 
+    /// What the word at `offset` holds.
+    fn read_word(&self, py: Python<'_>, offset: u64) -> PyResult<u64> {
+        self.inner.read_word(offset).map_err(|error| raise(py, &error))
+    }
+
+    /// Adds to the word at `offset` and gives what it held.
+    fn fetch_add(&self, py: Python<'_>, offset: u64, value: u64) -> PyResult<u64> {
+        self.may_change()?;
+        self.inner.fetch_add(offset, value).map_err(|error| raise(py, &error))
+    }
+
+    /// Stores `new` in the word at `offset` if it is `expected`, and gives what it held.
+    fn compare_swap(&self, py: Python<'_>, offset: u64, expected: u64, new: u64) -> PyResult<u64> {
+        self.may_change()?;
+        let swapped = self.inner.compare_swap(offset, expected, new);
+        swapped.map_err(|error| raise(py, &error))
+    }
+
     /// Withdraws and releases the memory; afterwards no peer touches it.
     #[pyo3(signature = (timeout = None))]
     fn release(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
@@ -76,6 +94,16 @@ impl Memory {
         let exported = (memory.inner.as_ptr(), memory.inner.len(), !memory.writable);
         // SAFETY: the pointer is good for the length while the object lives, and the view keeps the object alive.
         unsafe { export(slf.as_any(), exported, view, flags) }
+    }
+}
+
+impl Memory {
+    fn may_change(&self) -> PyResult<()> {
+        if self.writable {
+            Ok(())
+        } else {
+            Err(invalid("this memory is read-only, so nothing in it can be changed"))
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use pyo3::types::PyDict;
 use weft::{Direction, Spans};
 
 use crate::asyncio::in_thread;
+use crate::atomic;
 use crate::borrow::Borrowed;
 use crate::errors::{invalid, raise};
 use crate::memory::{Memory, duration, within};
@@ -296,6 +297,66 @@ impl Peer {
     #[pyo3(signature = (name, timeout = None))]
     fn region_async<'py>(slf: &Bound<'py, Self>, name: &str, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         in_thread(slf, "region", name, timeout)
+    }
+
+    /// Adds to a word of the remote region and gives what it held.
+    #[pyo3(signature = (remote, offset, value, *, deadline = None))]
+    fn fetch_add(
+        &self,
+        py: Python<'_>,
+        remote: &Region,
+        offset: u64,
+        value: u64,
+        deadline: Option<f64>,
+    ) -> PyResult<u64> {
+        let deadline = deadline.map(duration).transpose()?;
+        atomic::wait(py, self.inner.fetch_add(&remote.inner, offset, value), deadline)
+    }
+
+    /// The same, for `await`.
+    #[pyo3(signature = (remote, offset, value, *, deadline = None))]
+    fn fetch_add_async<'py>(
+        &self,
+        py: Python<'py>,
+        remote: &Region,
+        offset: u64,
+        value: u64,
+        deadline: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let deadline = deadline.map(duration).transpose()?;
+        atomic::awaited(py, self.inner.fetch_add(&remote.inner, offset, value), deadline)
+    }
+
+    /// Stores `new` in a word of the remote region if it is `expected`, and gives what it held.
+    #[pyo3(signature = (remote, offset, expected, new, *, deadline = None))]
+    fn compare_swap(
+        &self,
+        py: Python<'_>,
+        remote: &Region,
+        offset: u64,
+        expected: u64,
+        new: u64,
+        deadline: Option<f64>,
+    ) -> PyResult<u64> {
+        let deadline = deadline.map(duration).transpose()?;
+        let described = self.inner.compare_swap(&remote.inner, offset, expected, new);
+        atomic::wait(py, described, deadline)
+    }
+
+    /// The same, for `await`.
+    #[pyo3(signature = (remote, offset, expected, new, *, deadline = None))]
+    fn compare_swap_async<'py>(
+        &self,
+        py: Python<'py>,
+        remote: &Region,
+        offset: u64,
+        expected: u64,
+        new: u64,
+        deadline: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let deadline = deadline.map(duration).transpose()?;
+        let described = self.inner.compare_swap(&remote.inner, offset, expected, new);
+        atomic::awaited(py, described, deadline)
     }
 
     /// Sends a notification, which arrives once.

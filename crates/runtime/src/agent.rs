@@ -44,6 +44,16 @@ struct Inner {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What one rail of a transport has done since its agent started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RailCounters {
+    pub transport: &'static str,
+    /// Where peers reach the rail.
+    pub address: String,
+    /// How often what has happened, by name.
+    pub counts: Vec<(&'static str, u64)>,
+}
+
 /// How an agent is to be: the process's settings, and what the call says on top.
 #[derive(Clone, Debug)]
 #[must_use = "a described agent does nothing until it is started"]
@@ -113,6 +123,11 @@ impl Agent {
             trace_file: settings.trace_file.clone(),
         })?;
         let shared = Shared::new(World::new(core), clock, settings.spin.into(), observer)?;
+        let counted = Arc::downgrade(&shared);
+        shared.observer.count_with(move || match counted.upgrade() {
+            Some(shared) => shared.lock().counters(),
+            None => Vec::new(),
+        });
         let thread = {
             let shared = shared.clone();
             let core = settings.progress_core;
@@ -344,6 +359,20 @@ impl Agent {
         self.inner.shared.observer.metrics()
     }
 
+    /// What the transports of this agent count, one entry a rail. Those that count nothing are left out.
+    pub fn counters(&self) -> Vec<RailCounters> {
+        self.inner.shared.lock().counters()
+    }
+
+    /// How many rails this agent has of a transport.
+    pub fn rails(&self, transport: &str) -> usize {
+        let world = self.inner.shared.lock();
+        let slots = world.core.slots().iter();
+        slots
+            .filter(|slot| slot.transport.capabilities().name == transport)
+            .count()
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner.shared
     }
@@ -403,6 +432,8 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.registration = None;
+        // A scrape holds the agent for a moment, and must not be the one that takes it apart.
+        self.shared.observer.count_with(Vec::new);
         self.shared
             .observer
             .report(self.shared.clock.now(), || Event::AgentStopped);

@@ -25,7 +25,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use weft_fabric::memory::HostMemory;
 use weft_plan::{Rank, Time};
+use weft_protocol::Memory as _;
 use weft_protocol::group::View;
 
 use crate::agent::Agent;
@@ -33,10 +35,11 @@ use crate::error::Error;
 use crate::memory::Memory;
 use board::Board;
 use call::Described;
+use far::LONG_BYTES;
 use pending::Outcome;
 use state::State;
 
-pub use bootstrap::JoinOptions;
+pub use bootstrap::{JoinOptions, Member};
 pub use call::Call;
 pub use failure::CollectiveFailed;
 pub use pending::Pending;
@@ -65,20 +68,35 @@ pub(crate) struct Inner {
     worker: OnceLock<Option<JoinHandle<()>>>,
 }
 
-/// Bytes of registered memory.
+/// Bytes in host memory: of something registered, or of somebody else's.
 #[derive(Clone, Debug)]
 pub struct Part {
-    memory: Memory,
+    held: Held,
     offset: u64,
     len: u64,
 }
 
+/// What keeps the bytes where they are while the part is in use.
+#[derive(Clone, Debug)]
+enum Held {
+    Registered(Memory),
+    Foreign(Arc<HostMemory>),
+}
+
 impl From<&Memory> for Part {
     fn from(memory: &Memory) -> Part {
+        memory.part(0..memory.len())
+    }
+}
+
+impl From<HostMemory> for Part {
+    /// Memory that is not registered. Making it so for a single call would cost more than a small call does, and ranks on this host could
+    /// not map foreign memory anyway.
+    fn from(memory: HostMemory) -> Part {
         Part {
-            memory: memory.clone(),
-            offset: 0,
             len: memory.len(),
+            held: Held::Foreign(Arc::new(memory)),
+            offset: 0,
         }
     }
 }
@@ -95,7 +113,7 @@ impl Memory {
             self.len()
         );
         Part {
-            memory: self.clone(),
+            held: Held::Registered(self.clone()),
             offset: range.start,
             len: range.end - range.start,
         }
@@ -108,19 +126,40 @@ impl Part {
         Part { len: 0, ..self.clone() }
     }
 
-    /// Whether it lies `at` bytes into another part.
-    fn begins_at(&self, other: &Part, at: u64) -> bool {
-        self.memory.as_ptr() as usize + self.offset as usize
-            == other.memory.as_ptr() as usize + (other.offset + at) as usize
+    fn host(&self) -> &Arc<HostMemory> {
+        match &self.held {
+            Held::Registered(memory) => &memory.inner.host,
+            Held::Foreign(host) => host,
+        }
     }
 
-    /// What an execution sees of it. It has been lent before, where that is possible.
+    /// Makes sure that other ranks can read it where it lies, where that is worth it.
+    fn lend(&mut self, agent: &Agent, far: bool) -> Result<(), Error> {
+        if let (Held::Foreign(host), true) = (&self.held, far && self.len >= LONG_BYTES) {
+            self.held = Held::Registered(agent.register_shared(host.clone())?);
+        }
+        match &self.held {
+            Held::Registered(memory) => memory.lent().map(drop),
+            Held::Foreign(_) => Ok(()),
+        }
+    }
+
+    /// Whether it lies `at` bytes into another part.
+    fn begins_at(&self, other: &Part, at: u64) -> bool {
+        self.host().as_ptr() as usize + self.offset as usize
+            == other.host().as_ptr() as usize + (other.offset + at) as usize
+    }
+
+    /// What an execution sees of it. It has been lent before, where it can be.
     fn view(&self) -> View {
         View {
-            memory: self.memory.inner.host.clone(),
+            memory: self.host().clone(),
             offset: self.offset,
             len: self.len,
-            key: self.memory.inner.lent.get().copied(),
+            key: match &self.held {
+                Held::Registered(memory) => memory.inner.lent.get().copied(),
+                Held::Foreign(_) => None,
+            },
         }
     }
 }
@@ -163,9 +202,7 @@ impl Communicator {
             outcome,
         }
     }
-}
 
-impl Inner {
     fn new(agent: Agent, state: State, board: Arc<Board>, options: JoinOptions) -> Result<Communicator, Error> {
         let nothing = agent.allocate(1)?;
         let inner = Inner {
@@ -183,7 +220,9 @@ impl Inner {
         };
         Ok(Communicator { inner: Arc::new(inner) })
     }
+}
 
+impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

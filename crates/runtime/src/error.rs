@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thiserror::Error as ThisError;
 use weft_fabric::arena::ArenaError;
 use weft_fabric::memory::MemoryError;
-use weft_protocol::agent::{ConnectError, PeerError, RegionError};
+use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};
 use weft_protocol::session::{SessionError, SessionLoss};
 use weft_protocol::transfer::{SubmitError, TransferError};
 use weft_protocol::{Failure, LegError, Refusal};
@@ -23,6 +23,9 @@ pub enum Error {
     /// A transfer ended without success. The error says how far it came.
     #[error(transparent)]
     Transfer(Box<TransferFailed>),
+    /// An atomic operation brought no answer. The error says whether it may have been carried out.
+    #[error(transparent)]
+    Atomic(Box<AtomicFailed>),
     /// The session is over: connect again.
     #[error("the session with {peer:?} is over: {cause}")]
     PeerLost { peer: String, cause: SessionLoss },
@@ -96,7 +99,7 @@ pub enum Error {
         step: &'static str,
         source: Arc<std::io::Error>,
     },
-    /// The agent has been stopped.
+    /// The agent has been stopped. An atomic operation that was under way may have been carried out.
     #[error("the agent has been stopped")]
     Stopped,
 }
@@ -139,6 +142,33 @@ impl fmt::Display for TransferFailed {
 
 impl std::error::Error for TransferFailed {}
 
+/// An atomic operation that brought no answer: with whom, over what, why, and what is known of it.
+#[derive(Clone, Debug)]
+pub struct AtomicFailed {
+    pub peer: String,
+    pub error: AtomicError,
+}
+
+impl AtomicFailed {
+    pub(crate) fn new(peer: &str, error: AtomicError) -> AtomicFailed {
+        AtomicFailed {
+            peer: peer.to_owned(),
+            error,
+        }
+    }
+    pub fn cause(&self) -> Failure {
+        self.error.cause
+    }
+}
+
+impl fmt::Display for AtomicFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "atomic operation with {:?} failed: {}", self.peer, self.error)
+    }
+}
+
+impl std::error::Error for AtomicFailed {}
+
 impl Error {
     pub(crate) fn system(step: &'static str) -> impl FnOnce(std::io::Error) -> Error {
         move |source| Error::System {
@@ -147,10 +177,20 @@ impl Error {
         }
     }
 
-    /// Why a transfer failed, where that is what this is.
+    /// Whether an atomic operation that ended like this may have been carried out. Otherwise it certainly has not been.
+    pub fn may_have_happened(&self) -> bool {
+        match self {
+            Error::Atomic(failed) => failed.error.may_have_happened,
+            Error::Stopped => true,
+            _ => false,
+        }
+    }
+
+    /// Why a transfer or an atomic operation failed, where that is what this is.
     pub fn failure(&self) -> Option<Failure> {
         match self {
             Error::Transfer(failed) => Some(failed.error.cause),
+            Error::Atomic(failed) => Some(failed.error.cause),
             _ => None,
         }
     }
@@ -159,6 +199,12 @@ impl Error {
 impl From<TransferFailed> for Error {
     fn from(failed: TransferFailed) -> Error {
         Error::Transfer(Box::new(failed))
+    }
+}
+
+impl From<AtomicFailed> for Error {
+    fn from(failed: AtomicFailed) -> Error {
+        Error::Atomic(Box::new(failed))
     }
 }
 
@@ -171,9 +217,8 @@ impl From<CollectiveFailed> for Error {
 impl From<PeerError> for Error {
     fn from(error: PeerError) -> Error {
         match error {
-            PeerError::Session(SessionError::QueueFull) | PeerError::Submit(SubmitError::TooManyTransfers) => {
-                Error::Full(error)
-            }
+            PeerError::Session(SessionError::QueueFull)
+            | PeerError::Submit(SubmitError::TooManyTransfers | SubmitError::TooManyAtomics) => Error::Full(error),
             other => Error::Peer(other),
         }
     }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod atomic;
 mod borrow;
 mod communicator;
 mod driver;
@@ -15,18 +16,20 @@ pub mod settings;
 mod transfer;
 mod transports;
 
-pub use agent::{Agent, AgentBuilder, Notification};
+pub use agent::{Agent, AgentBuilder, Notification, RailCounters};
+pub use atomic::{AtomicBuilder, AtomicOperation};
 pub use borrow::Borrowed;
-pub use communicator::{Call, CallError, CollectiveFailed, Communicator, JoinOptions, Operator, Part, Pending};
-pub use error::{Error, TransferFailed};
+pub use communicator::{Call, CallError, CollectiveFailed, Communicator, JoinOptions, Member, Operator, Part, Pending};
+pub use error::{AtomicFailed, Error, TransferFailed};
 pub use memory::Memory;
 pub use peer::{Peer, Prepared, Remote, TransferBuilder};
 pub use transfer::Transfer;
 pub use weft_fabric::memory::HostMemory;
 pub use weft_plan::algorithms::Algorithm;
+pub use weft_plan::datatype::UnknownDatatype;
 pub use weft_plan::kv::{KvLayout, KvShape};
 pub use weft_plan::{Bytes, Datatype, Rank, Reduction, Run, Span, Spans, Time};
-pub use weft_protocol::agent::{ConnectError, PeerError, RegionError};
+pub use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};
 pub use weft_protocol::group::{Cause, Function};
 pub use weft_protocol::region::{Access, Epoch, RemoteRegion};
 pub use weft_protocol::session::SessionLoss;

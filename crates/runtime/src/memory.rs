@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use weft_fabric::memory::HostMemory;
 use weft_plan::Time;
-use weft_protocol::Memory as _;
+use weft_protocol::atomic::check_word;
 use weft_protocol::region::{Access, Region, RegionKey};
 use weft_protocol::transport::Progress;
+use weft_protocol::{AtomicAct, Memory as _, Refusal};
 
 use crate::driver::{Shared, World};
 use crate::error::Error;
@@ -58,6 +59,28 @@ impl Memory {
     /// Where the bytes lie outside the memory.
     pub fn write(&self, offset: u64, from: &[u8]) {
         self.inner.host.write(offset, from);
+    }
+    /// What the word at `offset` holds: eight bytes, little-endian, at a multiple of eight.
+    pub fn read_word(&self, offset: u64) -> Result<u64, Error> {
+        let found = self.check_word(offset).and_then(|()| self.inner.host.read_word(offset));
+        found.map_err(|refusal| refused(offset, refusal))
+    }
+    /// Adds to the word at `offset` and tells what it held. Atomic with respect to the atomic operations of all peers.
+    pub fn fetch_add(&self, offset: u64, value: u64) -> Result<u64, Error> {
+        self.atomic(offset, AtomicAct::FetchAdd(value))
+    }
+    /// Stores `new` in the word at `offset` if it is `expected`, and tells what it held. Atomic likewise.
+    pub fn compare_swap(&self, offset: u64, expected: u64, new: u64) -> Result<u64, Error> {
+        self.atomic(offset, AtomicAct::CompareSwap { expected, new })
+    }
+    fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Error> {
+        let found = self
+            .check_word(offset)
+            .and_then(|()| self.inner.host.atomic(offset, act));
+        found.map_err(|refusal| refused(offset, refusal))
+    }
+    fn check_word(&self, offset: u64) -> Result<(), Refusal> {
+        check_word(Access::READ_WRITE, self.len(), offset)
     }
     pub fn to_vec(&self) -> Vec<u8> {
         self.inner.host.snapshot()
@@ -146,6 +169,11 @@ impl Registrations {
 
 fn place(host: &HostMemory) -> (usize, u64) {
     (host.as_ptr() as usize, host.len())
+}
+
+fn refused(offset: u64, refusal: Refusal) -> Error {
+    let what = format!("an atomic operation on the word at {offset}");
+    Error::Refused { what, refusal }
 }
 
 /// The deadline of a wait that starts now.

@@ -36,6 +36,7 @@ use weft_plan::Time;
 pub use event::{Event, Outcome};
 pub use log::print_log;
 
+use crate::agent::RailCounters;
 use metrics::Metrics;
 use serve::Server;
 use trace::TraceFile;
@@ -167,6 +168,14 @@ impl Observer {
             .as_ref()
             .map(|metrics| metrics::render(metrics, dropped))
             .unwrap_or_default()
+    }
+
+    /// Says where to ask for what the transports count, which the metrics show beside what was reported.
+    pub(crate) fn count_with(&self, source: impl Fn() -> Vec<RailCounters> + Send + 'static) {
+        if let Some(metrics) = self.sinks.as_ref().and_then(|sinks| sinks.metrics.as_ref()) {
+            let mut metrics = metrics.lock().unwrap_or_else(PoisonError::into_inner);
+            metrics.count_with(Box::new(source));
+        }
     }
 
     /// The address that metrics are served on.
@@ -328,6 +337,22 @@ mod tests {
             text.contains(r#"weft_transferred_bytes_total{direction="read",transport="tcp"} 12288"#),
             "{text}"
         );
+    }
+
+    #[test]
+    fn metrics_show_what_the_transports_count() {
+        let observer = Observer::start(metrics_only()).unwrap();
+        let rail = |doorbells| RailCounters {
+            transport: "verbs",
+            address: "verbs:0".into(),
+            counts: vec![("doorbells", doorbells)],
+        };
+        observer.count_with(move || vec![rail(3), rail(4)]);
+        let line = r#"weft_transport_events_total{transport="verbs",event="doorbells"} 7"#;
+        for _ in 0..2 {
+            let text = observer.metrics();
+            assert!(text.contains(line), "{text}");
+        }
     }
 
     #[test]

@@ -6,8 +6,9 @@ use std::time::Duration;
 use weft_plan::{Spans, Time};
 use weft_protocol::region::RemoteRegion;
 use weft_protocol::transfer::{PeerId, Request};
-use weft_protocol::{Direction, Leg};
+use weft_protocol::{AtomicAct, Direction, Leg};
 
+use crate::atomic::AtomicBuilder;
 use crate::driver::{PeerState, Shared};
 use crate::error::Error;
 use crate::memory::{Memory, Registered, after};
@@ -15,7 +16,7 @@ use crate::observe::Event;
 use crate::transfer::{Cell, Transfer};
 
 /// Every transfer ends some day.
-const DEADLINE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const DEADLINE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// A connected agent. The handle is one session with one life of the peer: when that ends, connect again.
 #[derive(Clone, Debug)]
@@ -70,6 +71,11 @@ impl Peer {
         self.shared.lock().core.transports(self.id)
     }
 
+    /// How many paths carry transfers to this peer over `transport` now: one for each rail, where it has several.
+    pub fn paths(&self, transport: &str) -> usize {
+        self.shared.lock().core.path_count(self.id, transport)
+    }
+
     /// Waits until transfers can go over `transport`.
     pub fn wait_for_transport(&self, transport: &str, timeout: Duration) -> Result<(), Error> {
         self.wait(
@@ -116,6 +122,21 @@ impl Peer {
     /// A transfer of several legs, each a pair of regions: one region a layer, say.
     pub fn transfer(&self, direction: Direction) -> TransferBuilder<'_> {
         TransferBuilder::new(self, direction)
+    }
+
+    /// Adds to the word at `offset` of the remote region, which the peer must have published for reading and writing, and tells
+    /// what it held. A word is eight bytes, little-endian, and its offset a multiple of eight.
+    ///
+    /// It is atomic with respect to all such operations on the word, whoever makes them and whatever way they come, and to those
+    /// of its owner ([`Memory::fetch_add`], [`Memory::compare_swap`], or an `AtomicU64` at the same place); not to transfers.
+    pub fn fetch_add<'a>(&'a self, remote: &Remote, offset: u64, value: u64) -> AtomicBuilder<'a> {
+        AtomicBuilder::new(self, remote, offset, AtomicAct::FetchAdd(value))
+    }
+
+    /// Stores `new` in the word at `offset` of the remote region if it is `expected`, and tells what it held: `expected` means
+    /// that it was stored. Otherwise as [`fetch_add`](Peer::fetch_add).
+    pub fn compare_swap<'a>(&'a self, remote: &Remote, offset: u64, expected: u64, new: u64) -> AtomicBuilder<'a> {
+        AtomicBuilder::new(self, remote, offset, AtomicAct::CompareSwap { expected, new })
     }
 
     /// Sends a notification, which arrives once.

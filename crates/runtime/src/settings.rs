@@ -119,8 +119,9 @@ settings! {
     listen: SocketAddr = "listen", "127.0.0.1:0";
     /// The address that peers are told to connect to when it differs from the one in `listen`.
     advertise: Option<IpAddr> = "advertise", "";
-    /// The transports to use; of those that reach a peer, the one that costs least carries its transfers.
-    transports: Vec<TransportChoice> = "transports", "shared_memory,tcp";
+    /// The transports to use, best first: of those that reach a peer the first carries its transfers, and the next takes over when it is lost.
+    /// One that is named here must work; by default `verbs` is left out where there is no RDMA device.
+    transports: Vec<TransportChoice> = "transports", "shared_memory,verbs,tcp";
     /// The secret that all agents of one deployment share and prove to each other.
     secret: Option<Hidden> = "secret", "";
     /// A file that holds the secret, readable by its owner only; by default one that is made once per user and host.
@@ -137,6 +138,22 @@ settings! {
     tcp_tls_name: Option<String> = "tcp.tls_name", "";
     /// Local addresses to spread connections over, one per network card; none means that the kernel chooses.
     tcp_rails: Vec<IpAddr> = "tcp.rails", "";
+    /// RDMA devices to use, or ports of them, as in `mlx5_0,mlx5_1:1`; none means all that can be used.
+    verbs_devices: Vec<String> = "verbs.devices", "";
+    /// The index of the address to use on every RDMA port; by default the one that reaches furthest.
+    verbs_gid_index: Option<u8> = "verbs.gid_index", "", within 0..=255;
+    /// The traffic class of RDMA packets; on RoCE four times the DSCP that switches sort by.
+    verbs_traffic_class: u8 = "verbs.traffic_class", "0", within 0..=255;
+    /// The InfiniBand service level; on RoCE the priority, where the driver takes it from here.
+    verbs_service_level: u8 = "verbs.service_level", "0", within 0..=15;
+    /// How long an RDMA device waits for an acknowledgement before it sends again; rounded up to 4.096 µs times a power of two.
+    verbs_timeout: Duration = "verbs.timeout", "67ms", within 4_096..=8_796_093_022_208;
+    /// How often an RDMA device sends again before its path is lost.
+    verbs_retries: u8 = "verbs.retries", "7", within 0..=7;
+    /// The largest RDMA packet in bytes, a power of two; by default the port's own.
+    verbs_mtu: Option<u16> = "verbs.mtu", "", within 256..=4096;
+    /// Whether an RDMA device looks pages up as it needs them, instead of having memory pinned; auto does where pinning fails.
+    verbs_odp: When = "verbs.odp", "auto";
     /// How memory that Weft did not allocate crosses between processes; auto falls back to bounce where the kernel refuses.
     shared_memory_foreign: ForeignMemory = "shared_memory.foreign", "auto";
     /// Whether a second thread helps with large copies when a core is idle.
@@ -201,6 +218,12 @@ impl Settings {
         }
     }
 
+    /// Whether somebody has chosen the value of a setting.
+    pub fn is_set(&self, key: &str) -> bool {
+        let mut rows = TABLE.iter().zip(&self.origins);
+        rows.any(|(row, origin)| row.key == key && *origin != Origin::Default)
+    }
+
     /// What no single row can check.
     fn agree(&self) -> Result<(), SettingsError> {
         let needs = |key, other| Err(SettingsError::Disagree { key, other });
@@ -212,6 +235,9 @@ impl Settings {
         }
         if self.silence_max <= self.heartbeat {
             return needs("silence_max", "a value above heartbeat");
+        }
+        if self.verbs_mtu.is_some_and(|bytes| !bytes.is_power_of_two()) {
+            return needs("verbs.mtu", "256, 512, 1024, 2048 or 4096");
         }
         if self.transports.is_empty() {
             return needs("transports", "at least one transport");

@@ -8,12 +8,13 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use weft_fabric::shared_memory::Foreign;
 use weft_fabric::tcp::{Tcp, TcpOptions, TlsOptions};
+use weft_fabric::verbs::{Mtu, OnDemandPaging, RailOptions, RegistrationOptions, Verbs, VerbsOptions};
 use weft_fabric::{Clock, Live, SharedMemory, SharedMemoryOptions};
 use weft_protocol::agent::{Reach, Slot};
 use weft_protocol::region::Epoch;
 
 use crate::error::Error;
-use crate::settings::{ForeignMemory, Settings, TransportChoice};
+use crate::settings::{ForeignMemory, Settings, TransportChoice, When};
 
 /// Equal at two agents that can share memory: the same boot of the same host, and the same network namespace, which is where the
 /// sockets that hand memory over have their names.
@@ -29,7 +30,7 @@ pub(crate) fn host_identity() -> String {
 /// Starts them in the order of preference.
 pub(crate) fn start(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<Vec<Slot<dyn Live>>, Error> {
     let mut slots: Vec<Slot<dyn Live>> = Vec::new();
-    for choice in &settings.transports {
+    for (preference, choice) in (0..).zip(&settings.transports) {
         match choice {
             TransportChoice::SharedMemory => {
                 let options = SharedMemoryOptions {
@@ -45,6 +46,7 @@ pub(crate) fn start(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<V
                 let transport = SharedMemory::start(options, epoch, clock).map_err(failed("shared_memory"))?;
                 slots.push(Slot {
                     reach: Reach::SameHost,
+                    preference,
                     paths: 1,
                     transport: Box::new(transport),
                 });
@@ -56,14 +58,71 @@ pub(crate) fn start(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<V
                         Tcp::start(tcp_options(settings, rail, tls.clone()), epoch, clock).map_err(failed("tcp"))?;
                     slots.push(Slot {
                         reach: Reach::Anywhere,
+                        preference,
                         paths: 1,
                         transport: Box::new(transport),
                     });
                 }
             }
+            TransportChoice::Verbs => {
+                let started = verbs(settings, epoch, clock)?;
+                slots.extend(started.into_iter().map(|transport| Slot {
+                    reach: Reach::Anywhere,
+                    preference,
+                    paths: 1,
+                    transport: Box::new(transport) as Box<dyn Live>,
+                }));
+            }
         }
     }
     Ok(slots)
+}
+
+/// One transport a rail. Where nobody has asked for it, absence is ordinary, and so is a rail that does not start.
+fn verbs(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<Vec<Verbs>, Error> {
+    let wanted = settings.is_set("transports") || settings.is_set("verbs.devices");
+    let rail_options = RailOptions {
+        devices: settings.verbs_devices.clone(),
+        gid_index: settings.verbs_gid_index,
+    };
+    let rails = match weft_fabric::verbs::rails(&rail_options) {
+        Ok(rails) => rails,
+        Err(reason) if wanted => return Err(failed("verbs")(reason)),
+        Err(reason) => {
+            tracing::debug!(%reason, "no RDMA");
+            return Ok(Vec::new());
+        }
+    };
+    let options = verbs_options(settings);
+    let mut started = Vec::with_capacity(rails.len());
+    for rail in rails {
+        let name = rail.name();
+        match Verbs::start(options.clone(), rail, epoch, clock) {
+            Ok(transport) => started.push(transport),
+            Err(error) if wanted => return Err(failed("verbs")(error)),
+            Err(error) => tracing::warn!(rail = name, %error, "an RDMA rail did not start"),
+        }
+    }
+    Ok(started)
+}
+
+fn verbs_options(settings: &Settings) -> VerbsOptions {
+    VerbsOptions {
+        traffic_class: settings.verbs_traffic_class,
+        service_level: settings.verbs_service_level,
+        timeout: settings.verbs_timeout.into(),
+        retries: settings.verbs_retries,
+        mtu: settings.verbs_mtu.and_then(|bytes| Mtu::from_bytes(bytes.into())),
+        registration: RegistrationOptions {
+            odp: match settings.verbs_odp {
+                When::Auto => OnDemandPaging::Auto,
+                When::On => OnDemandPaging::Always,
+                When::Off => OnDemandPaging::Never,
+            },
+            ..RegistrationOptions::default()
+        },
+        ..VerbsOptions::default()
+    }
 }
 
 /// One TCP transport per local address, or a single one where the kernel chooses.
@@ -128,5 +187,52 @@ fn failed<E: std::error::Error + Send + Sync + 'static>(transport: &'static str)
     move |source| Error::Transport {
         transport,
         source: Arc::new(source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Sources;
+
+    fn started(sources: &Sources) -> Result<Vec<&'static str>, Error> {
+        let settings = Settings::from_sources(sources).expect("valid settings");
+        let slots = start(&settings, Epoch(1), Clock::start())?;
+        Ok(slots.iter().map(|slot| slot.transport.capabilities().name).collect())
+    }
+
+    #[test]
+    fn rdma_is_left_out_where_it_is_not_and_must_be_there_where_it_was_named() {
+        if weft_fabric::verbs::rails(&RailOptions::default()).is_ok() {
+            return;
+        }
+        let default = started(&Sources::default()).expect("absence is ordinary");
+        assert_eq!(default, ["shared_memory", "tcp"]);
+        for (key, value) in [("transports", "verbs,tcp"), ("verbs.devices", "mlx5_0")] {
+            let refused = started(&Sources::default().set(key, value));
+            assert!(
+                matches!(refused, Err(Error::Transport { transport: "verbs", .. })),
+                "{key}: {refused:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn transports_are_preferred_in_the_order_of_their_names() {
+        let sources = Sources::default().set("transports", "tcp,shared_memory");
+        let settings = Settings::from_sources(&sources).expect("valid settings");
+        let slots = start(&settings, Epoch(1), Clock::start()).expect("both work everywhere");
+        let order: Vec<_> = slots
+            .iter()
+            .map(|slot| (slot.transport.capabilities().name, slot.preference))
+            .collect();
+        assert_eq!(order, [("tcp", 0), ("shared_memory", 1)]);
+    }
+
+    #[test]
+    fn packets_have_sizes_that_devices_know() {
+        let with = |value: &str| Settings::from_sources(&Sources::default().set("verbs.mtu", value));
+        assert_eq!(verbs_options(&with("2048").expect("a size")).mtu, Some(Mtu::Bytes2048));
+        assert!(with("1500").is_err() && with("8192").is_err());
     }
 }

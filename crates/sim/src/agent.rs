@@ -20,8 +20,9 @@ pub struct Birth {
     pub host: String,
     /// Greater in every later life.
     pub epoch: Epoch,
-    pub network: Fabric,
-    /// Paths to each peer over the network.
+    /// The networks it is on, in the order in which it names them.
+    pub rails: Vec<Fabric>,
+    /// Paths to each peer over each of them.
     pub paths: usize,
     pub heartbeat: Time,
     pub silence_max: Time,
@@ -36,7 +37,7 @@ pub struct SimAgent {
 }
 
 impl SimAgent {
-    /// Starts an agent over the network and over the memory of its host.
+    /// Starts an agent over its networks and over the memory of its host.
     pub fn start(world: &World, birth: &Birth) -> SimAgent {
         let mut config = Config::new(&birth.name, birth.epoch, Secret::new(b"simulated"));
         config.host = birth.host.clone();
@@ -44,17 +45,19 @@ impl SimAgent {
         config.silence_max = birth.silence_max;
         let slot = |fabric, reach, paths| Slot {
             reach,
+            preference: 0,
             paths,
             transport: Box::new(SimTransport::start(world, birth.node, fabric, birth.epoch)),
         };
         let host = Fabric {
-            packet_bytes: birth.network.packet_bytes,
+            packet_bytes: birth.rails.first().map_or(4096, |network| network.packet_bytes),
             ..Fabric::HOST
         };
-        let slots = vec![
-            slot(birth.network, Reach::Anywhere, birth.paths),
-            slot(host, Reach::SameHost, 1),
-        ];
+        let networks = birth.rails.iter();
+        let mut slots: Vec<_> = networks
+            .map(|network| slot(*network, Reach::Anywhere, birth.paths))
+            .collect();
+        slots.push(slot(host, Reach::SameHost, 1));
         let mut chance = Seeded::new(birth.epoch.0);
         let random = Box::new(move || {
             let mut bytes = [0; 32];

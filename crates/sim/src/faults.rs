@@ -55,13 +55,14 @@ pub struct Tally {
     pub crashes: u64,
     pub restarts: u64,
     pub freezes: u64,
+    pub pulled_cables: u64,
     pub closed_paths: u64,
     pub given_up_paths: u64,
 }
 
 impl Tally {
     /// Every count by its name.
-    pub fn rows(&self) -> [(&'static str, u64); 13] {
+    pub fn rows(&self) -> [(&'static str, u64); 14] {
         [
             ("losses", self.losses),
             ("duplicates", self.duplicates),
@@ -74,6 +75,7 @@ impl Tally {
             ("crashes", self.crashes),
             ("restarts", self.restarts),
             ("freezes", self.freezes),
+            ("cables pulled", self.pulled_cables),
             ("paths cut", self.closed_paths),
             ("paths given up", self.given_up_paths),
         ]
@@ -91,6 +93,7 @@ impl Tally {
         self.crashes += other.crashes;
         self.restarts += other.restarts;
         self.freezes += other.freezes;
+        self.pulled_cables += other.pulled_cables;
         self.closed_paths += other.closed_paths;
         self.given_up_paths += other.given_up_paths;
     }

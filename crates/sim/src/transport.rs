@@ -15,6 +15,8 @@ use crate::world::{NodeId, World};
 #[derive(Clone, Copy, Debug)]
 pub struct Fabric {
     pub name: &'static str,
+    /// Which of the networks that the nodes are on: each has a card and a cable of its own, and no rail reaches another.
+    pub rail: u32,
     /// Reaches only nodes of the same host, is executed by the initiator alone, and loses nothing.
     pub local: bool,
     pub cost: LinkCost,
@@ -33,6 +35,7 @@ impl Fabric {
     /// A datacentre network: 5 us, 25 GB/s, packets in any order.
     pub const NETWORK: Fabric = Fabric {
         name: "simulated_network",
+        rail: 0,
         local: false,
         cost: LinkCost {
             latency: Time::from_us(5),
@@ -86,7 +89,8 @@ impl SimTransport {
             leaving: Default::default(),
             next_path: 0,
         });
-        let address = PeerAddress(format!("{}:{}", fabric.name, state.nodes[node.0 as usize].name));
+        let name = &state.nodes[node.0 as usize].name;
+        let address = PeerAddress(format!("{}:{}/{name}", fabric.name, fabric.rail));
         drop(state);
         SimTransport {
             world: world.clone(),
@@ -99,7 +103,9 @@ impl SimTransport {
                 max_inflight_ops: fabric.max_inflight_ops,
                 max_message_bytes: fabric.max_message_bytes,
                 reliable_messages: fabric.local,
+                atomics: true,
                 cost: fabric.cost,
+                numa: None,
             },
         }
     }
@@ -145,11 +151,17 @@ impl Transport for SimTransport {
         }
         let mut state = self.world.lock();
         let state = &mut *state;
-        let Some(far) = state.nodes.iter().position(|n| n.name == peer.rest()) else {
+        let Some((rail, name)) = peer.rest().split_once('/') else {
+            return Err(Loss::Unreachable);
+        };
+        let Some(far) = state.nodes.iter().position(|n| n.name == name) else {
             return Err(Loss::Unreachable);
         };
         let (near, fabric) = (state.ends[self.end].node, state.ends[self.end].fabric);
         let far = NodeId(far as u32);
+        if rail.parse() != Ok(fabric.rail) {
+            return Err(Loss::Unreachable);
+        }
         if fabric.local && state.nodes[near.0 as usize].host != state.nodes[far.0 as usize].host {
             return Err(Loss::Unreachable);
         }
@@ -170,7 +182,7 @@ impl Transport for SimTransport {
                 acceptor,
             },
         );
-        let address: Arc<str> = peer.rest().into();
+        let address: Arc<str> = name.into();
         state.send(wire, Side::Opener, Packet::Syn { address }, 64);
         Ok(path)
     }

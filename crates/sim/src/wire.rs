@@ -4,6 +4,7 @@
 //! are used up, and then the side that sent it gives the path up, while what it sent before may still be under way. A path
 //! within a host is executed by its initiator alone, as shared memory is.
 
+mod atomics;
 mod ending;
 mod landing;
 mod packets;
@@ -19,6 +20,7 @@ use weft_protocol::{Access, Direction, Done, Move, OpId, PathId, Refusal, Region
 
 use crate::transport::Fabric;
 use crate::world::NodeId;
+use atomics::AtomicJob;
 
 /// One end of a fabric: what a [`SimTransport`](crate::SimTransport) stands on.
 #[derive(Debug)]
@@ -67,6 +69,7 @@ pub(crate) struct Half {
     pub(crate) seat: Option<(usize, PathId)>,
     pub(crate) stage: Stage,
     pub(crate) ops: BTreeMap<OpId, Outgoing>,
+    pub(crate) atomics: BTreeMap<OpId, Arc<AtomicJob>>,
     /// What the far side has asked for and what became of it. An entry outlives the operation, so that nothing repeats it.
     inbound: BTreeMap<OpId, Inbound>,
     /// Closed, but what it has queued still goes out, as it does from a socket whose owner has given up.
@@ -140,6 +143,9 @@ pub(crate) enum Packet {
         bytes: Arc<Vec<u8>>,
         sum: Option<u64>,
     },
+    Atomic {
+        job: Arc<AtomicJob>,
+    },
     Cancel {
         op: OpId,
     },
@@ -171,12 +177,18 @@ impl Half {
             seat,
             stage: Stage::Opening,
             ops: BTreeMap::new(),
+            atomics: BTreeMap::new(),
             inbound: BTreeMap::new(),
             draining: false,
             free_at: Time::ZERO,
             last_arrival: Time::ZERO,
             clock_error,
         }
+    }
+
+    /// Operations that hold a place.
+    pub(crate) fn open(&self) -> usize {
+        self.ops.len() + self.atomics.len()
     }
 }
 

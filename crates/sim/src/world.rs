@@ -50,6 +50,8 @@ pub(crate) struct State {
     pub(crate) next_wire: u32,
     /// Directions between nodes that let nothing through, until when.
     cuts: BTreeMap<(NodeId, NodeId), Time>,
+    /// Cables that are out, by node and rail, until when.
+    pulled: BTreeMap<(NodeId, u32), Time>,
     pub(crate) ready: BTreeSet<NodeId>,
     pub(crate) tally: Tally,
     pub(crate) trace: Trace,
@@ -80,6 +82,12 @@ pub(crate) enum Happening {
     },
     /// The next piece of an operation that its initiator executes itself.
     Copy {
+        wire: u32,
+        from: Side,
+        op: u64,
+    },
+    /// An atomic operation that its initiator executes itself.
+    Atomic {
         wire: u32,
         from: Side,
         op: u64,
@@ -117,6 +125,7 @@ impl World {
             wires: BTreeMap::new(),
             next_wire: 0,
             cuts: BTreeMap::new(),
+            pulled: BTreeMap::new(),
             ready: BTreeSet::new(),
             tally: Tally::default(),
             trace: Trace::new(verbose),
@@ -177,6 +186,18 @@ impl World {
         });
     }
 
+    /// Pulls the cable of a node's rail for a while: nothing passes on that rail, to the node or from it.
+    pub fn pull(&self, node: NodeId, rail: u32, duration: Time) {
+        let mut state = self.lock();
+        let until = state.now.saturating_add(duration);
+        let entry = state.pulled.entry((node, rail)).or_insert(until);
+        *entry = (*entry).max(until);
+        state.tally.pulled_cables += 1;
+        state.note(&[5, u64::from(node.0), u64::from(rail)], || {
+            format!("the cable of rail {rail} at node {} is out for {duration:?}", node.0)
+        });
+    }
+
     /// Ends the life of everything on a node. `told`: its kernel survives and resets the connections; otherwise there is silence.
     pub fn crash(&self, node: NodeId, told: bool) {
         let mut state = self.lock();
@@ -219,6 +240,7 @@ impl World {
         let mut state = self.lock();
         state.faults = Faults::NONE;
         state.cuts.clear();
+        state.pulled.clear();
     }
 
     pub fn tally(&self) -> Tally {
@@ -277,6 +299,7 @@ impl State {
             } => self.attempt(wire, from, packet, attempt),
             Happening::Delivery { wire, to, packet } => self.deliver(wire, to, packet),
             Happening::Copy { wire, from, op } => self.copy(wire, from, op),
+            Happening::Atomic { wire, from, op } => self.atomic_here(wire, from, op),
         }
         Some(None)
     }
@@ -286,8 +309,12 @@ impl State {
     }
 
     /// Whether what is sent now from one node to another passes.
-    pub(crate) fn passes(&mut self, from: NodeId, to: NodeId) -> bool {
+    pub(crate) fn passes(&mut self, from: NodeId, to: NodeId, rail: u32) -> bool {
         if !self.nodes[to.0 as usize].up || !self.nodes[from.0 as usize].up {
+            return false;
+        }
+        let out = |node| self.pulled.get(&(node, rail)).is_some_and(|until| *until > self.now);
+        if out(from) || out(to) {
             return false;
         }
         match self.cuts.get(&(from, to)) {

@@ -3,8 +3,9 @@
 use weft_sim::seeds::{Detail, run};
 
 /// Seeds that have found a mistake, or one that was planted to see whether they would: a lost write repeated without a fence (142,
-/// 164), a fence confirmed but not kept (183, 275), an end before the last operation's (67, 68).
-const REGRESSIONS: &[u64] = &[67, 68, 142, 164, 183, 275];
+/// 164), a fence confirmed but not kept (183, 275), an end before the last operation's (67, 68), arrivals forgotten with a path on
+/// which the peer had not been heard (168, 347).
+const REGRESSIONS: &[u64] = &[67, 68, 142, 164, 168, 183, 275, 347];
 
 fn assert_kept(seed: u64) {
     let outcome = run(seed, Detail::HashOnly);

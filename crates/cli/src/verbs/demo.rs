@@ -137,6 +137,7 @@ fn cast(layout: &KvLayout) -> Cast<'static> {
         there: "prefill",
         region_bytes: layout.end(),
         echo: false,
+        at: None,
     }
 }
 

@@ -1,5 +1,7 @@
 //! `weft doctor`: what this machine has, which transports work, what bounds them, and what to do about it.
 
+mod rdma;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use serde::Serialize;
 use weft::Direction;
 use weft_fabric::calibrate::{CalibrateOptions, Calibration, calibrate};
 use weft_fabric::discover::{self, Absent, Bound, Discovery, Limits, PtraceScope, TransparentHugePages};
+use weft_fabric::verbs::checkup::checkup;
 use weft_plan::{Bytes, LinkCost, Machine, Platform, Spans};
 
 use crate::complaint::{Complain, Complaint, Exit};
@@ -17,6 +20,7 @@ use crate::pair::{Cast, Pair, Plan, Way, differs, once};
 use crate::pattern::Pattern;
 use crate::predict::{PROBE_BYTES, Spread, probe};
 use crate::table::{Align, Table};
+use rdma::RdmaReport;
 
 const PROBE_BUDGET: Duration = Duration::from_millis(60);
 const WAYS: [Way; 3] = [Way::SharedMemory, Way::SharedMemoryForeign, Way::Tcp];
@@ -47,6 +51,9 @@ impl Doctor {
         let settings = overrides.settings()?;
         let quiet = overrides.without_log()?;
         let mut found = discover::machine();
+        let opened = checkup(&found.rdma);
+        let rdma = RdmaReport::new(&found, &opened);
+        found.absent.extend(opened.absent);
         let speed = calibrate(&CalibrateOptions::default());
         found.machine.memcpy = Some(speed.memcpy);
         let trials = WAYS.map(|way| Trial {
@@ -54,9 +61,11 @@ impl Doctor {
             outcome: attempt(way, &quiet),
         });
         if self.json {
-            print_json(&found, speed, &trials, &settings)?;
+            print_json(&found, rdma, speed, &trials, &settings)?;
         } else {
             print_machine(&found.machine, speed);
+            heading("RDMA");
+            print!("{}", rdma.text());
             print_limits(&found.limits);
             print_trials(&trials);
             print_absent(&found.absent);
@@ -90,6 +99,7 @@ fn attempt(way: Way, overrides: &Overrides) -> Result<LinkCost, Complaint> {
         there: "partner",
         region_bytes: PROBE_BYTES,
         echo: false,
+        at: None,
     };
     let mut pair = Pair::start(way, cast, overrides)?;
     pair.partner.fill(SEED)?;
@@ -247,6 +257,7 @@ fn print_absent(absent: &[Absent]) {
 #[derive(Serialize)]
 struct Report<'a> {
     machine: &'a Machine,
+    rdma: RdmaReport,
     system_call_ns: u64,
     limits: Vec<(&'static str, String)>,
     transports: Vec<TransportReport>,
@@ -278,12 +289,14 @@ struct SettingReport {
 
 fn print_json(
     found: &Discovery,
+    rdma: RdmaReport,
     speed: Calibration,
     trials: &[Trial],
     settings: &weft::settings::Settings,
 ) -> Result<(), Complaint> {
     let report = Report {
         machine: &found.machine,
+        rdma,
         system_call_ns: speed.system_call.as_ns(),
         limits: limit_rows(&found.limits),
         transports: trials

@@ -41,6 +41,7 @@ impl Fake {
             sys: self.folder.path().join("sys"),
             proc: self.folder.path().join("proc"),
             addresses: vec![("eth0".to_owned(), "10.0.0.1".parse().unwrap())],
+            flow_control: |interface| (interface == "eth0").then_some(0b1000),
         })
     }
 
@@ -80,6 +81,28 @@ const SERVER: &[(&str, &str)] = &[
     ("sys/class/net/lo/operstate", "unknown\n"),
     ("sys/class/net/lo/flags", "0x9\n"),
     ("sys/class/net/lo/mtu", "65536\n"),
+    ("sys/module/nvidia_peermem/refcnt", "0\n"),
+    ("sys/class/infiniband/mlx5_0/node_type", "1: CA\n"),
+    ("sys/class/infiniband/mlx5_0/fw_ver", "28.39.1002\n"),
+    ("sys/class/infiniband/mlx5_0/ports/1/link_layer", "Ethernet\n"),
+    ("sys/class/infiniband/mlx5_0/ports/1/lid", "0x0\n"),
+    (
+        "sys/class/infiniband/mlx5_0/ports/1/gids/0",
+        "fe80:0000:0000:0000:3cf6:17ff:fe15:7e4b\n",
+    ),
+    (
+        "sys/class/infiniband/mlx5_0/ports/1/gids/1",
+        "0000:0000:0000:0000:0000:ffff:0a00:0001\n",
+    ),
+    (
+        "sys/class/infiniband/mlx5_0/ports/1/gids/2",
+        "0000:0000:0000:0000:0000:0000:0000:0000\n",
+    ),
+    ("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0", "IB/RoCE v1\n"),
+    ("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1", "RoCE v2\n"),
+    ("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0", "eth0\n"),
+    ("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/1", "eth0\n"),
+    ("sys/class/infiniband/mlx5_0/ports/1/hw_counters/np_cnp_sent", "17\n"),
     ("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n"),
     ("sys/class/infiniband/mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)\n"),
     ("sys/class/infiniband/mlx5_0/device/net/eth0/mtu", "9000\n"),
@@ -103,6 +126,9 @@ fn a_server_is_described_whole() {
     let Discovery {
         machine,
         limits,
+        rdma,
+        roce,
+        nvidia_peermem,
         absent,
     } = server().discover();
     assert_eq!(absent, []);
@@ -137,7 +163,98 @@ fn a_server_is_described_whole() {
     assert_eq!(limits.ptrace_scope, Some(PtraceScope::Classic));
     assert_eq!(limits.transparent_huge_pages, Some(TransparentHugePages::Madvise));
     assert_eq!(limits.huge_pages.len(), 1);
+    assert!(nvidia_peermem);
+    let [device] = &rdma[..] else { panic!("{rdma:?}") };
+    assert_eq!(
+        (device.kind, device.firmware.as_deref()),
+        (RdmaKind::Infiniband, Some("28.39.1002"))
+    );
+    let [port] = &device.ports[..] else {
+        panic!("{device:?}")
+    };
+    assert_eq!(
+        (port.number, port.state, port.link_layer),
+        (1, PortState::Active, LinkLayer::Ethernet)
+    );
+    let gids: Vec<(u8, String, GidKind)> = port
+        .gids
+        .iter()
+        .map(|gid| (gid.index, gid.to_string(), gid.kind))
+        .collect();
+    assert_eq!(
+        gids,
+        [
+            (0, "fe80::3cf6:17ff:fe15:7e4b".to_owned(), GidKind::InfinibandOrRoceV1),
+            (1, "10.0.0.1".to_owned(), GidKind::RoceV2),
+        ]
+    );
+    let [hints] = &roce[..] else { panic!("{roce:?}") };
+    assert_eq!(
+        (hints.port.as_str(), hints.interface.as_deref()),
+        ("mlx5_0:1", Some("eth0"))
+    );
+    assert_eq!(hints.flow_control.to_string(), "on for priority 3");
+    assert_eq!(hints.congestion_control, Priorities::Unreadable);
+    assert_eq!(hints.counters, [("np_cnp_sent", 17)]);
     assert_holds_together(machine);
+}
+
+#[test]
+fn rdma_ports_that_cannot_be_used_have_their_reason() {
+    const PORT: &str = "sys/class/infiniband/mlx5_0/ports/1";
+    let why = |spoil: &dyn Fn(&Fake)| -> Vec<String> {
+        let fake = server();
+        spoil(&fake);
+        fake.discover().absent.iter().map(ToString::to_string).collect()
+    };
+    let old = why(&|fake| fake.write(&format!("{PORT}/gid_attrs/types/1"), b"IB/RoCE v1\n"));
+    assert!(
+        old[0].starts_with("RDMA: mlx5_0:1 has no RoCE v2 address; give its interface an address"),
+        "{old:?}"
+    );
+    let near = why(&|fake| fake.write(&format!("{PORT}/gids/1"), b"fe80::1\n"));
+    assert!(near[0].contains("only one for its own link"), "{near:?}");
+    let iwarp = why(&|fake| fake.write("sys/class/infiniband/mlx5_0/node_type", b"4: RNIC\n"));
+    assert!(iwarp[0].contains("mlx5_0 speaks iWARP"), "{iwarp:?}");
+    let apart = why(&|fake| fs::remove_dir_all(fake.path().join("sys/module")).unwrap());
+    assert!(apart[0].contains("modprobe nvidia-peermem"), "{apart:?}");
+    // Nothing marks, and the fake's other interface pauses nothing.
+    let lossy = why(&|fake| {
+        fake.write("sys/class/net/eth1/type", b"1\n");
+        for index in 0..2 {
+            fake.write(&format!("{PORT}/gid_attrs/ndevs/{index}"), b"eth1\n");
+        }
+        for (side, priority) in ["roce_np", "roce_rp"]
+            .into_iter()
+            .flat_map(|side| (0..8).map(move |bit| (side, bit)))
+        {
+            fake.write(&format!("sys/class/net/eth1/ecn/{side}/enable/{priority}"), b"0\n");
+        }
+    });
+    assert_eq!(
+        lossy,
+        Vec::<String>::new(),
+        "flow control that cannot be read may well be on"
+    );
+}
+
+#[test]
+fn a_port_without_congestion_control_and_flow_control_is_named() {
+    let hints = RoceHints {
+        port: "mlx5_0:1".to_owned(),
+        interface: None,
+        congestion_control: Priorities::On(0),
+        flow_control: Priorities::On(0),
+        counters: Vec::new(),
+    };
+    let mut absent = Vec::new();
+    roce::judge(&[hints], &mut absent);
+    assert!(
+        absent[0]
+            .to_string()
+            .starts_with("lossless Ethernet: mlx5_0:1 has neither"),
+        "{absent:?}"
+    );
 }
 
 #[test]

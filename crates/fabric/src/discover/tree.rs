@@ -92,6 +92,12 @@ impl Tree {
         names.find(|name| is_pci_address(name)).map(str::to_owned)
     }
 
+    /// The last name of what a link leads to.
+    pub(super) fn link_name(&self, link: &str) -> Option<String> {
+        let target = fs::read_link(self.path(link)).ok()?;
+        target.file_name()?.to_str().map(str::to_owned)
+    }
+
     /// The NUMA node of a device; the kernel writes -1 where it does not know.
     pub(super) fn numa_node(&self, device: &str) -> Option<u16> {
         self.value(&format!("{device}/numa_node")).ok()

@@ -14,7 +14,7 @@ pub(crate) enum Protection {
     ReadWrite,
 }
 
-/// A shared mapping of a whole file, unmapped when dropped.
+/// A shared mapping of a file, unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
@@ -28,12 +28,23 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     pub(crate) fn new(file: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<Mapping, MemoryError> {
+        Mapping::part(file, 0, len, protection)
+    }
+
+    /// From `offset` on, which is a multiple of the page size.
+    pub(crate) fn part(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        protection: Protection,
+    ) -> Result<Mapping, MemoryError> {
+        let start = libc::off_t::try_from(offset).map_err(|_| MemoryError::TooLarge { len: offset })?;
         let prot = match protection {
             Protection::ReadOnly => libc::PROT_READ,
             Protection::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
         };
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing that exists.
-        let ptr = unsafe { libc::mmap(ptr::null_mut(), len, prot, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        let ptr = unsafe { libc::mmap(ptr::null_mut(), len, prot, libc::MAP_SHARED, file.as_raw_fd(), start) };
         if ptr == libc::MAP_FAILED {
             return Err(last_error("mapping", len));
         }

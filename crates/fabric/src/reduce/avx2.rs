@@ -145,17 +145,16 @@ impl Arithmetic for F64x4 {
 unsafe fn round<const MANTISSA: u32, const BIAS: i32>(value: __m256) -> __m256i {
     // SAFETY: as said above.
     unsafe {
-        let one = |value: i32| _mm256_set1_epi32(value);
-        let magnitude = _mm256_and_si256(_mm256_castps_si256(value), one(i32::MAX));
+        let magnitude = _mm256_and_si256(_mm256_castps_si256(value), _mm256_set1_epi32(i32::MAX));
         let dropped = _mm_cvtsi32_si128(23 - MANTISSA as i32);
-        let even = _mm256_and_si256(_mm256_srl_epi32(magnitude, dropped), one(1));
-        let half = _mm256_add_epi32(even, one((1 << (22 - MANTISSA)) - 1));
+        let even = _mm256_and_si256(_mm256_srl_epi32(magnitude, dropped), _mm256_set1_epi32(1));
+        let half = _mm256_add_epi32(even, _mm256_set1_epi32((1 << (22 - MANTISSA)) - 1));
         let cut = _mm256_srl_epi32(_mm256_add_epi32(magnitude, half), dropped);
-        let normal = _mm256_sub_epi32(cut, one((127 - BIAS) << MANTISSA));
-        let shifter = one((127 + 24 - BIAS - MANTISSA as i32) << 23);
+        let normal = _mm256_sub_epi32(cut, _mm256_set1_epi32((127 - BIAS) << MANTISSA));
+        let shifter = _mm256_set1_epi32((127 + 24 - BIAS - MANTISSA as i32) << 23);
         let shifted = _mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(shifter));
         let subnormal = _mm256_sub_epi32(_mm256_castps_si256(shifted), shifter);
-        let small = _mm256_cmpgt_epi32(one((128 - BIAS) << 23), magnitude);
+        let small = _mm256_cmpgt_epi32(_mm256_set1_epi32((128 - BIAS) << 23), magnitude);
         _mm256_blendv_epi8(normal, subnormal, small)
     }
 }
@@ -187,28 +186,29 @@ unsafe fn e4m3_to_f32(code: __m256i) -> F32x8 {
     }
 }
 
+/// Codes of an eight-bit format; `MOST` is the one that an overflow becomes.
 #[inline(always)]
-unsafe fn f32_to_e4m3(wide: F32x8) -> __m256i {
+unsafe fn f32_to_code<const MANTISSA: u32, const BIAS: i32, const MOST: i32>(wide: F32x8) -> __m256i {
     // SAFETY: as said above.
     unsafe {
-        let nan = _mm256_set1_epi32(0x7f);
-        let code = _mm256_min_epi32(round::<3, 7>(wide.0), nan);
-        let bits = _mm256_castps_si256(wide.0);
-        let sign = _mm256_and_si256(_mm256_srli_epi32::<24>(bits), _mm256_set1_epi32(0x80));
-        _mm256_or_si256(code, _mm256_andnot_si256(_mm256_cmpeq_epi32(code, nan), sign))
-    }
-}
-
-#[inline(always)]
-unsafe fn f32_to_e5m2(wide: F32x8) -> __m256i {
-    // SAFETY: as said above.
-    unsafe {
-        let code = _mm256_min_epi32(round::<2, 15>(wide.0), _mm256_set1_epi32(0x7c));
+        let code = _mm256_min_epi32(round::<MANTISSA, BIAS>(wide.0), _mm256_set1_epi32(MOST));
         let bits = _mm256_castps_si256(wide.0);
         let sign = _mm256_and_si256(_mm256_srli_epi32::<24>(bits), _mm256_set1_epi32(0x80));
         let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(wide.0, wide.0));
         _mm256_blendv_epi8(_mm256_or_si256(code, sign), _mm256_set1_epi32(0x7f), nan)
     }
+}
+
+#[inline(always)]
+unsafe fn f32_to_e4m3(wide: F32x8) -> __m256i {
+    // SAFETY: as said above.
+    unsafe { f32_to_code::<3, 7, 0x7e>(wide) }
+}
+
+#[inline(always)]
+unsafe fn f32_to_e5m2(wide: F32x8) -> __m256i {
+    // SAFETY: as said above.
+    unsafe { f32_to_code::<2, 15, 0x7c>(wide) }
 }
 
 /// Sixteen floats from the f16 in one register.
@@ -220,6 +220,65 @@ unsafe fn f16_to_f32(half: __m256i) -> [F32x8; 2] {
             F32x8(_mm256_cvtph_ps(_mm256_castsi256_si128(half))),
             F32x8(_mm256_cvtph_ps(_mm256_extracti128_si256::<1>(half))),
         ]
+    }
+}
+
+/// Sixteen floats from the codes in half a register.
+#[inline(always)]
+unsafe fn e4m3s_to_f32(codes: __m128i) -> [F32x8; 2] {
+    // SAFETY: as said above.
+    unsafe {
+        [
+            e4m3_to_f32(_mm256_cvtepu8_epi32(codes)),
+            e4m3_to_f32(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(codes))),
+        ]
+    }
+}
+
+/// As above. They are the upper halves of f16.
+#[inline(always)]
+unsafe fn e5m2s_to_f32(codes: __m128i) -> [F32x8; 2] {
+    // SAFETY: as said above.
+    unsafe { f16_to_f32(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(codes))) }
+}
+
+#[inline(always)]
+unsafe fn f32_to_f16([low, high]: [F32x8; 2]) -> __m256i {
+    // SAFETY: as said above.
+    unsafe { _mm256_set_m128i(_mm256_cvtps_ph::<NEAREST>(high.0), _mm256_cvtps_ph::<NEAREST>(low.0)) }
+}
+
+#[inline(always)]
+unsafe fn bf16_to_f32(block: __m256i) -> [F32x8; 2] {
+    // SAFETY: as said above.
+    unsafe {
+        let low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(block));
+        let high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256::<1>(block));
+        [
+            F32x8(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low))),
+            F32x8(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))),
+        ]
+    }
+}
+
+#[inline(always)]
+unsafe fn round_to_bf16(wide: F32x8) -> __m256i {
+    // SAFETY: as said above.
+    unsafe {
+        let bits = _mm256_castps_si256(wide.0);
+        let even = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, even), _mm256_set1_epi32(0x7fff));
+        _mm256_srli_epi32::<16>(rounded)
+    }
+}
+
+#[inline(always)]
+unsafe fn f32_to_bf16([low, high]: [F32x8; 2]) -> __m256i {
+    // SAFETY: as said above.
+    unsafe {
+        // Packing works within each half of a register; the quarters are sorted afterwards.
+        let packed = _mm256_packus_epi32(round_to_bf16(low), round_to_bf16(high));
+        _mm256_permute4x64_epi64::<0b11_01_10_00>(packed)
     }
 }
 
@@ -298,63 +357,27 @@ impl Level for Avx2 {
     #[inline(always)]
     unsafe fn narrow_f16(wide: [[F32x8; 2]; 2]) -> [__m256i; 2] {
         // SAFETY: as said above.
-        unsafe {
-            let narrow = |[low, high]: [F32x8; 2]| {
-                _mm256_set_m128i(_mm256_cvtps_ph::<NEAREST>(high.0), _mm256_cvtps_ph::<NEAREST>(low.0))
-            };
-            [narrow(wide[0]), narrow(wide[1])]
-        }
+        unsafe { [f32_to_f16(wide[0]), f32_to_f16(wide[1])] }
     }
     #[inline(always)]
     unsafe fn widen_bf16(block: [__m256i; 2]) -> [[F32x8; 2]; 2] {
         // SAFETY: as said above.
-        unsafe {
-            let widen = |half| {
-                F32x8(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(
-                    half,
-                ))))
-            };
-            let both = |register| {
-                [
-                    widen(_mm256_castsi256_si128(register)),
-                    widen(_mm256_extracti128_si256::<1>(register)),
-                ]
-            };
-            [both(block[0]), both(block[1])]
-        }
+        unsafe { [bf16_to_f32(block[0]), bf16_to_f32(block[1])] }
     }
     #[inline(always)]
     unsafe fn narrow_bf16(wide: [[F32x8; 2]; 2]) -> [__m256i; 2] {
         // SAFETY: as said above.
-        unsafe {
-            let round = |wide: F32x8| {
-                let bits = _mm256_castps_si256(wide.0);
-                let even = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-                let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, even), _mm256_set1_epi32(0x7fff));
-                _mm256_srli_epi32::<16>(rounded)
-            };
-            // Packing works within each half of a register; the quarters are sorted afterwards.
-            let narrow = |[low, high]: [F32x8; 2]| {
-                _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(round(low), round(high)))
-            };
-            [narrow(wide[0]), narrow(wide[1])]
-        }
+        unsafe { [f32_to_bf16(wide[0]), f32_to_bf16(wide[1])] }
     }
     #[inline(always)]
     unsafe fn widen_e4m3(block: [__m256i; 2]) -> [[F32x8; 2]; 4] {
         // SAFETY: as said above.
         unsafe {
-            let widen = |codes: __m128i| {
-                [
-                    e4m3_to_f32(_mm256_cvtepu8_epi32(codes)),
-                    e4m3_to_f32(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(codes))),
-                ]
-            };
             [
-                widen(_mm256_castsi256_si128(block[0])),
-                widen(_mm256_extracti128_si256::<1>(block[0])),
-                widen(_mm256_castsi256_si128(block[1])),
-                widen(_mm256_extracti128_si256::<1>(block[1])),
+                e4m3s_to_f32(_mm256_castsi256_si128(block[0])),
+                e4m3s_to_f32(_mm256_extracti128_si256::<1>(block[0])),
+                e4m3s_to_f32(_mm256_castsi256_si128(block[1])),
+                e4m3s_to_f32(_mm256_extracti128_si256::<1>(block[1])),
             ]
         }
     }
@@ -372,13 +395,11 @@ impl Level for Avx2 {
     unsafe fn widen_e5m2(block: [__m256i; 2]) -> [[F32x8; 2]; 4] {
         // SAFETY: as said above.
         unsafe {
-            // It is the upper half of an f16.
-            let widen = |codes: __m128i| f16_to_f32(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(codes)));
             [
-                widen(_mm256_castsi256_si128(block[0])),
-                widen(_mm256_extracti128_si256::<1>(block[0])),
-                widen(_mm256_castsi256_si128(block[1])),
-                widen(_mm256_extracti128_si256::<1>(block[1])),
+                e5m2s_to_f32(_mm256_castsi256_si128(block[0])),
+                e5m2s_to_f32(_mm256_extracti128_si256::<1>(block[0])),
+                e5m2s_to_f32(_mm256_castsi256_si128(block[1])),
+                e5m2s_to_f32(_mm256_extracti128_si256::<1>(block[1])),
             ]
         }
     }

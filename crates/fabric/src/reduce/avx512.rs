@@ -148,17 +148,16 @@ impl Arithmetic for F64x8 {
 unsafe fn round<const MANTISSA: u32, const BIAS: i32>(value: __m512) -> __m512i {
     // SAFETY: as said above.
     unsafe {
-        let one = |value: i32| _mm512_set1_epi32(value);
-        let magnitude = _mm512_and_si512(_mm512_castps_si512(value), one(i32::MAX));
+        let magnitude = _mm512_and_si512(_mm512_castps_si512(value), _mm512_set1_epi32(i32::MAX));
         let dropped = _mm_cvtsi32_si128(23 - MANTISSA as i32);
-        let even = _mm512_and_si512(_mm512_srl_epi32(magnitude, dropped), one(1));
-        let half = _mm512_add_epi32(even, one((1 << (22 - MANTISSA)) - 1));
+        let even = _mm512_and_si512(_mm512_srl_epi32(magnitude, dropped), _mm512_set1_epi32(1));
+        let half = _mm512_add_epi32(even, _mm512_set1_epi32((1 << (22 - MANTISSA)) - 1));
         let cut = _mm512_srl_epi32(_mm512_add_epi32(magnitude, half), dropped);
-        let normal = _mm512_sub_epi32(cut, one((127 - BIAS) << MANTISSA));
-        let shifter = one((127 + 24 - BIAS - MANTISSA as i32) << 23);
+        let normal = _mm512_sub_epi32(cut, _mm512_set1_epi32((127 - BIAS) << MANTISSA));
+        let shifter = _mm512_set1_epi32((127 + 24 - BIAS - MANTISSA as i32) << 23);
         let shifted = _mm512_add_ps(_mm512_castsi512_ps(magnitude), _mm512_castsi512_ps(shifter));
         let subnormal = _mm512_sub_epi32(_mm512_castps_si512(shifted), shifter);
-        let small = _mm512_cmplt_epi32_mask(magnitude, one((128 - BIAS) << 23));
+        let small = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32((128 - BIAS) << 23));
         _mm512_mask_mov_epi32(normal, small, subnormal)
     }
 }
@@ -203,27 +202,49 @@ unsafe fn e4m3_to_f32(code: __m512i) -> F32x16 {
     }
 }
 
+/// Codes of an eight-bit format; `MOST` is the one that an overflow becomes.
+#[inline(always)]
+unsafe fn f32_to_code<const MANTISSA: u32, const BIAS: i32, const MOST: i32>(wide: F32x16) -> __m512i {
+    // SAFETY: as said above.
+    unsafe {
+        let code = _mm512_min_epi32(round::<MANTISSA, BIAS>(wide.0), _mm512_set1_epi32(MOST));
+        let bits = _mm512_castps_si512(wide.0);
+        let sign = _mm512_and_si512(_mm512_srli_epi32::<24>(bits), _mm512_set1_epi32(0x80));
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(wide.0, wide.0);
+        _mm512_mask_mov_epi32(_mm512_or_si512(code, sign), nan, _mm512_set1_epi32(0x7f))
+    }
+}
+
 #[inline(always)]
 unsafe fn f32_to_e4m3(wide: F32x16) -> __m512i {
     // SAFETY: as said above.
-    unsafe {
-        let nan = _mm512_set1_epi32(0x7f);
-        let code = _mm512_min_epi32(round::<3, 7>(wide.0), nan);
-        let bits = _mm512_castps_si512(wide.0);
-        let sign = _mm512_and_si512(_mm512_srli_epi32::<24>(bits), _mm512_set1_epi32(0x80));
-        _mm512_mask_or_epi32(code, _mm512_cmplt_epi32_mask(code, nan), code, sign)
-    }
+    unsafe { f32_to_code::<3, 7, 0x7e>(wide) }
 }
 
 #[inline(always)]
 unsafe fn f32_to_e5m2(wide: F32x16) -> __m512i {
     // SAFETY: as said above.
+    unsafe { f32_to_code::<2, 15, 0x7c>(wide) }
+}
+
+#[inline(always)]
+unsafe fn bf16_to_f32(half: __m256i) -> F32x16 {
+    // SAFETY: as said above.
     unsafe {
-        let code = _mm512_min_epi32(round::<2, 15>(wide.0), _mm512_set1_epi32(0x7c));
+        F32x16(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(
+            half,
+        ))))
+    }
+}
+
+/// The upper half of each lane rounded; the lower is left over.
+#[inline(always)]
+unsafe fn round_to_bf16(wide: F32x16) -> __m512i {
+    // SAFETY: as said above.
+    unsafe {
         let bits = _mm512_castps_si512(wide.0);
-        let sign = _mm512_and_si512(_mm512_srli_epi32::<24>(bits), _mm512_set1_epi32(0x80));
-        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(wide.0, wide.0);
-        _mm512_mask_mov_epi32(_mm512_or_si512(code, sign), nan, _mm512_set1_epi32(0x7f))
+        let even = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        _mm512_add_epi32(_mm512_add_epi32(bits, even), _mm512_set1_epi32(0x7fff))
     }
 }
 
@@ -311,14 +332,9 @@ impl Level for Avx512 {
     unsafe fn widen_bf16(block: __m512i) -> [F32x16; 2] {
         // SAFETY: as said above.
         unsafe {
-            let widen = |half| {
-                F32x16(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(
-                    half,
-                ))))
-            };
             [
-                widen(_mm512_castsi512_si256(block)),
-                widen(_mm512_extracti64x4_epi64::<1>(block)),
+                bf16_to_f32(_mm512_castsi512_si256(block)),
+                bf16_to_f32(_mm512_extracti64x4_epi64::<1>(block)),
             ]
         }
     }
@@ -326,11 +342,6 @@ impl Level for Avx512 {
     unsafe fn narrow_bf16(wide: [F32x16; 2]) -> __m512i {
         // SAFETY: as said above.
         unsafe {
-            let round = |wide: F32x16| {
-                let bits = _mm512_castps_si512(wide.0);
-                let even = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-                _mm512_add_epi32(_mm512_add_epi32(bits, even), _mm512_set1_epi32(0x7fff))
-            };
             // The upper halves of the lanes of both: the odd ones of sixty-four.
             const UPPER: [u16; 32] = {
                 let mut odd = [0; 32];
@@ -342,7 +353,7 @@ impl Level for Avx512 {
                 odd
             };
             let odd = _mm512_loadu_si512(UPPER.as_ptr().cast());
-            _mm512_permutex2var_epi16(round(wide[0]), odd, round(wide[1]))
+            _mm512_permutex2var_epi16(round_to_bf16(wide[0]), odd, round_to_bf16(wide[1]))
         }
     }
     #[inline(always)]

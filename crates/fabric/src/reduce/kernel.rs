@@ -172,8 +172,8 @@ unsafe fn load_lines<L: Level, K: Kind<L>, const N: usize>(from: *const u8) -> [
     // SAFETY: the caller's promise, handed on.
     unsafe {
         let mut wide = [K::widen(L::load(from)); N];
-        for line in 1..N {
-            wide[line] = K::widen(L::load(from.add(line * LINE)));
+        for (line, wide) in wide.iter_mut().enumerate().skip(1) {
+            *wide = K::widen(L::load(from.add(line * LINE)));
         }
         wide
     }

@@ -120,30 +120,32 @@ pub(super) trait Level: Sized {
 /// Plain Rust, in a form that compilers turn into vector instructions.
 pub(super) struct Portable;
 
+/// The elements of a line, sixteen by sixteen, `M` times.
 #[inline(always)]
-fn widen<E: Element, const N: usize, const M: usize>(line: [u8; LINE]) -> [[Lane<f32>; N]; M]
-where
-    E: Element<Wide = f32>,
-{
-    let size = LINE / (N * M);
-    let mut wide = [[Lane(0.0); N]; M];
-    for i in 0..N * M {
-        wide[i / N][i % N] = Lane(E::read(&line[i * size..]).widen());
+fn widen<E: Element<Wide = f32>, const M: usize>(line: [u8; LINE]) -> [[Lane<f32>; 16]; M] {
+    const { assert!(size_of::<[[E; 16]; M]>() == LINE) };
+    // SAFETY: of equal size, as just checked, and elements are plain numbers in which all bits are allowed.
+    let elements: [[E; 16]; M] = unsafe { mem::transmute_copy(&line) };
+    let mut wide = [[Lane(0.0); 16]; M];
+    for (wide, elements) in wide.iter_mut().zip(elements) {
+        for i in 0..16 {
+            wide[i] = Lane(elements[i].widen());
+        }
     }
     wide
 }
 
 #[inline(always)]
-fn narrow<E: Element, const N: usize, const M: usize>(wide: [[Lane<f32>; N]; M]) -> [u8; LINE]
-where
-    E: Element<Wide = f32>,
-{
-    let size = LINE / (N * M);
-    let mut line = [0; LINE];
-    for i in 0..N * M {
-        E::narrow(wide[i / N][i % N].0).write(&mut line[i * size..]);
+fn narrow<E: Element<Wide = f32>, const M: usize>(wide: [[Lane<f32>; 16]; M]) -> [u8; LINE] {
+    const { assert!(size_of::<[[E; 16]; M]>() == LINE) };
+    let mut elements = [[E::narrow(0.0); 16]; M];
+    for (elements, wide) in elements.iter_mut().zip(wide) {
+        for i in 0..16 {
+            elements[i] = E::narrow(wide[i].0);
+        }
     }
-    line
+    // SAFETY: as in `widen`.
+    unsafe { mem::transmute_copy(&elements) }
 }
 
 impl Level for Portable {
@@ -194,35 +196,35 @@ impl Level for Portable {
     }
     #[inline(always)]
     unsafe fn widen_f16(block: [u8; LINE]) -> [Self::F32; 2] {
-        widen::<f16, 16, 2>(block)
+        widen::<f16, 2>(block)
     }
     #[inline(always)]
     unsafe fn narrow_f16(wide: [Self::F32; 2]) -> [u8; LINE] {
-        narrow::<f16, 16, 2>(wide)
+        narrow::<f16, 2>(wide)
     }
     #[inline(always)]
     unsafe fn widen_bf16(block: [u8; LINE]) -> [Self::F32; 2] {
-        widen::<bf16, 16, 2>(block)
+        widen::<bf16, 2>(block)
     }
     #[inline(always)]
     unsafe fn narrow_bf16(wide: [Self::F32; 2]) -> [u8; LINE] {
-        narrow::<bf16, 16, 2>(wide)
+        narrow::<bf16, 2>(wide)
     }
     #[inline(always)]
     unsafe fn widen_e4m3(block: [u8; LINE]) -> [Self::F32; 4] {
-        widen::<E4m3, 16, 4>(block)
+        widen::<E4m3, 4>(block)
     }
     #[inline(always)]
     unsafe fn narrow_e4m3(wide: [Self::F32; 4]) -> [u8; LINE] {
-        narrow::<E4m3, 16, 4>(wide)
+        narrow::<E4m3, 4>(wide)
     }
     #[inline(always)]
     unsafe fn widen_e5m2(block: [u8; LINE]) -> [Self::F32; 4] {
-        widen::<E5m2, 16, 4>(block)
+        widen::<E5m2, 4>(block)
     }
     #[inline(always)]
     unsafe fn narrow_e5m2(wide: [Self::F32; 4]) -> [u8; LINE] {
-        narrow::<E5m2, 16, 4>(wide)
+        narrow::<E5m2, 4>(wide)
     }
 
     fn kernels<K: Kind<Portable>, O: Op>() -> Kernels {

@@ -290,7 +290,7 @@ impl Bouncer {
 }
 
 /// A deadline of this agent on the clock that all processes of the host share. Never later than the agent means it.
-fn deadline_mono_ns(deadline: Time, clock: &Clock) -> u64 {
+pub(super) fn deadline_mono_ns(deadline: Time, clock: &Clock) -> u64 {
     let mono = mono_now_ns();
     mono.saturating_add(deadline.saturating_sub(clock.now()).as_ns())
 }

@@ -5,12 +5,12 @@
 use weft_plan::Spans;
 use weft_protocol::region::{Access, Epoch, RegionKey};
 use weft_protocol::wire::{DecodeError, Reader, Writer};
-use weft_protocol::{Arrival, Direction, Refusal};
+use weft_protocol::{Arrival, AtomicAct, Direction, Refusal};
 
 use super::ledger::{Entry, LEDGER_ENTRIES};
 
 /// Changes with every change to the frames or to the words in shared memory.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MAGIC: u64 = 0x7765_6674_5f73_686d;
 
 pub(super) const MAX_MESSAGE_BYTES: usize = 64 << 10;
@@ -50,6 +50,11 @@ pub(super) enum Frame<'a> {
         slot: u32,
         result: Result<(), Refusal>,
     },
+    Atomic(AtomicAsk),
+    AtomicAnswer {
+        ask: u32,
+        found: Result<u64, Refusal>,
+    },
 }
 
 /// How a region can be reached. A mapped one comes with its file.
@@ -74,6 +79,17 @@ pub(super) struct Bounce {
     pub deadline_mono_ns: u64,
     pub key: RegionKey,
     pub spans: Spans,
+}
+
+/// "Carry this out on a word of your region", where the asker cannot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AtomicAsk {
+    pub ask: u32,
+    /// On the clock that all processes of a host share.
+    pub deadline_mono_ns: u64,
+    pub key: RegionKey,
+    pub offset: u64,
+    pub act: AtomicAct,
 }
 
 impl Frame<'_> {
@@ -131,6 +147,13 @@ impl Frame<'_> {
                     Ok(()) => w.u8(1),
                     Err(refusal) => w.u8(0).refusal(*refusal),
                 };
+            }
+            Frame::Atomic(ask) => {
+                w.u8(9).varint(ask.ask.into()).u64_fixed(ask.deadline_mono_ns);
+                w.key(&ask.key).varint(ask.offset).act(ask.act);
+            }
+            Frame::AtomicAnswer { ask, found } => {
+                w.u8(10).varint((*ask).into()).found(*found);
             }
         }
         w.buf
@@ -204,6 +227,17 @@ impl Frame<'_> {
                     _ => return Err(DecodeError::Invalid),
                 },
             },
+            9 => Frame::Atomic(AtomicAsk {
+                ask: r.u32()?,
+                deadline_mono_ns: r.u64_fixed()?,
+                key: r.key()?,
+                offset: r.varint()?,
+                act: r.act()?,
+            }),
+            10 => Frame::AtomicAnswer {
+                ask: r.u32()?,
+                found: r.found()?,
+            },
             _ => return Err(DecodeError::Invalid),
         };
         r.end()?;
@@ -271,6 +305,16 @@ mod tests {
             key,
             spans: Spans::paged(4096, 64, [1, 5, 2]),
         };
+        let ask = AtomicAsk {
+            ask: u32::MAX,
+            deadline_mono_ns: u64::MAX,
+            key,
+            offset: 1 << 40,
+            act: AtomicAct::CompareSwap {
+                expected: 1,
+                new: u64::MAX,
+            },
+        };
         let mut frames = vec![
             Frame::Hello {
                 epoch: Epoch(5),
@@ -298,11 +342,21 @@ mod tests {
                 slot: 1,
                 result: Ok(()),
             },
+            Frame::Atomic(AtomicAsk {
+                act: AtomicAct::FetchAdd(u64::MAX),
+                ..ask
+            }),
+            Frame::Atomic(ask),
+            Frame::AtomicAnswer { ask: 9, found: Ok(7) },
         ];
         for refusal in Refusal::ALL {
             frames.push(Frame::Answer {
                 ask: 3,
                 answer: Err(refusal),
+            });
+            frames.push(Frame::AtomicAnswer {
+                ask: 4,
+                found: Err(refusal),
             });
             frames.push(Frame::Bounced {
                 slot: 2,

@@ -21,6 +21,7 @@
 //! ```
 
 mod address;
+mod atomics;
 mod bouncer;
 mod foreign;
 mod frame;
@@ -183,7 +184,9 @@ impl SharedMemory {
                 max_inflight_ops: 256,
                 max_message_bytes: frame::MAX_MESSAGE_BYTES,
                 reliable_messages: true,
+                atomics: true,
                 cost: options.cost,
+                numa: None,
             },
             options,
             epoch,

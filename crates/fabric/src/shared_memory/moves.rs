@@ -121,7 +121,7 @@ impl Path {
         }
         // There is room for another question.
         let unasked = self.waiting.front().map(|running| running.part.leg.remote().key);
-        if let Some(key) = unasked {
+        for key in unasked.into_iter().chain(self.atomics.wanted()) {
             self.ask(key);
         }
     }
@@ -221,9 +221,7 @@ impl Path {
         if self.is_hung_up() {
             return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
         }
-        let done = Done {
-            far_sum: running.digest.map(Digest::finish),
-        };
+        let done = Done::moved(running.digest.map(Digest::finish));
         match running.part.arrival {
             Some(arrival) if running.part.direction == weft_protocol::Direction::Write => {
                 self.send_for(running.id, running.deadline, done, &Frame::Arrived(arrival), signals);

@@ -10,6 +10,7 @@ use weft_protocol::memory::Digest;
 use weft_protocol::{Done, Failure, Loss, Move, OpId, PathId, Refusal, RegionKey, Signal};
 
 use super::Foreign;
+use super::atomics::Atomics;
 use super::bouncer::Bouncer;
 use super::frame::{Frame, MESSAGE};
 use super::ledger::{Entry, HazardView, LedgerView};
@@ -40,6 +41,7 @@ pub(super) struct Path {
     /// Moves whose target is not known yet.
     pub waiting: VecDeque<Running>,
     pub bouncer: Bouncer,
+    pub atomics: Atomics,
     /// The peer's ring, through which we copy for it.
     pub peer_ring: Option<Ring>,
     /// Regions of ours that the peer was given and so may be inside.
@@ -106,6 +108,7 @@ impl Path {
             queue: VecDeque::new(),
             waiting: VecDeque::new(),
             bouncer: Bouncer::default(),
+            atomics: Atomics::default(),
             peer_ring: None,
             given: HashSet::new(),
             targets: HashMap::new(),
@@ -308,6 +311,7 @@ impl Path {
             }
             _ => true,
         });
+        self.atomics.expire(path, now, signals);
     }
 
     pub(super) fn cancel(&mut self, op: OpId, signals: &mut Vec<Signal>) {
@@ -327,6 +331,7 @@ impl Path {
             return;
         }
         self.bouncer.cancel(self.id, op, signals);
+        self.atomics.cancel(self.id, op, signals);
     }
 
     /// Ends the moves whose near side is a region that is being released. None of them touches it any more.
@@ -367,7 +372,8 @@ impl Path {
                 });
             }
         }
-        self.bouncer.end(self.id, loss, signals)
+        let fenced = self.bouncer.end(self.id, loss, signals);
+        self.atomics.end(self.id, loss, signals) && fenced
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
@@ -382,6 +388,7 @@ impl Path {
             .chain(moves)
             .chain(sends)
             .chain(self.bouncer.deadlines())
+            .chain(self.atomics.deadlines())
             .min()
     }
 }

@@ -121,8 +121,12 @@ impl Transport for SharedMemory {
             return Ok(0);
         }
         let room = self.capabilities.max_inflight_ops.saturating_sub(path.inflight);
-        let accepted = ops.len().min(room);
-        for op in &ops[..accepted] {
+        let mut accepted = 0;
+        for op in ops.iter().take(room) {
+            if matches!(op.body, Body::Atomic(_)) && path.atomics.is_crowded() {
+                break;
+            }
+            accepted += 1;
             path.inflight += 1;
             match &op.body {
                 Body::Move(part) => match self.table.lookup(&part.leg.local().key) {
@@ -132,7 +136,12 @@ impl Transport for SharedMemory {
                     }
                     Err(refusal) => path.complete(op.id, Err(refusal.into()), &mut self.ready),
                 },
-                Body::Message(_) if now >= op.deadline => path.complete(op.id, Err(Failure::Expired), &mut self.ready),
+                Body::Message(_) | Body::Atomic(_) if now >= op.deadline => {
+                    path.complete(op.id, Err(Failure::Expired), &mut self.ready);
+                }
+                Body::Atomic(atomic) => {
+                    path.begin_atomic(op, atomic, self.worker.hazard(), &self.clock, &mut self.ready);
+                }
                 Body::Message(payload) if payload.len() > self.capabilities.max_message_bytes => {
                     path.complete(op.id, Err(Refusal::Malformed.into()), &mut self.ready);
                 }
@@ -397,6 +406,19 @@ impl SharedMemory {
                     path.broken = Some(Loss::Garbage);
                 }
             }
+            (Frame::Atomic(ask), None) => {
+                let found = if mono_now_ns() >= ask.deadline_mono_ns {
+                    Err(Refusal::Late)
+                } else {
+                    self.table.atomic(&ask.key, ask.offset, ask.act)
+                };
+                path.reply(&Frame::AtomicAnswer { ask: ask.ask, found }, Vec::new());
+            }
+            (Frame::AtomicAnswer { ask, found }, None) => {
+                if !path.on_atomic_answer(ask, found, &mut self.ready) {
+                    path.broken = Some(Loss::Garbage);
+                }
+            }
             // A second introduction, or anything before the first.
             (Frame::Hello { .. }, None) | (_, Some(_)) => path.broken = Some(Loss::Garbage),
         }
@@ -448,6 +470,7 @@ impl SharedMemory {
             }
             path.targets.insert(key, Arc::clone(target));
         }
+        path.resume_atomics(key, &found, self.worker.hazard(), &self.clock, &mut self.ready);
         path.on_target(key, found, &mut self.ready);
     }
 

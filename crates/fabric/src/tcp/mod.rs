@@ -127,7 +127,9 @@ impl Tcp {
             max_inflight_ops: INFLIGHT_OPS_MAX,
             max_message_bytes: frame::MESSAGE_BYTES_MAX,
             reliable_messages: true,
+            atomics: true,
             cost: options.cost,
+            numa: None,
         };
         Ok(Tcp {
             options,

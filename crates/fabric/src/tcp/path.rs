@@ -3,6 +3,7 @@
 //! The connections live and die together. When one is lost the others are shut down, and a write is only called fenced once
 //! the peer's end of the connection that carried it is known to be closed.
 
+mod atomics;
 mod closing;
 
 use std::io;
@@ -21,6 +22,7 @@ use super::inbound::{IncomingWrite, Payload, Placing, Received, Sink};
 use super::ops::{LocalOp, Ops, Stage};
 use super::socket::{Epoll, Vectors};
 use crate::Clock;
+use atomics::Atomics;
 
 /// Moves of at most this size go on the first connection, where nothing large is in their way.
 const SMALL_BYTES: u64 = 64 << 10;
@@ -35,6 +37,7 @@ pub(super) struct Path {
     opened_here: bool,
     connections: Vec<Option<Connection>>,
     ops: Ops,
+    atomics: Atomics,
     far_clock: FarClock,
     pinged: Time,
     phase: Phase,
@@ -75,6 +78,7 @@ impl Path {
             opened_here,
             connections: (0..connections).map(|_| None).collect(),
             ops: Ops::default(),
+            atomics: Atomics::default(),
             far_clock: FarClock::default(),
             pinged: Time::ZERO,
             phase: Phase::Opening { until },
@@ -105,7 +109,7 @@ impl Path {
             .iter()
             .filter(|op| op.stage != Stage::Ended)
             .map(|op| op.deadline);
-        ops.chain(self.own_timeout()).min()
+        ops.chain(self.atomics.deadlines()).chain(self.own_timeout()).min()
     }
 
     /// When opening or closing must have come to an end.
@@ -371,6 +375,8 @@ impl Path {
                 self.far_clock.learn(echo, read, now);
             }
             Frame::Message(payload) => world.signals.push(Signal::Message { path: self.id, payload }),
+            Frame::AtomicRequest(request) => self.on_atomic_request(index, request, world),
+            Frame::AtomicReply { op, outcome } => self.on_atomic_reply(index, op, outcome, world)?,
             Frame::Hello { .. } | Frame::Welcome { .. } | Frame::Ready => return Err(Gone::GARBAGE),
         }
         Ok(())
@@ -416,7 +422,7 @@ impl Path {
         if op.stage == Stage::Open {
             let outcome = match outcome {
                 Ok(far_sum) if op.received == op.bytes() && far_sum.is_some() == op.part.checksum => {
-                    Ok(Done { far_sum })
+                    Ok(Done::moved(far_sum))
                 }
                 Err(Ended::Refused(refusal)) => Err(Failure::Refused(refusal)),
                 // An end without all the bytes, or without the checksum, or that nobody asked for.
@@ -445,7 +451,7 @@ impl Path {
                 if !connection.outbound.is_sent(job) || far_sum.is_some() != op.part.checksum {
                     return Err(Gone::GARBAGE);
                 }
-                Ok(Done { far_sum })
+                Ok(Done::moved(far_sum))
             }
             (Err(Ended::Refused(refusal)), _) => {
                 connection.outbound.end(job, Ended::Aborted);
@@ -475,7 +481,7 @@ impl Path {
 
     /// Accepts an operation and names the connection that it goes on; `None` is back-pressure.
     pub(super) fn post(&mut self, op: &Op, max_inflight: usize, now: Time, world: &mut World<'_>) -> Option<usize> {
-        if self.phase != Phase::Live || self.ops.len() >= max_inflight {
+        if self.phase != Phase::Live || self.ops.len() + self.atomics.len() >= max_inflight {
             return None;
         }
         if op.deadline <= now {
@@ -498,6 +504,7 @@ impl Path {
                 Some(0)
             }
             Body::Move(part) => self.post_move(op, part, world),
+            Body::Atomic(atomic) => self.post_atomic(op, atomic),
         }
     }
 
@@ -599,6 +606,7 @@ impl Path {
         if let Some(wire) = found {
             self.end(wire, Failure::Cancelled, world);
         }
+        self.cancel_atomic(id, world);
     }
 
     /// Ends what is past its deadline.
@@ -608,6 +616,7 @@ impl Path {
         for wire in expired {
             self.end(wire, Failure::Expired, world);
         }
+        self.expire_atomics(now, world);
         match self.phase {
             Phase::Opening { until } if now >= until => {
                 let gone = Gone {

@@ -52,36 +52,26 @@ macro_rules! float {
             }
             #[inline(always)]
             fn lesser(self, other: $float) -> $float {
-                // Equal numbers have equal bits, except for zeros: of these the one with a sign is the lesser.
-                let equal = $float::from_bits(self.to_bits() | other.to_bits());
-                let least = if self < other {
-                    self
-                } else if other < self {
-                    other
+                // Either way round gives the same number, except of zeros: of these the one with a sign is the lesser.
+                let one = if self < other { self } else { other };
+                let other_way = if other < self { other } else { self };
+                let bits = one.to_bits() | other_way.to_bits();
+                $float::from_bits(if self.is_nan() | other.is_nan() {
+                    $nan
                 } else {
-                    equal
-                };
-                if self.is_nan() | other.is_nan() {
-                    $float::from_bits($nan)
-                } else {
-                    least
-                }
+                    bits
+                })
             }
             #[inline(always)]
             fn greater(self, other: $float) -> $float {
-                let equal = $float::from_bits(self.to_bits() & other.to_bits());
-                let greatest = if self > other {
-                    self
-                } else if other > self {
-                    other
+                let one = if self > other { self } else { other };
+                let other_way = if other > self { other } else { self };
+                let bits = one.to_bits() & other_way.to_bits();
+                $float::from_bits(if self.is_nan() | other.is_nan() {
+                    $nan
                 } else {
-                    equal
-                };
-                if self.is_nan() | other.is_nan() {
-                    $float::from_bits($nan)
-                } else {
-                    greatest
-                }
+                    bits
+                })
             }
             #[inline(always)]
             fn divided(self, by: u64) -> $float {
@@ -161,7 +151,7 @@ macro_rules! element {
 element!(f64, f64, F64, |x| x, |x| x);
 element!(f32, f32, F32, |x| x, |x| x);
 element!(f16, f32, F16, f16::to_f32, f16::from_f32);
-element!(bf16, f32, Bf16, bf16::to_f32, bf16::from_f32);
+element!(bf16, f32, Bf16, bf16_to_f32, bf16_from_f32);
 element!(E4m3, f32, Fp8E4m3, E4m3::to_f32, E4m3::from_f32);
 element!(E5m2, f32, Fp8E5m2, E5m2::to_f32, E5m2::from_f32);
 
@@ -176,6 +166,20 @@ integer!(u32, U32, |x, by| (f64::from(x) / by as f64) as u32);
 integer!(i64, I64, |x, by| i64::try_from(by)
     .map_or(-i64::from(x == i64::MIN && by == 1 << 63), |by| x / by));
 integer!(u64, U64, |x, by| x / by);
+
+/// As the crate `half` has it, without a branch for NaN, which the shift keeps.
+#[inline(always)]
+fn bf16_to_f32(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
+/// As the crate `half` has it, without a branch, and with one NaN.
+#[inline(always)]
+fn bf16_from_f32(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    bf16::from_bits(if value.is_nan() { 0x7fc0 } else { (rounded >> 16) as u16 })
+}
 
 impl E4m3 {
     const fn from_ne_bytes(bytes: [u8; 1]) -> E4m3 {
@@ -228,6 +232,26 @@ mod tests {
             for x in 0..=255u8 {
                 assert_eq!(u64::from(x.divided(by)), u64::from(x) / by);
                 assert_eq!(i64::from((x as i8).divided(by)), i64::from(x as i8) / by as i64);
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_is_that_of_half() {
+        for bits in 0..=u16::MAX {
+            let value = bf16::from_bits(bits);
+            let wide = bf16_to_f32(value);
+            if value.is_nan() {
+                assert!(wide.is_nan());
+                assert_eq!(bf16_from_f32(wide).to_bits(), 0x7fc0);
+                continue;
+            }
+            assert_eq!(wide.to_bits(), value.to_f32().to_bits());
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let between = f32::from_bits(wide.to_bits() | low);
+                if !between.is_nan() {
+                    assert_eq!(bf16_from_f32(between), bf16::from_f32(between), "{between}");
+                }
             }
         }
     }

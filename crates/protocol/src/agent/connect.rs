@@ -6,6 +6,7 @@ use weft_plan::Time;
 
 use super::parcels::Parcels;
 use super::paths::Stage;
+use super::rails::pair_up;
 use super::{ConnectError, Core, Event, PeerError, Target};
 use crate::error::Loss;
 use crate::session::{CloseReason, Config, Identity, NotificationId, Session, SessionError, SessionLoss, Via};
@@ -46,8 +47,8 @@ pub(super) struct Peer {
 /// A path that is opened, and opened again when it is lost.
 #[derive(Debug)]
 pub(super) struct Rail {
-    slot: usize,
-    address: PeerAddress,
+    pub(super) slot: usize,
+    pub(super) address: PeerAddress,
     backoff: Time,
     pub(super) state: RailState,
 }
@@ -138,27 +139,29 @@ impl<T: ?Sized + Transport> Core<T> {
         Ok(id)
     }
 
-    /// Which transport here goes to which address: the first of a name to the peer's first of that name, the second to the
-    /// second, and again from the first where the peer has more.
+    /// Which transport here goes to which address, in the order of the addresses.
     pub(super) fn candidates(&self, addresses: &[PeerAddress]) -> Vec<(usize, PeerAddress)> {
-        let mut met: BTreeMap<&str, usize> = BTreeMap::new();
-        let candidate = |address: &'_ PeerAddress, ordinal: usize| {
-            let slots = self.slots.iter().enumerate();
-            let ours: Vec<usize> = slots
-                .filter(|(_, s)| s.transport.capabilities().name == address.transport())
-                .map(|(slot, _)| slot)
-                .collect();
-            let slot = ours.get(ordinal.checked_rem(ours.len())?)?;
-            Some((*slot, address.clone()))
-        };
-        let numbered = addresses.iter().map(|address| {
-            let count = met.entry(address.transport()).or_default();
-            *count += 1;
-            (address, *count - 1)
-        });
-        numbered
-            .filter_map(|(address, ordinal)| candidate(address, ordinal))
-            .collect()
+        let mut candidates: Vec<(usize, usize)> = Vec::new();
+        let names: BTreeSet<&str> = addresses.iter().map(PeerAddress::transport).collect();
+        for name in names {
+            let theirs = addresses.iter().enumerate().filter(|(_, a)| a.transport() == name);
+            let (order, theirs): (Vec<usize>, Vec<&PeerAddress>) = theirs.unzip();
+            let (slots, ours) = self.rails_of(name);
+            let met = pair_up(&theirs, &ours, &[]);
+            candidates.extend(order.iter().zip(met).filter_map(|(at, met)| Some((*at, slots[met?]))));
+        }
+        candidates.sort_unstable();
+        let candidates = candidates.into_iter();
+        candidates.map(|(at, slot)| (slot, addresses[at].clone())).collect()
+    }
+
+    /// The transports of a name: where they stand, and their own addresses.
+    fn rails_of(&self, name: &str) -> (Vec<usize>, Vec<&PeerAddress>) {
+        let capabilities = self.slots.iter().map(|slot| slot.transport.capabilities()).enumerate();
+        let of_name = capabilities.filter(|(_, capabilities)| capabilities.name == name);
+        of_name
+            .map(|(slot, capabilities)| (slot, &capabilities.address))
+            .unzip()
     }
 
     /// Ends a session. The peer is told; [`Event::PeerLost`] follows, and the end of every transfer with it.
@@ -259,31 +262,52 @@ impl<T: ?Sized + Transport> Core<T> {
     fn lay_rails(&mut self, peer: PeerId, identity: &Identity, now: Time) {
         let same_host = identity.host == self.settings.session.host;
         let backoff = self.settings.backoff_min;
-        let Some(state) = self.peers.at_mut(peer.0) else { return };
-        for (slot, kind) in self.slots.iter().enumerate() {
-            if !kind.reach.joins(same_host) {
-                continue;
-            }
-            let name = kind.transport.capabilities().name;
+        let Some(state) = self.peers.at(peer.0) else { return };
+        let mut laid = Vec::new();
+        let names: BTreeSet<&str> = self.slots.iter().map(|s| s.transport.capabilities().name).collect();
+        for name in names {
+            let theirs: Vec<_> = identity.addresses.iter().filter(|a| a.transport() == name).collect();
+            let (slots, ours) = self.rails_of(name);
             // An address that has worked is better than one that the peer believes it has.
-            let there: Vec<_> = state.rails.iter().filter(|r| r.slot == slot).collect();
-            let used = there.first().map(|r| &r.address);
-            // The first rail of this side meets the first of the peer's, the second the second; who has fewer shares them.
-            let told: Vec<_> = identity.addresses.iter().filter(|a| a.transport() == name).collect();
-            let before = self.slots[..slot]
-                .iter()
-                .filter(|s| s.transport.capabilities().name == name);
-            let met = told.get(before.count() % told.len().max(1)).copied();
-            let Some(address) = used.or(met).cloned() else {
-                continue;
+            let used = |slot: usize| {
+                state
+                    .rails
+                    .iter()
+                    .find(|rail| rail.slot == slot)
+                    .map(|rail| &rail.address)
             };
-            let missing = kind.paths.saturating_sub(there.len());
-            state.rails.extend((0..missing).map(|_| Rail {
-                slot,
-                address: address.clone(),
-                backoff,
-                state: RailState::Waiting(now),
-            }));
+            let met: Vec<_> = slots
+                .iter()
+                .enumerate()
+                .filter_map(|(our, slot)| {
+                    let used = used(*slot)?;
+                    Some((our, theirs.iter().position(|their| *their == used)?))
+                })
+                .collect();
+            for (our, their) in pair_up(&ours, &theirs, &met).into_iter().enumerate() {
+                let slot = slots[our];
+                let Some(address) = used(slot).or_else(|| their.map(|their| theirs[their])) else {
+                    continue;
+                };
+                let kind = &self.slots[slot];
+                let there = state.rails.iter().filter(|rail| rail.slot == slot).count();
+                let missing = if kind.reach.joins(same_host) {
+                    kind.paths.saturating_sub(there)
+                } else {
+                    0
+                };
+                laid.extend((0..missing).map(|_| Rail {
+                    slot,
+                    address: address.clone(),
+                    backoff,
+                    state: RailState::Waiting(now),
+                }));
+            }
+        }
+        // In the order of preference, whatever the names.
+        laid.sort_by_key(|rail| rail.slot);
+        if let Some(state) = self.peers.at_mut(peer.0) {
+            state.rails.extend(laid);
         }
     }
 
@@ -476,6 +500,7 @@ impl<T: ?Sized + Transport> Core<T> {
             Some(identity) => {
                 let name = identity.name.clone();
                 self.engine.on_peer_gone(peer, loss_of(&cause), now);
+                self.on_atomics_peer_gone(peer, loss_of(&cause), now);
                 self.events.push_back(Event::PeerLost {
                     peer,
                     name,

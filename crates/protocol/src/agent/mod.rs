@@ -12,9 +12,11 @@
 //! inside one call. Neither blocks; [`Core::next_timeout`] says when to turn again if no transport wakes its owner earlier.
 
 mod announce;
+mod atomics;
 mod connect;
 mod parcels;
 mod paths;
+mod rails;
 mod regions;
 #[cfg(test)]
 mod tests;
@@ -35,11 +37,13 @@ use crate::transfer::{Engine, Limits, PeerId, Request, SubmitError, Summary, Tra
 use crate::transport::{Op, PeerAddress, Signal, Transport};
 
 use announce::Announcement;
+use atomics::Atomics;
 use connect::Peer;
 use parcels::Inbox;
 use paths::Path;
 use regions::Regions;
 
+pub use atomics::{AtomicError, AtomicId};
 pub use parcels::{MAX_PARCEL_BYTES, Parcel};
 pub use regions::RegionError;
 pub use weft_plan::route::Reach;
@@ -65,6 +69,7 @@ pub struct Core<T: ?Sized + Transport> {
     /// Accepted paths that have not said who they are, oldest first, with the time by which they must.
     unclaimed: VecDeque<(Time, u32)>,
     announcements: BTreeMap<TransferId, Announcement>,
+    atomics: Atomics,
     /// Peers whose session has more to say than there is room for among the events.
     stalled: Vec<PeerId>,
     events: VecDeque<Event>,
@@ -152,6 +157,8 @@ impl Target {
 pub struct Slot<T: ?Sized> {
     /// Which peers it can reach. Those on the same host are the ones whose host identity equals ours.
     pub reach: Reach,
+    /// Which transport comes first where several reach a peer: that of the smallest number, and among equals the cheapest.
+    pub preference: u8,
     /// How many paths to open to each peer.
     pub paths: usize,
     pub transport: Box<T>,
@@ -212,6 +219,11 @@ pub enum Event {
     Ended {
         id: TransferId,
         outcome: Result<Summary, TransferError>,
+    },
+    /// What the word held before, or why that is not known.
+    AtomicEnded {
+        id: AtomicId,
+        outcome: Result<u64, AtomicError>,
     },
     /// We may look at a peer's region until then, on our clock.
     Leased {
@@ -274,6 +286,7 @@ impl<T: ?Sized + Transport> Core<T> {
             touched: Vec::new(),
             unclaimed: VecDeque::new(),
             announcements: BTreeMap::new(),
+            atomics: Atomics::default(),
             stalled: Vec::new(),
             events: VecDeque::new(),
             inboxes: Vec::new(),
@@ -298,6 +311,10 @@ impl<T: ?Sized + Transport> Core<T> {
     /// The transports, for whoever must wait on them.
     pub fn slots(&self) -> &[Slot<T>] {
         &self.slots
+    }
+    /// The same, for whoever must tell them that it is going to wait.
+    pub fn slots_mut(&mut self) -> &mut [Slot<T>] {
+        &mut self.slots
     }
     /// Where peers reach this agent, one address a transport.
     pub fn addresses(&self) -> Vec<PeerAddress> {

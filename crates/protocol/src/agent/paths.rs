@@ -52,6 +52,15 @@ impl<T: ?Sized + Transport> Core<T> {
         names
     }
 
+    /// How many paths carry transfers to a peer over the transport of this name now.
+    pub fn path_count(&self, peer: PeerId, transport: &str) -> usize {
+        let paths = self.paths.iter().map(|(_, path)| path);
+        let joined = paths.filter(|path| path.peer == Some(peer) && path.stage == Stage::Joined);
+        joined
+            .filter(|path| self.slots[path.slot].transport.capabilities().name == transport)
+            .count()
+    }
+
     /// A path that carries transfers to a peer over the transport of this name, with that transport.
     pub fn path_over(&mut self, peer: PeerId, transport: &str) -> Option<(&mut T, PathId)> {
         let (_, path) = self.paths.iter().find(|(_, path)| {
@@ -177,9 +186,14 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         path.stage = Stage::Joined;
         path.carries = true;
-        let capabilities = self.slots[path.slot].transport.capabilities();
+        let slot = &self.slots[path.slot];
+        let capabilities = slot.transport.capabilities();
         let transport = capabilities.name;
-        self.engine.add_lane(Lane::of(capabilities, LaneId(via), peer));
+        self.engine.add_lane(Lane {
+            preference: slot.preference,
+            ..Lane::of(capabilities, LaneId(via), peer)
+        });
+        self.atomics.add_lane(peer, via, capabilities);
         if let Some(state) = self.peers.at_mut(peer.0) {
             state.rejoin_by = None;
             let using = |rail: &&mut super::connect::Rail| rail.state == RailState::Using(via);
@@ -199,6 +213,7 @@ impl<T: ?Sized + Transport> Core<T> {
         let Some(peer) = path.peer else { return };
         if path.carries {
             self.engine.on_lane_lost(LaneId(via), loss, fenced, now);
+            self.on_atomic_lane_lost(peer, via, loss, fenced);
         }
         let backoff_max = self.settings.backoff_max;
         let Some(state) = self.peers.at_mut(peer.0) else { return };

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod parcels;
+mod rails;
 
 use std::sync::Arc;
 
@@ -16,30 +17,35 @@ use crate::region::{Access, Epoch, Region};
 use crate::seeded::Seeded;
 use crate::session::{Config, Secret, SessionLoss};
 use crate::transfer::{PeerId, Request, TransferId};
-use crate::transport::Progress;
+use crate::transport::{Progress, Transport};
 
-struct Pair {
-    near: Core<LoopbackEndpoint>,
-    far: Core<LoopbackEndpoint>,
+struct Pair<T: ?Sized + Transport = LoopbackEndpoint> {
+    near: Core<T>,
+    far: Core<T>,
     now: Time,
     heard: Vec<Event>,
     heard_far: Vec<Event>,
 }
 
 fn agent(network: &Loopback, place: &str, name: &str, epoch: u64, secret: &[u8]) -> Core<LoopbackEndpoint> {
-    let config = Config::new(name, Epoch(epoch), Secret::new(secret));
     let slot = Slot {
         reach: Reach::Anywhere,
+        preference: 0,
         paths: 2,
         transport: Box::new(network.endpoint(place, Epoch(epoch))),
     };
+    agent_over(vec![slot], name, epoch, secret)
+}
+
+fn agent_over<T: ?Sized + Transport>(slots: Vec<Slot<T>>, name: &str, epoch: u64, secret: &[u8]) -> Core<T> {
+    let config = Config::new(name, Epoch(epoch), Secret::new(secret));
     let mut chance = Seeded::new(epoch);
     let random = Box::new(move || {
         let mut bytes = [0; 32];
         chance.fill(&mut bytes);
         bytes
     });
-    Core::new(Settings::new(config), vec![slot], random)
+    Core::new(Settings::new(config), slots, random)
 }
 
 impl Pair {
@@ -50,8 +56,10 @@ impl Pair {
             agent(&network, "far", "far", 2, b"secret"),
         )
     }
+}
 
-    fn of(near: Core<LoopbackEndpoint>, far: Core<LoopbackEndpoint>) -> Pair {
+impl<T: ?Sized + Transport> Pair<T> {
+    fn of(near: Core<T>, far: Core<T>) -> Pair<T> {
         Pair {
             near,
             far,
@@ -69,7 +77,7 @@ impl Pair {
         self.heard_far.extend(std::iter::from_fn(|| self.far.next_event()));
     }
 
-    fn until(&mut self, what: &str, met: impl Fn(&Pair) -> bool) {
+    fn until(&mut self, what: &str, met: impl Fn(&Pair<T>) -> bool) {
         for _ in 0..10_000 {
             if met(self) {
                 return;

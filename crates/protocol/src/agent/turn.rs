@@ -2,6 +2,7 @@
 
 use weft_plan::Time;
 
+use super::atomics::{AtomicId, Atomics};
 use super::parcels::is_parcel;
 use super::{Core, Event};
 use crate::session::{SessionEvent, Via};
@@ -14,7 +15,7 @@ const ROUNDS_MAX: usize = 8;
 const BATCH_MAX: usize = 64;
 /// Messages that wait for room on one path. The session sends again what is dropped beyond that.
 const OUTBOX_MAX: usize = 256;
-/// Messages and moves share the transport's numbers; the engine counts up from zero.
+/// Messages, atomic operations and moves share the transport's numbers; the engine counts up from zero.
 pub(super) const MESSAGE_BIT: u64 = 1 << 63;
 
 impl<T: ?Sized + Transport> Core<T> {
@@ -63,16 +64,22 @@ impl<T: ?Sized + Transport> Core<T> {
     pub fn next_timeout(&self) -> Option<Time> {
         let peers = self.timers.first().map(|(at, _)| *at);
         let unclaimed = self.unclaimed.front().map(|(by, _)| *by);
-        [self.engine.next_timeout(), peers, unclaimed]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.engine.next_timeout(),
+            self.atomics.next_timeout(),
+            peers,
+            unclaimed,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     fn on_timeouts(&mut self, now: Time) {
         if self.engine.next_timeout().is_some_and(|at| at <= now) {
             self.engine.on_timeout(now);
         }
+        self.on_atomics_due(now);
         self.expire_unclaimed(now);
         while let Some(&(at, peer)) = self.timers.first() {
             if at > now {
@@ -101,7 +108,8 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         let mut any = false;
         loop {
-            let mut more = self.post_moves(now);
+            let mut more = self.post_atomics(now);
+            more |= self.post_moves(now);
             while let Some((LaneId(via), op)) = self.engine.next_cancel() {
                 more = true;
                 if let Some(path) = self.paths.at(via) {
@@ -192,6 +200,12 @@ impl<T: ?Sized + Transport> Core<T> {
                     self.engine.on_completion(LaneId(via), op, outcome, now);
                 } else {
                     self.engine.on_room(LaneId(via));
+                    if op.0 & Atomics::BITS == Atomics::BITS {
+                        self.on_atomic_completed(AtomicId(op.0 & !Atomics::BITS), outcome);
+                    }
+                }
+                if let Some(peer) = self.paths.at(via).and_then(|path| path.peer) {
+                    self.atomics.wake(peer);
                 }
                 self.send_waiting(via, now);
                 if let Some(peer) = self.paths.at(via).and_then(|path| path.peer) {

@@ -37,6 +37,7 @@
 //!
 //! In a test file, `weft_protocol::conformance_tests!(OverLoopback(Time::ZERO));` makes one `#[test]` of each case.
 
+mod atomics;
 mod bench;
 mod endings;
 mod messages;
@@ -51,6 +52,7 @@ use crate::memory::Memory;
 use crate::region::Epoch;
 use crate::transport::Transport;
 
+pub use atomics::*;
 pub use endings::*;
 pub use messages::*;
 pub use moves::*;
@@ -101,9 +103,10 @@ pub fn run(harness: &mut dyn Harness) {
     }
 }
 
-/// Makes a `#[test]` of every case. The argument is an expression that makes a fresh [`Harness`](conformance::Harness).
+/// Makes a `#[test]` of every case. The argument is an expression that makes a fresh [`Harness`](crate::conformance::Harness).
 ///
-/// A transport that knows several kinds of memory, or several ways to open, uses the macro once in a module for each.
+/// A transport that knows several kinds of memory, or several ways to open, uses the macro once in a module for each. An
+/// attribute before the expression stands before every test: `#[ignore = "needs a device"]` where most machines have none.
 #[macro_export]
 macro_rules! conformance_tests {
     (@table $($case:ident)*) => {
@@ -113,6 +116,15 @@ macro_rules! conformance_tests {
     (@tests ($harness:expr) $($case:ident)*) => {
         $(
             #[test]
+            fn $case() {
+                $crate::conformance::$case(&mut $harness);
+            }
+        )*
+    };
+    (@tests_with $attribute:tt ($harness:expr) $($case:ident)*) => {
+        $(
+            #[test]
+            # $attribute
             fn $case() {
                 $crate::conformance::$case(&mut $harness);
             }
@@ -160,7 +172,20 @@ macro_rules! conformance_tests {
             close_by_the_peer_completes_what_is_open
             death_of_the_peer_completes_what_is_open
             unreachable_peer_is_lost
+            atomics_return_what_was_there
+            atomics_follow_a_model
+            atomics_of_two_paths_and_the_owner_sum_exactly
+            atomics_without_the_right_are_refused
+            misaligned_atomics_are_refused
+            atomics_past_their_deadline_touch_nothing
+            frozen_target_cannot_delay_an_atomic
+            cancelled_atomics_are_told_honestly
+            atomics_on_a_closed_path_are_told_honestly
+            atomics_of_a_dead_peer_are_told_honestly
         }
+    };
+    (# $attribute:tt $harness:expr) => {
+        $crate::conformance_tests!(@each @tests_with $attribute ($harness));
     };
     ($harness:expr) => {
         $crate::conformance_tests!(@each @tests ($harness));

@@ -177,7 +177,7 @@ pub fn refusal_leaves_the_path_usable(harness: &mut dyn Harness) {
 }
 
 /// Calls `release` until nobody is inside the region any more.
-fn release(bench: &mut Bench<'_>, side: Side, region: &Region) {
+pub(super) fn release(bench: &mut Bench<'_>, side: Side, region: &Region) {
     let key = region.key;
     bench.until("a region to be released", |b| {
         let released = b.end(side).transport().release(&key);

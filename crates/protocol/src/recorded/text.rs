@@ -5,6 +5,8 @@
 //! 0 signal 0 opened
 //! 5000 post 0 = accepted 1 op 7 1000000 read 3 9 0 4096 true untagged
 //! 9000 signal 0 completed 7 summed 6699
+//! 9000 post 0 = accepted 1 op 8 1000000 add 9 64 1
+//! 9500 signal 0 completed 8 found 41
 //! ```
 
 use std::fmt;
@@ -14,6 +16,7 @@ use thiserror::Error;
 use weft_plan::Time;
 
 use super::{Entry, PostedBody, PostedOp, Recording};
+use crate::atomic::AtomicAct;
 use crate::error::{Failure, Loss, Refusal};
 use crate::leg::Direction;
 use crate::transport::{Arrival, Done, OpId, PathId, PeerAddress, Signal};
@@ -87,6 +90,10 @@ impl fmt::Display for PostedOp {
         write!(f, "op {} {} ", self.id.0, self.deadline.as_ps())?;
         match &self.body {
             PostedBody::Message(payload) => write!(f, "message {}", hex(payload)),
+            PostedBody::Atomic { far_slot, offset, act } => match act {
+                AtomicAct::FetchAdd(value) => write!(f, "add {far_slot} {offset} {value}"),
+                AtomicAct::CompareSwap { expected, new } => write!(f, "swap {far_slot} {offset} {expected} {new}"),
+            },
             PostedBody::Move {
                 direction,
                 near_slot,
@@ -157,16 +164,30 @@ fn parse_line(line: &str) -> Option<(Time, Entry)> {
 fn parse_op(words: &mut SplitWhitespace<'_>) -> Option<PostedOp> {
     let id = OpId(number(words)?);
     let deadline = Time::from_ps(number(words)?);
-    let direction = match words.next()? {
-        "message" => {
-            let body = PostedBody::Message(unhex(words.next()?)?);
-            return Some(PostedOp { id, deadline, body });
-        }
-        "read" => Direction::Read,
-        "write" => Direction::Write,
+    let body = match words.next()? {
+        "message" => PostedBody::Message(unhex(words.next()?)?),
+        "add" => PostedBody::Atomic {
+            far_slot: number(words)?,
+            offset: number(words)?,
+            act: AtomicAct::FetchAdd(number(words)?),
+        },
+        "swap" => PostedBody::Atomic {
+            far_slot: number(words)?,
+            offset: number(words)?,
+            act: AtomicAct::CompareSwap {
+                expected: number(words)?,
+                new: number(words)?,
+            },
+        },
+        "read" => parse_move(Direction::Read, words)?,
+        "write" => parse_move(Direction::Write, words)?,
         _ => return None,
     };
-    let body = PostedBody::Move {
+    Some(PostedOp { id, deadline, body })
+}
+
+fn parse_move(direction: Direction, words: &mut SplitWhitespace<'_>) -> Option<PostedBody> {
+    Some(PostedBody::Move {
         direction,
         near_slot: number(words)?,
         far_slot: number(words)?,
@@ -181,8 +202,7 @@ fn parse_op(words: &mut SplitWhitespace<'_>) -> Option<PostedOp> {
             "untagged" => None,
             _ => return None,
         },
-    };
-    Some(PostedOp { id, deadline, body })
+    })
 }
 
 fn parse_signal(words: &mut SplitWhitespace<'_>) -> Option<Signal> {
@@ -217,11 +237,16 @@ fn parse_signal(words: &mut SplitWhitespace<'_>) -> Option<Signal> {
 
 fn outcome_words(outcome: &Result<Done, Failure>) -> String {
     match outcome {
-        Ok(Done { far_sum: None }) => "done".to_string(),
-        Ok(Done { far_sum: Some(sum) }) => format!("summed {sum}"),
+        Ok(Done { far_sum, before }) => match (far_sum, before) {
+            (None, None) => "done".to_string(),
+            (Some(sum), None) => format!("summed {sum}"),
+            (None, Some(before)) => format!("found {before}"),
+            (Some(sum), Some(before)) => format!("summed_found {sum} {before}"),
+        },
         Err(Failure::Cancelled) => "cancelled".to_string(),
         Err(Failure::Expired) => "expired".to_string(),
         Err(Failure::ChecksumMismatch) => "mismatch".to_string(),
+        Err(Failure::Unanswered) => "unanswered".to_string(),
         Err(Failure::Refused(refusal)) => format!("refused {}", refusal_word(*refusal)),
         Err(Failure::PathLost { loss, fenced }) => format!("lost {} {fenced}", loss_word(*loss)),
     }
@@ -229,13 +254,17 @@ fn outcome_words(outcome: &Result<Done, Failure>) -> String {
 
 fn parse_outcome(words: &mut SplitWhitespace<'_>) -> Option<Result<Done, Failure>> {
     Some(match words.next()? {
-        "done" => Ok(Done { far_sum: None }),
-        "summed" => Ok(Done {
+        "done" => Ok(Done::default()),
+        "summed" => Ok(Done::moved(Some(number(words)?))),
+        "found" => Ok(Done::found(number(words)?)),
+        "summed_found" => Ok(Done {
             far_sum: Some(number(words)?),
+            before: Some(number(words)?),
         }),
         "cancelled" => Err(Failure::Cancelled),
         "expired" => Err(Failure::Expired),
         "mismatch" => Err(Failure::ChecksumMismatch),
+        "unanswered" => Err(Failure::Unanswered),
         "refused" => {
             let word = words.next()?;
             let refusal = Refusal::ALL
@@ -262,6 +291,7 @@ fn refusal_word(refusal: Refusal) -> &'static str {
         Refusal::Late => "late",
         Refusal::Malformed => "malformed",
         Refusal::Unsupported => "unsupported",
+        Refusal::Misaligned => "misaligned",
     }
 }
 
@@ -335,7 +365,8 @@ mod tests {
 
     fn any_outcome() -> impl Strategy<Value = Result<Done, Failure>> {
         prop_oneof![
-            any::<Option<u64>>().prop_map(|far_sum| Ok(Done { far_sum })),
+            any::<[Option<u64>; 2]>().prop_map(|[far_sum, before]| Ok(Done { far_sum, before })),
+            Just(Err(Failure::Unanswered)),
             Just(Err(Failure::Cancelled)),
             Just(Err(Failure::Expired)),
             Just(Err(Failure::ChecksumMismatch)),
@@ -348,8 +379,17 @@ mod tests {
         let arrival = any::<Option<(u64, u32)>>().prop_map(|a| a.map(|(tag, index)| Arrival { tag, index }));
         let direction = prop_oneof![Just(Direction::Read), Just(Direction::Write)];
         let part = (direction, any::<[u32; 2]>(), any::<[u64; 2]>(), any::<bool>(), arrival);
+        let act = prop_oneof![
+            any::<u64>().prop_map(AtomicAct::FetchAdd),
+            any::<[u64; 2]>().prop_map(|[expected, new]| AtomicAct::CompareSwap { expected, new }),
+        ];
         let body = prop_oneof![
             any::<Vec<u8>>().prop_map(PostedBody::Message),
+            (any::<u32>(), any::<u64>(), act).prop_map(|(far_slot, offset, act)| PostedBody::Atomic {
+                far_slot,
+                offset,
+                act
+            }),
             part.prop_map(
                 |(direction, [near_slot, far_slot], [start, end], checksum, arrival)| PostedBody::Move {
                     direction,

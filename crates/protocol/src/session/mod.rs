@@ -497,6 +497,10 @@ impl Session {
             return;
         };
         self.outbox.on_path_lost(via);
+        if path.joined && self.open.is_some() && self.paths.is_theirs(path.label) {
+            // The peer has opened it, and may have heard nothing on it: then it does not know who sent what arrived there.
+            self.say(Control::Joined { label: path.label });
+        }
         if path.joined && !self.paths.any_joined() && self.open.is_some() {
             // Patience begins anew only if the path had been good for something, else a path that comes and goes without
             // a word would keep a dead peer alive for ever.

@@ -49,6 +49,8 @@ pub(super) struct Path {
     failures: u32,
     /// Parts that were in place here before the peer was known to be behind the path.
     early: Vec<Arrival>,
+    /// The peer has said elsewhere that it was behind the path.
+    vouched: bool,
 }
 
 /// A path that is gone, or that the peer has asked to be.
@@ -58,6 +60,10 @@ struct Gone {
     label: u64,
     /// Parts that arrive over it still count, because the peer has not been told otherwise.
     counts: bool,
+    /// The peer has been told that nothing that was sent over it has effect any more.
+    fenced: bool,
+    /// Parts that arrived over it before the peer was known to be behind it.
+    early: Vec<Arrival>,
 }
 
 /// What is to be done with a part that has arrived.
@@ -121,8 +127,7 @@ impl Paths {
         if let Some(path) = self.find(via) {
             return path.label == label && path.joined;
         }
-        let own = (label & 1 == 1) == (self.role == Role::Acceptor);
-        if own || label == FIRST_LABEL || self.live.len() >= MAX_PATHS || self.via(label).is_some() {
+        if !self.is_theirs(label) || self.live.len() >= MAX_PATHS || self.via(label).is_some() {
             return false;
         }
         // A label that has been fenced is dead for good, even if its announcement comes in only now.
@@ -137,10 +142,11 @@ impl Paths {
 
     pub(super) fn remove(&mut self, via: Via) -> Option<Path> {
         let index = self.live.iter().position(|path| path.via == via)?;
-        let path = self.live.remove(index);
+        let mut path = self.live.remove(index);
         self.bar(path.label, Some(via));
         if let Some(gone) = self.gone.last_mut().filter(|gone| gone.label == path.label) {
-            gone.counts = path.joined;
+            gone.counts = path.joined || path.vouched;
+            gone.early = std::mem::take(&mut path.early);
         }
         Some(path)
     }
@@ -148,7 +154,7 @@ impl Paths {
     /// What a part counts for that has arrived over this path.
     pub(super) fn on_arrival(&mut self, via: Via, arrival: Arrival, established: bool) -> Standing {
         match self.live.iter_mut().find(|path| path.via == via) {
-            Some(path) if path.joined && established => Standing::Counts,
+            Some(path) if (path.joined || path.vouched) && established => Standing::Counts,
             Some(path) => {
                 if path.early.len() < MAX_EARLY {
                     path.early.push(arrival);
@@ -158,6 +164,27 @@ impl Paths {
             None if self.gone.iter().any(|gone| gone.via == Some(via) && gone.counts) => Standing::Counts,
             None => Standing::Strange,
         }
+    }
+
+    /// The peer says that it was behind a path of this label. Returns what arrived over it and has not been counted.
+    pub(super) fn on_joined(&mut self, label: u64) -> Vec<Arrival> {
+        if let Some(path) = self.live.iter_mut().find(|path| path.label == label) {
+            path.vouched = true;
+            return std::mem::take(&mut path.early);
+        }
+        match self.gone.iter_mut().find(|gone| gone.label == label && !gone.fenced) {
+            Some(gone) => {
+                gone.counts = true;
+                std::mem::take(&mut gone.early)
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Whether the peer has opened the path of this label; both know of the first one.
+    pub(super) fn is_theirs(&self, label: u64) -> bool {
+        let own = (label & 1 == 1) == (self.role == Role::Acceptor);
+        !own && label != FIRST_LABEL
     }
 
     /// The parts that arrived too early over paths on which the peer has proved itself by now.
@@ -170,6 +197,8 @@ impl Paths {
     pub(super) fn on_fence_done(&mut self, label: u64) {
         for gone in self.gone.iter_mut().filter(|gone| gone.label == label) {
             gone.counts = false;
+            gone.fenced = true;
+            gone.early.clear();
         }
     }
 
@@ -181,8 +210,13 @@ impl Paths {
         if self.gone.len() >= MAX_GONE {
             self.gone.remove(0);
         }
-        let counts = false;
-        self.gone.push(Gone { via, label, counts });
+        self.gone.push(Gone {
+            via,
+            label,
+            counts: false,
+            fenced: via.is_none(),
+            early: Vec::new(),
+        });
     }
 
     pub(super) fn any_joined(&self) -> bool {
@@ -246,6 +280,7 @@ impl Path {
             spoken: Time::ZERO,
             failures: 0,
             early: Vec::new(),
+            vouched: false,
         }
     }
 

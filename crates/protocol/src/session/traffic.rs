@@ -284,6 +284,11 @@ impl Session {
                     self.events.push_back(SessionEvent::Fenced { via });
                 }
             }
+            Control::Joined { label } => {
+                for arrival in self.paths.on_joined(label) {
+                    self.count(arrival);
+                }
+            }
             Control::LeaseAsk { id, region, duration } => {
                 match self.leases.on_ask(id, region, duration, self.config.epoch)? {
                     Ok(event) => self.events.push_back(event),

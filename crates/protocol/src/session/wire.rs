@@ -355,6 +355,10 @@ pub(super) enum Control<'a> {
     FenceDone {
         label: u64,
     },
+    /// A path that was announced under this label has been used, and is lost: what has arrived over it counts.
+    Joined {
+        label: u64,
+    },
     LeaseAsk {
         id: LeaseId,
         region: RegionKey,
@@ -420,6 +424,7 @@ impl<'a> Control<'a> {
                 CloseReason::Replaced => 2,
                 CloseReason::Misbehaved => 3,
             }),
+            Control::Joined { label } => w.u8(15).varint(*label),
         };
         w.buf
     }
@@ -475,6 +480,7 @@ impl<'a> Control<'a> {
             13 => Control::LeaseReturn {
                 id: LeaseId(r.varint()?),
             },
+            15 => Control::Joined { label: r.varint()? },
             14 => Control::Goodbye {
                 reason: match r.u8()? {
                     0 => CloseReason::Done,

@@ -36,6 +36,8 @@ pub enum SubmitError {
     TooManyTransfers,
     #[error("as many transfers with a notification as one peer can keep apart are under way; wait for one to end")]
     TooManyAnnounced,
+    #[error("as many atomic operations as one peer may have open are under way; wait for one to end")]
+    TooManyAtomics,
     #[error("more than 2^64 bytes")]
     TooLarge,
     #[error("the peer is gone: {0}")]

@@ -12,9 +12,13 @@ use crate::transport::Capabilities;
 pub struct Lane {
     pub id: LaneId,
     pub peer: PeerId,
-    /// Lanes of one transport are one class: they share the parts between them. The cheapest class is used first.
+    /// Lanes of one transport are one class: they share the parts between them.
     pub transport: &'static str,
+    /// The class of the smallest number is used first, and among equals the cheapest.
+    pub preference: u8,
     pub cost: LinkCost,
+    /// The NUMA node it is near to, where that matters.
+    pub numa: Option<u16>,
     pub max_op_bytes: u64,
     pub max_op_runs: usize,
     pub max_inflight_ops: usize,
@@ -29,7 +33,9 @@ impl Lane {
             id,
             peer,
             transport: capabilities.name,
+            preference: 0,
             cost: capabilities.cost,
+            numa: capabilities.numa,
             max_op_bytes: capabilities.max_op_bytes,
             max_op_runs: capabilities.max_op_runs,
             max_inflight_ops: (capabilities.max_inflight_ops - capabilities.max_inflight_ops / 4).max(1),
@@ -73,6 +79,12 @@ const ROOM_AGAIN_MAX: Time = Time::from_ms(10);
 /// A part is worth the latencies of this many operations at least.
 const LATENCIES_PER_PART: f64 = 8.0;
 const PART_BYTES_MIN: u64 = 16 << 10;
+
+/// What a lane is taken to lose where the memory is another NUMA node's: every byte crosses the link between the sockets, which adds
+/// to the latency and is shared with all else that crosses it. Small transfers therefore stay on near lanes while those are
+/// idle, and large ones use far lanes too, for a smaller share. Guesses of the right order; nobody here has measured them.
+const FAR_LATENCY_PS: f64 = 1e6;
+const FAR_SPEED: f64 = 0.75;
 
 impl LaneState {
     pub fn new(lane: Lane) -> LaneState {
@@ -118,16 +130,30 @@ impl LaneState {
         }
     }
 
-    fn has_room(&self) -> bool {
-        self.rest == Rest::None
-            && self.inflight_ops < self.lane.max_inflight_ops
-            && (self.inflight_ops == 0
-                || self.inflight_bytes.saturating_add(self.lane.max_op_bytes) <= self.lane.max_inflight_bytes)
+    /// It holds as much of ours as it may. A completion makes room.
+    fn is_full(&self) -> bool {
+        self.inflight_ops >= self.lane.max_inflight_ops
+            || (self.inflight_ops > 0
+                && self.inflight_bytes.saturating_add(self.lane.max_op_bytes) > self.lane.max_inflight_bytes)
     }
 
-    /// When a part posted now would begin to arrive, as far as the lane's backlog tells.
-    fn backlog_ps(&self) -> f64 {
-        self.latency_ps + self.inflight_bytes as f64 * self.ps_per_byte
+    fn is_far(&self, numa: Option<u16>) -> bool {
+        matches!((self.lane.numa, numa), (Some(here), Some(there)) if here != there)
+    }
+
+    /// What it carries of memory on that node, in bytes a picosecond.
+    fn speed(&self, numa: Option<u16>) -> f64 {
+        let discount = if self.is_far(numa) { FAR_SPEED } else { 1.0 };
+        discount / self.ps_per_byte
+    }
+
+    /// When a part posted now would be there, as far as the lane's backlog tells.
+    fn eta_ps(&self, next: &Next) -> f64 {
+        let detour = if self.is_far(next.numa) { FAR_LATENCY_PS } else { 0.0 };
+        let bytes = self
+            .inflight_bytes
+            .saturating_add(next.bytes.min(self.lane.max_op_bytes));
+        self.latency_ps + detour + bytes as f64 / self.speed(next.numa)
     }
 }
 
@@ -135,20 +161,39 @@ impl LaneState {
 #[derive(Debug)]
 pub(super) struct Class {
     pub transport: &'static str,
-    /// How long a typical part takes on its best lane; the smallest comes first.
-    score: Time,
+    /// Its preference, and how long a typical part takes on its best lane; the smallest comes first.
+    score: (u8, Time),
     pub lanes: Vec<LaneId>,
 }
 
-/// Where the next part may go.
+/// What is to be carried next, as far as the choice of its lane depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Next {
+    /// The NUMA node of the near memory, where that is known.
+    pub numa: Option<u16>,
+    /// What is left of the transfer, or of the part that is carried again.
+    pub bytes: u64,
+}
+
+/// Where the next part may go.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Choice {
-    /// This lane, one of so many of its class.
-    Lane(LaneId, usize),
+    /// This lane of a class.
+    Lane(Chosen),
     /// A lane is there, but full.
     Full,
     /// No lane is there.
     Nowhere,
+}
+
+/// A lane for the next part.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Chosen {
+    pub lane: LaneId,
+    /// What it has of its class's speed.
+    pub share: f64,
+    /// Operations under way in the whole class.
+    pub class_ops: usize,
 }
 
 /// The live lanes of a peer, the best class first.
@@ -159,7 +204,7 @@ pub(super) struct Classes {
 
 impl Classes {
     pub fn add(&mut self, lane: &Lane) {
-        let score = lane.cost.time(Bytes(1 << 20), 1);
+        let score = (lane.preference, lane.cost.time(Bytes(1 << 20), 1));
         match self.classes.iter_mut().find(|c| c.transport == lane.transport) {
             Some(class) => {
                 class.lanes.push(lane.id);
@@ -193,36 +238,50 @@ impl Classes {
         self.classes.iter().flat_map(|c| c.lanes.iter().copied())
     }
 
-    /// The lane of the best class that would be done first. A class whose lanes are merely full is waited for; one whose lanes have
-    /// all been shaken is passed over, unless there is no other.
-    pub fn choose(&self, lanes: &Numbered<Box<LaneState>>, avoid: &[&'static str]) -> Choice {
+    /// The lane of the best class that would be done with the part first. A class whose lanes are merely full is waited for; one
+    /// whose lanes have all been shaken is passed over, unless there is no other.
+    pub fn choose(&self, lanes: &Numbered<Box<LaneState>>, avoid: &[&'static str], next: &Next) -> Choice {
         let mut none = Choice::Nowhere;
-        for class in &self.classes {
-            if avoid.contains(&class.transport) {
-                continue;
-            }
-            let mut best: Option<(f64, LaneId)> = None;
-            let mut firm = false;
-            for &id in &class.lanes {
-                let Some(state) = lanes.at(id.0) else {
-                    continue;
-                };
-                firm |= !matches!(state.rest, Rest::Shaken(_));
-                if state.has_room() {
-                    let backlog = state.backlog_ps();
-                    if best.is_none_or(|(least, _)| backlog < least) {
-                        best = Some((backlog, id));
-                    }
-                }
-            }
-            if let Some((_, id)) = best {
-                return Choice::Lane(id, class.lanes.len());
+        for class in self.classes.iter().filter(|class| !avoid.contains(&class.transport)) {
+            let states = || class.lanes.iter().filter_map(|id| lanes.at(id.0));
+            if let Some(choice) = best_of(states(), next) {
+                return choice;
             }
             none = Choice::Full;
-            if firm {
+            if states().any(|state| !matches!(state.rest, Rest::Shaken(_))) {
                 break;
             }
         }
         none
     }
+}
+
+/// The best of a class's lanes; none where all of them are full or rest.
+fn best_of<'a>(states: impl Iterator<Item = &'a Box<LaneState>>, next: &Next) -> Option<Choice> {
+    let mut best: Option<(f64, &LaneState)> = None;
+    let mut soonest_full = f64::INFINITY;
+    let (mut together, mut class_ops) = (0.0, 0);
+    for state in states {
+        together += state.speed(next.numa);
+        class_ops += state.inflight_ops;
+        if state.rest != Rest::None {
+            continue;
+        }
+        let eta = state.eta_ps(next);
+        if state.is_full() {
+            soonest_full = soonest_full.min(eta);
+        } else if best.is_none_or(|(soonest, _)| eta < soonest) {
+            best = Some((eta, state));
+        }
+    }
+    let (eta, state) = best?;
+    // A slow lane that is busy already is not filled up just because a fast one is full, or it would be the last to finish.
+    if state.inflight_ops > 0 && soonest_full < eta {
+        return Some(Choice::Full);
+    }
+    Some(Choice::Lane(Chosen {
+        lane: state.lane.id,
+        share: state.speed(next.numa) / together,
+        class_ops,
+    }))
 }

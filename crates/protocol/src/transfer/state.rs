@@ -1,9 +1,10 @@
 //! One transfer: what of it is cut, open, done, or to be done again.
 
-use weft_plan::Time;
+use weft_plan::{Place, Time};
 
 use super::cut::{PartLimits, cut};
 use super::error::{LegRange, TransferError};
+use super::lane::Next;
 use super::{Carried, LaneId, Request, Summary};
 use crate::error::Failure;
 use crate::leg::Direction;
@@ -50,11 +51,12 @@ pub(super) enum Notice {
     Delivered,
 }
 
-/// What parts to make: the lane's limits, and the size to aim at so that every lane of the class gets its share.
+/// What parts to make: the lane's limits, and the lane's share, so that all lanes of the class finish together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measure {
     pub limits: PartLimits,
-    pub lanes: usize,
+    /// Of the class's speed; one where there is no other lane.
+    pub share: f64,
     pub min_part: u64,
 }
 
@@ -79,9 +81,9 @@ pub(super) struct Transfer {
     /// A part that may have landed was carried again: the notification waits until nothing is under way.
     pub repeated: bool,
     pub carried: Carried,
-    /// Parts to be carried again, or, in a transfer that fails, parts that are not done.
+    /// Parts to be carried again, or, in a transfer that fails, parts that would have been.
     pub redo: Vec<Part>,
-    /// Lost writes that it is too early to repeat.
+    /// Lost writes that it is too early to repeat, or to give up.
     pub hanging: Vec<Hanging>,
     /// Transports that cannot reach this memory.
     pub avoid: Vec<&'static str>,
@@ -136,6 +138,11 @@ impl Transfer {
         self.open == 0 && (self.bytes_done == self.bytes_total || (self.failure.is_some() && !may_land()))
     }
 
+    /// Whether the peer's application is notified, or was, if all that seems lost has landed.
+    pub fn may_be_delivered(&self) -> bool {
+        matches!(self.notice, Notice::Told | Notice::Recalled)
+    }
+
     /// Whether parts were lost and nobody knows yet if the peer's application has been notified.
     pub fn is_undecided(&self) -> bool {
         self.notice == Notice::Recalled && self.failure.is_none()
@@ -151,6 +158,19 @@ impl Transfer {
     pub fn unhang(&mut self) -> Vec<Part> {
         let freed = self.hanging.extract_if(.., |lost| !lost.may_land);
         freed.map(|lost| lost.part).collect()
+    }
+
+    /// What [`next_part`](Transfer::next_part) will be of, where there is one.
+    pub fn next(&self) -> Next {
+        let (leg, bytes) = match self.redo.last() {
+            Some(part) => (part.leg as usize, part.len()),
+            None => (self.leg, self.uncut),
+        };
+        let numa = match self.request.legs.get(leg).map(|leg| leg.local().place) {
+            Some(Place::Dram { numa }) => numa,
+            _ => None,
+        };
+        Next { numa, bytes }
     }
 
     /// The next part to post: one that failed before, else a new one.
@@ -199,9 +219,9 @@ impl Transfer {
 
     fn cut_part(&mut self, measure: Measure) -> Part {
         let mut limits = measure.limits;
-        if measure.lanes > 1 {
+        if measure.share < 1.0 {
             // The last bytes are cut ever finer, so that all lanes finish together.
-            let share = (self.uncut / measure.lanes as u64).next_multiple_of(4096);
+            let share = ((self.uncut as f64 * measure.share) as u64).next_multiple_of(4096);
             limits.max_bytes = limits.max_bytes.min(share.max(measure.min_part));
         }
         let end = cut(&self.request.legs[self.leg], self.at, limits);
@@ -246,9 +266,11 @@ impl Transfer {
     }
 
     fn undone(&self) -> Vec<LegRange> {
+        let lost = self.hanging.iter().map(|lost| &lost.part);
         let mut ranges: Vec<LegRange> = self
             .redo
             .iter()
+            .chain(lost)
             .map(|part| (part.leg as usize, part.start..part.end))
             .collect();
         let mut at = self.at;

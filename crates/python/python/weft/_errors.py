@@ -43,11 +43,46 @@ class ChecksumMismatch(TransferError):
     """The bytes at the two ends differ."""
 
 
+class AtomicError(Error):
+    """An atomic operation brought no answer. Unless `may_have_happened`, it was certainly not carried out."""
+
+    peer: str
+    transport: str
+    cause: str
+    may_have_happened: bool
+
+
+class AtomicRefused(AtomicError, Refused):
+    """The owner of the word said no."""
+
+
+class OutcomeUnknown(AtomicError):
+    """It was sent, and whether it was carried out is not known. It is never repeated to find out."""
+
+
 class PeerLost(Error):
     """The session is over: connect again."""
 
     peer: str
     cause: str
+
+
+class CollectiveError(Error, RuntimeError):
+    """A collective failed, on every rank of the group. The group is of no further use: `shrink` makes a new one."""
+
+    rank: int
+    """The rank that is to blame."""
+    cause: str
+    """lost, late, wrong call, withdrew or broken."""
+    step: int
+    called: str | None
+    """What this rank had called."""
+    others: list[tuple[int, str]]
+    """What other ranks had called, as far as it was known."""
+
+
+class LeftOut(Error):
+    """The ranks that are left have gone on without this one."""
 
 
 class ConnectError(Error):

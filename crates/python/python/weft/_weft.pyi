@@ -86,6 +86,12 @@ class Memory:
         """Whether peers on this host can map it instead of copying through the kernel."""
     @property
     def writable(self) -> bool: ...
+    def read_word(self, offset: int) -> int:
+        """What the word at `offset` holds: eight bytes, little-endian, at a multiple of eight."""
+    def fetch_add(self, offset: int, value: int) -> int:
+        """Adds to the word at `offset`, wrapping around, and gives what it held. Atomic with the operations of all peers."""
+    def compare_swap(self, offset: int, expected: int, new: int) -> int:
+        """Stores `new` in the word at `offset` if it is `expected`, and gives what it held. Atomic likewise."""
     def release(self, timeout: float | None = None) -> None:
         """Withdraws and releases the memory; afterwards no peer touches it."""
     def __len__(self) -> int: ...
@@ -185,6 +191,26 @@ class Peer:
         notify: bytes | None = None,
     ) -> Prepared:
         """The same as `transfer`, checked now and posted later, as often as wanted."""
+    def fetch_add(self, remote: Region, offset: int, value: int, *, deadline: float | None = None) -> int:
+        """Adds to the word at `offset` of the remote region, wrapping around, and gives what it held.
+
+        A word is eight bytes, little-endian, at a multiple of eight, in a region published with `read=True, write=True`. The
+        operation is atomic with all others on the word, whatever way they come, and with the owner's; not with transfers.
+
+        It is carried out once or not at all. `OutcomeUnknown` says that it was sent and that nobody knows which.
+        """
+    def fetch_add_async(
+        self, remote: Region, offset: int, value: int, *, deadline: float | None = None
+    ) -> Awaitable[int]:
+        """The same, for `await`. It is posted by the call; cancelling the wait does not take it back."""
+    def compare_swap(
+        self, remote: Region, offset: int, expected: int, new: int, *, deadline: float | None = None
+    ) -> int:
+        """Stores `new` in the word at `offset` of the remote region if it is `expected`, and gives what it held: `expected`
+        means that it was stored. Otherwise as `fetch_add`."""
+    def compare_swap_async(
+        self, remote: Region, offset: int, expected: int, new: int, *, deadline: float | None = None
+    ) -> Awaitable[int]: ...
     def notify(self, payload: bytes) -> None:
         """Sends a notification, which arrives once."""
     def borrow(self, remote: Region, lease: float = 60.0) -> Borrowed:

@@ -14,11 +14,11 @@ use weft_protocol::transfer::PeerId;
 use weft_protocol::wire::{Reader, Writer};
 use weft_protocol::{Epoch, Loss};
 
+use super::Communicator;
 use super::board::{Board, letter};
 use super::exchange::GroupExchange;
 use super::far::Far;
 use super::state::State;
-use super::{Communicator, Inner};
 use crate::agent::{Agent, parse_addresses};
 use crate::driver::{PeerState, Shared};
 use crate::error::Error;
@@ -62,6 +62,13 @@ impl JoinOptions {
     }
 }
 
+/// Where the agent of a rank is reached, and which life of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub address: String,
+    pub epoch: Epoch,
+}
+
 /// A group in the making.
 #[derive(Debug)]
 pub(super) struct Formation {
@@ -84,22 +91,40 @@ struct Hello {
 impl Communicator {
     /// Joins a group. The agent needs a rendezvous, where its ranks find each other.
     pub fn join(agent: &Agent, options: JoinOptions) -> Result<Communicator, Error> {
-        let JoinOptions { name, rank, size, .. } = &options;
-        if rank.0 >= *size {
-            let (rank, ranks) = (*rank, *size);
-            return Err(super::CallError::NoSuchRank { rank, ranks }.into());
-        }
-        let id = group_id(&[name.as_bytes(), &size.to_le_bytes()]);
-        let formation = Formation::new(agent, id, options);
+        let formation = Formation::of_name(agent, options)?;
         let registration = formation.find_lower_ranks()?;
         let group = formation.form();
         // From now on nobody looks for this rank any more.
         drop(registration);
         group
     }
+
+    /// Joins a group whose ranks have found each other already: `members` says where each of them is, in order. Only those below this
+    /// rank are looked at.
+    pub fn meet(agent: &Agent, options: JoinOptions, members: &[Member]) -> Result<Communicator, Error> {
+        let formation = Formation::of_name(agent, options)?;
+        for lower in 0..formation.options.rank.0 {
+            let Some(member) = members.get(lower as usize) else {
+                let (rank, ranks) = (Rank(lower), members.len() as u32);
+                return Err(super::CallError::NoSuchRank { rank, ranks }.into());
+            };
+            formation.find(Rank(lower), member)?;
+        }
+        formation.form()
+    }
 }
 
 impl Formation {
+    fn of_name(agent: &Agent, options: JoinOptions) -> Result<Formation, Error> {
+        let JoinOptions { name, rank, size, .. } = &options;
+        if rank.0 >= *size {
+            let (rank, ranks) = (*rank, *size);
+            return Err(super::CallError::NoSuchRank { rank, ranks }.into());
+        }
+        let id = group_id(&[name.as_bytes(), &size.to_le_bytes()]);
+        Ok(Formation::new(agent, id, options))
+    }
+
     pub(super) fn new(agent: &Agent, id: u64, options: JoinOptions) -> Formation {
         let board = Board::new(id, options.size);
         agent.shared().lock().boards.push(board.clone());
@@ -119,18 +144,25 @@ impl Formation {
         let registration = rendezvous.register(&entry_of(rank.0), &self.agent.address(), self.agent.epoch())?;
         for lower in 0..rank.0 {
             let entry = rendezvous.lookup(&entry_of(lower), self.left())?;
-            let peer = match self.known(entry.epoch) {
-                Some(peer) => peer,
-                None => self.agent.connect_peer(Target {
-                    addresses: parse_addresses(&entry.address)?,
-                    deadline: self.until,
-                    name: None,
-                    epoch: Some(entry.epoch),
-                })?,
-            };
-            self.board.knows(Rank(lower), peer);
+            let (address, epoch) = (entry.address, entry.epoch);
+            self.find(Rank(lower), &Member { address, epoch })?;
         }
         Ok(registration)
+    }
+
+    /// Makes sure that there is a session with a rank.
+    fn find(&self, rank: Rank, member: &Member) -> Result<(), Error> {
+        let peer = match self.known(member.epoch) {
+            Some(peer) => peer,
+            None => self.agent.connect_peer(Target {
+                addresses: parse_addresses(&member.address)?,
+                deadline: self.until,
+                name: None,
+                epoch: Some(member.epoch),
+            })?,
+        };
+        self.board.knows(rank, peer);
+        Ok(())
     }
 
     /// Lets all ranks meet, and makes this one's end of the group.
@@ -156,7 +188,7 @@ impl Formation {
         let far = Far::new(&self.agent, self.board.clone(), used, channels);
         let exchange = GroupExchange::new(rank, near, arena, far, channels);
         let state = State::new(self.agent.clone(), exchange, size, grid(&hosts), count)?;
-        let group = Inner::new(self.agent.clone(), state, self.board.clone(), self.options.clone())?;
+        let group = Communicator::new(self.agent.clone(), state, self.board.clone(), self.options.clone())?;
         group.barrier().deadline(self.left()).run()?;
         Ok(group)
     }

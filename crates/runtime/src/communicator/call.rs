@@ -60,6 +60,12 @@ impl Asked {
 }
 
 impl Described {
+    /// Every buffer of it.
+    pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut Part> {
+        let all = std::iter::once(&mut self.first).chain(&mut self.more);
+        all.flat_map(|one| &mut one.parts)
+    }
+
     pub(super) fn all(&self) -> impl Iterator<Item = &One> {
         std::iter::once(&self.first).chain(&self.more)
     }
@@ -81,6 +87,12 @@ impl<'a> Call<'a> {
             all.for_each(|one| one.spec.algorithm = Some(algorithm));
         }
         self
+    }
+
+    /// Which algorithm it would run by; of a group, one for each of its calls.
+    pub fn algorithms(&self) -> Result<Vec<Algorithm>, Error> {
+        let described = self.described.as_ref().map_err(CallError::clone)?;
+        Ok(self.group.inner.lock().algorithms(described)?)
     }
 
     /// Runs it, after the calls that were started before, and waits for its end.

@@ -32,7 +32,7 @@ const KIND_PART: u8 = 0;
 const KIND_CONSUMED: u8 = 1;
 const KIND_THERE: u8 = 2;
 /// From this size on a message is read from where it lies.
-const LONG_BYTES: u64 = 128 << 10;
+pub(super) const LONG_BYTES: u64 = 128 << 10;
 /// Bytes of one part. A multiple of every built-in element.
 const PART_BYTES: u64 = (MAX_PARCEL_BYTES - HEAD_BYTES) as u64 / 4096 * 4096;
 /// How far a sender may be ahead of its receiver on one lane.

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use super::Inner;
 use crate::error::Error;
@@ -74,6 +75,14 @@ impl Pending {
     pub fn wait(&self) -> Result<(), Error> {
         self.group.drive_until(|| self.outcome.is_ended());
         self.outcome.result().unwrap_or(Err(Error::Stopped))
+    }
+
+    /// Waits for the end, but no longer than this.
+    pub fn wait_for(&self, timeout: Duration) -> Option<Result<(), Error>> {
+        let until = Instant::now().checked_add(timeout);
+        let late = || until.is_some_and(|until| Instant::now() >= until);
+        self.group.drive_until(|| self.outcome.is_ended() || late());
+        self.poll()
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use weft_fabric::Clock;
 use weft_fabric::kernels::HostKernels;
-use weft_plan::algorithms::Grid;
+use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::collective::Buffer;
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
@@ -151,12 +151,14 @@ impl State {
         }
     }
 
-    fn begin(&mut self, call: Described, outcome: Option<Outcome>) -> Result<(), Error> {
+    fn begin(&mut self, mut call: Described, outcome: Option<Outcome>) -> Result<(), Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
         let prepared = self.prepare(&call)?;
         check(&prepared, &call)?;
+        let far = self.exchange.is_far();
+        call.parts_mut().try_for_each(|part| part.lend(&self.agent, far))?;
         let needed: u64 = prepared.bytes.iter().map(|bytes| bytes[2].next_multiple_of(64)).sum();
         if self.scratch.len() < needed {
             self.scratch = self.agent.allocate(needed.next_power_of_two() as usize)?;
@@ -184,6 +186,12 @@ impl State {
             outcome,
         });
         Ok(())
+    }
+
+    /// What a call like this would run by.
+    pub(super) fn algorithms(&self, call: &Described) -> Result<Vec<Algorithm>, CallError> {
+        let channels = self.exchange.channels();
+        call.all().map(|one| one.spec.algorithm(self.grid, channels)).collect()
     }
 
     fn prepare(&mut self, call: &Described) -> Result<Arc<Prepared>, CallError> {
@@ -378,7 +386,6 @@ fn check(prepared: &Prepared, call: &Described) -> Result<(), Error> {
                     given: given.len,
                 }));
             }
-            given.memory.lent()?;
         }
     }
     Ok(())

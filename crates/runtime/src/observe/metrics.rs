@@ -2,6 +2,8 @@
 //!
 //! No label carries a peer's name: the number of series stays fixed however many peers come and go.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -14,6 +16,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::event::{Event, word};
+use crate::agent::RailCounters;
 
 /// From 1 µs in steps of four: the sixteenth bucket ends at about 18 minutes.
 const SECONDS_FIRST: f64 = 1e-6;
@@ -32,6 +35,24 @@ pub(super) struct Metrics {
     paths_lost: Family<Carrier, Counter>,
     notifications: Family<Sense, Counter>,
     dropped: Counter,
+    counted: Family<Counted, Counter>,
+    /// Asked at every scrape.
+    source: Option<Source>,
+}
+
+/// Where to ask for what the transports count.
+pub(super) struct Source(Box<dyn Fn() -> Vec<RailCounters> + Send>);
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Source")
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Counted {
+    transport: &'static str,
+    event: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -72,6 +93,8 @@ impl Metrics {
             paths_lost: Family::default(),
             notifications: Family::default(),
             dropped: Counter::default(),
+            counted: Family::default(),
+            source: None,
         };
         let m = &metrics;
         let identity = vec![
@@ -89,8 +112,28 @@ impl Metrics {
         registry.register("paths_lost", "Paths lost", m.paths_lost.clone());
         registry.register("notifications", "Notifications", m.notifications.clone());
         registry.register("events_dropped", "Events that found the queue full", m.dropped.clone());
+        let counted = "What transports count, all rails together";
+        registry.register("transport_events", counted, m.counted.clone());
         metrics.registry = registry;
         metrics
+    }
+
+    pub(super) fn count_with(&mut self, source: Box<dyn Fn() -> Vec<RailCounters> + Send>) {
+        self.source = Some(Source(source));
+    }
+
+    fn ask_source(&self) {
+        let Some(Source(source)) = &self.source else { return };
+        let mut totals: BTreeMap<(&'static str, &'static str), u64> = BTreeMap::new();
+        for rail in source() {
+            for (event, count) in rail.counts {
+                *totals.entry((rail.transport, event)).or_default() += count;
+            }
+        }
+        for ((transport, event), total) in totals {
+            let counter = self.counted.get_or_create(&Counted { transport, event });
+            counter.inc_by(total.saturating_sub(counter.get()));
+        }
     }
 
     pub(super) fn count(&mut self, event: &Event) {
@@ -145,6 +188,7 @@ impl Metrics {
 
 pub(super) fn render(metrics: &Mutex<Metrics>, dropped: u64) -> String {
     let metrics = metrics.lock().unwrap_or_else(PoisonError::into_inner);
+    metrics.ask_source();
     metrics.dropped.inc_by(dropped.saturating_sub(metrics.dropped.get()));
     let mut text = String::new();
     // Writing into a string cannot fail.

@@ -91,16 +91,22 @@ pub enum ForeignMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportChoice {
     SharedMemory,
+    Verbs,
     Tcp,
 }
 
 impl TransportChoice {
-    pub const ALL: [TransportChoice; 2] = [TransportChoice::SharedMemory, TransportChoice::Tcp];
+    pub const ALL: [TransportChoice; 3] = [
+        TransportChoice::SharedMemory,
+        TransportChoice::Verbs,
+        TransportChoice::Tcp,
+    ];
 
     /// The name that the transport itself goes by.
     pub fn name(self) -> &'static str {
         match self {
             TransportChoice::SharedMemory => "shared_memory",
+            TransportChoice::Verbs => "verbs",
             TransportChoice::Tcp => "tcp",
         }
     }
@@ -180,6 +186,19 @@ impl Value for usize {
     }
     fn measure(&self) -> Option<u64> {
         u64::try_from(*self).ok()
+    }
+}
+
+impl Value for u8 {
+    const KIND: &'static str = "number";
+    fn parse(raw: &Raw) -> Option<u8> {
+        raw.one()?.parse().ok()
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+    fn measure(&self) -> Option<u64> {
+        Some((*self).into())
     }
 }
 
@@ -279,7 +298,7 @@ impl Value for ForeignMemory {
 }
 
 impl Value for TransportChoice {
-    const KIND: &'static str = "shared_memory or tcp";
+    const KIND: &'static str = "shared_memory, verbs or tcp";
     fn parse(raw: &Raw) -> Option<TransportChoice> {
         let text = raw.one()?;
         TransportChoice::ALL.into_iter().find(|choice| choice.name() == text)
@@ -333,8 +352,18 @@ impl<T: Value> Value for Option<T> {
 }
 
 impl Value for Vec<TransportChoice> {
-    const KIND: &'static str = "list of shared_memory, tcp";
+    const KIND: &'static str = "list of shared_memory, verbs, tcp";
     fn parse(raw: &Raw) -> Option<Vec<TransportChoice>> {
+        list(raw)
+    }
+    fn text(&self) -> String {
+        listed(self)
+    }
+}
+
+impl Value for Vec<String> {
+    const KIND: &'static str = "list of names";
+    fn parse(raw: &Raw) -> Option<Vec<String>> {
         list(raw)
     }
     fn text(&self) -> String {

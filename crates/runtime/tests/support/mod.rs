@@ -1,11 +1,13 @@
 //! A second process for the tests: the test binary itself, started again in another role.
 //!
 //! A file of tests that uses this declares `#[test] fn second_process() { support::second_process() }`, which does nothing in the
-//! ordinary run and becomes the second process when [`Child::spawn`] starts the binary with only that test and a role.
+//! ordinary run and becomes the second process when [`Child::spawn`] starts the binary with only that test and a role. On another
+//! machine somebody else starts it, and [`Child::accept`] takes the connection that it makes.
 #![allow(dead_code)]
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child as Process, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::process::{Child as Process, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use weft::{Access, Agent, AgentBuilder, Memory};
@@ -23,6 +25,8 @@ pub enum Way {
     /// The same where the kernel refuses to copy between processes.
     Bounce,
     Tcp,
+    /// RDMA, and TCP behind it. Not among [`Way::ALL`], because it needs a device.
+    Verbs,
 }
 
 impl Way {
@@ -31,7 +35,15 @@ impl Way {
     pub fn transport(self) -> &'static str {
         match self {
             Way::Tcp => "tcp",
+            Way::Verbs => "verbs",
             _ => "shared_memory",
+        }
+    }
+
+    fn transports(self) -> &'static str {
+        match self {
+            Way::Verbs => "verbs,tcp",
+            _ => self.transport(),
         }
     }
 
@@ -41,19 +53,21 @@ impl Way {
             Way::Foreign => "foreign",
             Way::Bounce => "bounce",
             Way::Tcp => "tcp",
+            Way::Verbs => "verbs",
         }
     }
 
     fn parse(word: &str) -> Way {
         Way::ALL
             .into_iter()
+            .chain([Way::Verbs])
             .find(|way| way.word() == word)
             .expect("a way that exists")
     }
 
     pub fn builder(self, name: &str) -> AgentBuilder {
         let builder = Agent::builder(name)
-            .set("transports", self.transport())
+            .set("transports", self.transports())
             .secret("a secret for tests");
         if self == Way::Bounce {
             builder.set("shared_memory.foreign", "bounce")
@@ -68,7 +82,7 @@ impl Way {
 
     pub fn memory(self, agent: &Agent, bytes: usize) -> Memory {
         match self {
-            Way::Mapped | Way::Tcp => agent.allocate(bytes).expect("memory"),
+            Way::Mapped | Way::Tcp | Way::Verbs => agent.allocate(bytes).expect("memory"),
             Way::Foreign | Way::Bounce => agent.register_vec(vec![0; bytes]).expect("memory"),
         }
     }
@@ -83,9 +97,10 @@ pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
 
 /// The second process. It holds one region, `data`, readable and writable, filled with `pattern(1, …)`.
 pub struct Child {
-    process: Process,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
+    /// None on another machine.
+    process: Option<Process>,
+    stdin: Box<dyn Write>,
+    stdout: BufReader<Box<dyn Read>>,
     pub address: String,
 }
 
@@ -109,15 +124,31 @@ impl Child {
             .spawn()
             .expect("the second process starts");
         let stdin = process.stdin.take().expect("its input");
-        let stdout = BufReader::new(process.stdout.take().expect("its output"));
+        let stdout = process.stdout.take().expect("its output");
+        Child::greet(Some(process), Box::new(stdin), Box::new(stdout))
+    }
+
+    /// Waits for the second process to connect from another machine. It is told its role in the first line.
+    pub fn accept(listener: &TcpListener, way: Way, name: &str, bytes: usize) -> Child {
+        let (mut stream, _) = listener.accept().expect("the other machine connects");
+        writeln!(stream, "{} {name} {bytes}", way.word()).expect("the other machine listens");
+        let answers = stream.try_clone().expect("a second handle");
+        Child::greet(None, Box::new(stream), Box::new(answers))
+    }
+
+    fn greet(process: Option<Process>, stdin: Box<dyn Write>, stdout: Box<dyn Read>) -> Child {
         let mut child = Child {
             process,
             stdin,
-            stdout,
+            stdout: BufReader::new(stdout),
             address: String::new(),
         };
         child.address = child.answer();
         child
+    }
+
+    fn process(&self) -> &Process {
+        self.process.as_ref().expect("a process of this machine")
     }
 
     /// Sends a command and returns the answer.
@@ -147,18 +178,19 @@ impl Child {
 
     pub fn signal(&self, signal: i32) {
         // SAFETY: the process is ours and has not been waited for, so the number is still its own.
-        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
+        assert_eq!(unsafe { libc::kill(self.process().id() as i32, signal) }, 0);
     }
 
     pub fn kill(&mut self) {
         self.signal(libc::SIGKILL);
-        self.process.wait().expect("it is dead");
+        let process = self.process.as_mut().expect("a process of this machine");
+        process.wait().expect("it is dead");
     }
 
     /// Stops the process and waits until it stands still.
     pub fn freeze(&self) {
         self.signal(libc::SIGSTOP);
-        let path = format!("/proc/{}/stat", self.process.id());
+        let path = format!("/proc/{}/stat", self.process().id());
         let stopped =
             || std::fs::read_to_string(&path).is_ok_and(|s| s.rsplit(") ").next().is_some_and(|r| r.starts_with('T')));
         let give_up = Instant::now() + LONG;
@@ -170,7 +202,7 @@ impl Child {
 
     /// User and system time used so far, in ticks of 10 ms.
     pub fn cpu_ticks(&self) -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).expect("it lives");
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process().id())).expect("it lives");
         let fields: Vec<&str> = stat.rsplit(") ").next().expect("a line").split(' ').collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
@@ -182,8 +214,11 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        // On another machine, the end of its input ends it.
+        if let Some(process) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
     }
 }
 
@@ -215,6 +250,10 @@ pub fn second_process() {
         match words[..] {
             ["fill", byte] => {
                 memory.write(0, &vec![byte.parse().unwrap(); bytes]);
+                answer("filled");
+            }
+            ["pattern", seed] => {
+                memory.write(0, &pattern(seed.parse().unwrap(), bytes));
                 answer("filled");
             }
             ["count", byte] => {
@@ -260,6 +299,10 @@ pub fn second_process() {
                     told.from.notify(&told.payload).unwrap();
                 }
                 answer("stopped");
+            }
+            ["ip", ref arguments @ ..] => {
+                let done = Command::new("ip").args(arguments).status().expect("ip runs");
+                answer(&done.success().to_string());
             }
             ["peers"] => answer(&agent.peers().len().to_string()),
             ["quit"] => break,

@@ -55,7 +55,7 @@ impl Play {
         if !self.is_active(index) {
             return Ok(());
         }
-        match self.chance.below(100) {
+        match self.chance.below(if self.plan.counts { 130 } else { 100 }) {
             0..10 => self.meet(index),
             10..42 => self.read(index),
             42..72 => self.write(index),
@@ -65,6 +65,7 @@ impl Play {
             89..94 => self.trespass(index),
             94..98 => self.borrow(index),
             98 => self.return_lease(index),
+            100.. => self.count(index),
             _ => self.part(index),
         }
     }
@@ -89,6 +90,14 @@ impl Play {
         }
     }
 
+    /// Pulls the cable of some rail of some node, for longer or shorter than a path's patience.
+    pub(super) fn pull_cable(&mut self) {
+        let node = self.chance.below(self.nodes.len() as u64) as usize;
+        let rail = self.chance.below(self.plan.rails.len() as u64) as u32;
+        let duration = Time::from_us(100 << self.chance.below(12));
+        self.world.pull(self.nodes[node].id, rail, duration);
+    }
+
     fn meet(&mut self, index: usize) -> Result<(), Violation> {
         let to = self.chance.below(self.nodes.len() as u64) as usize;
         let links = self.nodes[index].links.values().filter(|link| link.to == to).count();
@@ -99,7 +108,7 @@ impl Play {
         self.connect(index, to, patience)
     }
 
-    fn any_peer(&mut self, index: usize) -> Option<PeerId> {
+    pub(super) fn any_peer(&mut self, index: usize) -> Option<PeerId> {
         let up = self.nodes[index].links.iter().filter(|(_, link)| link.up);
         let up: Vec<PeerId> = up.map(|(peer, _)| *peer).collect();
         let pick = self.chance.below(up.len().max(1) as u64) as usize;
@@ -445,7 +454,7 @@ impl Play {
         1 + self.chance.below(most)
     }
 
-    fn patience(&mut self) -> Time {
+    pub(super) fn patience(&mut self) -> Time {
         Time::from_us(20 << self.chance.below(15))
     }
 }

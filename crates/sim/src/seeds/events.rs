@@ -32,6 +32,7 @@ impl Play {
                 self.leases.retain(|(node, of, _), _| (*node, *of) != (index, peer));
             }
             Event::Notified { payload, .. } => self.on_notified(index, &payload)?,
+            Event::AtomicEnded { id, outcome } => self.on_incremented(index, id, outcome)?,
             Event::Ended { id, outcome } => self.on_ended(index, id, outcome)?,
             Event::Leased { peer, lease, until } => {
                 let until = self.nodes[index]

@@ -7,11 +7,14 @@
 //! - a transfer ends once, and by its deadline;
 //! - a key of an earlier life or of a withdrawn region opens nothing, nor does one without the permission or past the end;
 //! - a notification comes after its data, at most once, and surely where the session lives;
+//! - an increment of a peer's word happens once where it is answered, not at all where it is said not to have happened, at most
+//!   once where that is said to be unknown, and never after its deadline;
 //! - a region is not free while it is borrowed;
 //! - queues stay bounded;
 //! - when nothing goes wrong any more, everything works again.
 
 mod acts;
+mod counters;
 mod events;
 mod ledger;
 mod plan;

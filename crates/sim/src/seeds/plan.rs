@@ -12,7 +12,8 @@ pub(super) struct Plan {
     pub(super) nodes: usize,
     /// Nodes on one host share memory.
     pub(super) nodes_per_host: usize,
-    pub(super) network: Fabric,
+    /// One network, or two of unequal speed.
+    pub(super) rails: Vec<Fabric>,
     pub(super) paths: usize,
     pub(super) faults: Faults,
     /// Chances, out of a thousand actions, of the faults that befall whole nodes and paths.
@@ -22,12 +23,17 @@ pub(super) struct Plan {
     pub(super) reset: u64,
     /// The same of a path just after a transfer was submitted.
     pub(super) snip: u64,
+    /// The same of a cable, where there is another one.
+    pub(super) pull: u64,
     pub(super) actions: u64,
     /// The time between two actions, at most.
     pub(super) pace_max: Time,
     pub(super) silence_max: Time,
     pub(super) region_bytes: usize,
     pub(super) cells: usize,
+    /// Agents increment each other's words. Only in some worlds, so that the others, those known to have failed among them, keep
+    /// their histories.
+    pub(super) counts: bool,
 }
 
 impl Plan {
@@ -71,10 +77,11 @@ impl Plan {
             },
             ..Fabric::NETWORK
         };
+        let rails = rails_of(seed, network);
         Plan {
             nodes: 2 + chance.below(3) as usize,
             nodes_per_host: 1 + chance.below(3) as usize,
-            network,
+            rails,
             paths: 1 + chance.below(3) as usize,
             faults,
             crash,
@@ -82,11 +89,27 @@ impl Plan {
             freeze,
             reset,
             snip,
+            pull: 100,
             actions: 250,
             pace_max: Time::from_us(200 << chance.below(6)),
             silence_max: Time::from_ms(300 + chance.below(700)),
             region_bytes: 32 << 10,
             cells: 4,
+            counts: seed % 4 == 1,
         }
     }
+}
+
+/// A third of the worlds have a second network. Its draws are its own, so that the others stay as they were.
+fn rails_of(seed: u64, network: Fabric) -> Vec<Fabric> {
+    let mut chance = Seeded::new(seed ^ 0x7261_696c);
+    let mut rails = vec![network];
+    if chance.below(3) == 0 {
+        let mut second = Fabric { rail: 1, ..network };
+        let bandwidth = network.cost.bandwidth.bytes_per_sec() >> chance.below(4);
+        second.cost.bandwidth = Bandwidth::from_bytes_per_sec(bandwidth);
+        second.max_op_bytes >>= chance.below(2);
+        rails.push(second);
+    }
+    rails
 }

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use weft_plan::{Place, Spans, Time};
-use weft_protocol::agent::{Event, Target};
+use weft_protocol::agent::{AtomicId, Event, Target};
 use weft_protocol::seeded::Seeded;
 use weft_protocol::session::LeaseId;
 use weft_protocol::transfer::{PeerId, TransferId};
 use weft_protocol::{Access, Epoch, Progress, Region, RegionKey, RemoteRegion};
 
+use super::counters::{Counter, Increment};
 use super::ledger::Watched;
 use super::plan::Plan;
 use super::verdicts::Violation;
@@ -20,7 +21,7 @@ const STEPS_MAX: u64 = 20_000_000;
 /// Local buffers of an agent: as many transfers as it may have under way.
 const BUFFERS: usize = 12;
 /// How long after its deadline a transfer is looked for.
-const SLACK: Time = Time::from_ms(1);
+pub(super) const SLACK: Time = Time::from_ms(1);
 /// How long a region may take to become free.
 const RELEASE_SECS_MAX: u64 = 30;
 /// Old keys that are tried now and then.
@@ -38,6 +39,11 @@ pub(super) struct Play {
     pub(super) leases: BTreeMap<(usize, PeerId, LeaseId), Lease>,
     /// Regions that are gone, by the node that had them.
     pub(super) stale: Vec<(usize, RemoteRegion)>,
+    pub(super) counters: Vec<Counter>,
+    pub(super) increments: BTreeMap<u64, Increment>,
+    /// Those that have not ended.
+    pub(super) counting: BTreeMap<(usize, AtomicId), u64>,
+    pub(super) next_increment: u64,
     pub(super) next_work: u64,
     pub(super) next_note: u64,
     pub(super) ends: BTreeMap<String, u64>,
@@ -139,30 +145,34 @@ pub(super) struct Lease {
 }
 
 #[derive(Clone, Copy)]
-enum Tick {
+pub(super) enum Tick {
     Wake,
     Act,
     Thaw,
     Restart,
     Overdue,
+    Counted,
     Reclaim,
     Release,
     Snip,
+    Pull,
     Calm,
     Reconnect,
     Probe,
     End,
 }
 
-const TICKS: [Tick; 12] = [
+const TICKS: [Tick; 14] = [
     Tick::Wake,
     Tick::Act,
     Tick::Thaw,
     Tick::Restart,
     Tick::Overdue,
+    Tick::Counted,
     Tick::Reclaim,
     Tick::Release,
     Tick::Snip,
+    Tick::Pull,
     Tick::Calm,
     Tick::Reconnect,
     Tick::Probe,
@@ -183,6 +193,10 @@ impl Play {
             notes: BTreeMap::new(),
             leases: BTreeMap::new(),
             stale: Vec::new(),
+            counters: Vec::new(),
+            increments: BTreeMap::new(),
+            counting: BTreeMap::new(),
+            next_increment: 0,
             next_work: 0,
             next_note: 0,
             ends: BTreeMap::new(),
@@ -246,7 +260,7 @@ impl Play {
         Ok(())
     }
 
-    fn arrange(&self, at: Time, tick: Tick, about: u64) {
+    pub(super) fn arrange(&self, at: Time, tick: Tick, about: u64) {
         self.world.at(at, (tick as u64) << 56 | about);
     }
 
@@ -275,11 +289,18 @@ impl Play {
             }
             Tick::Act => self.on_act(),
             Tick::Overdue => self.on_overdue(about),
+            Tick::Counted => self.on_counted(about),
             Tick::Reclaim => self.reclaim(about),
             Tick::Release => self.on_release(index),
             Tick::Snip => {
                 if !self.calm {
                     self.world.reset_path(about);
+                }
+                Ok(())
+            }
+            Tick::Pull => {
+                if !self.calm {
+                    self.pull_cable();
                 }
                 Ok(())
             }
@@ -323,12 +344,17 @@ impl Play {
         let epoch = Epoch(self.next_epoch);
         self.next_epoch += 1;
         let node = &self.nodes[index];
+        let mut rails = self.plan.rails.clone();
+        // No two hosts need name their cards in one order.
+        if index % 2 == 1 {
+            rails.reverse();
+        }
         let birth = Birth {
             node: node.id,
             name: node.name.clone(),
             host: node.host.clone(),
             epoch,
-            network: self.plan.network,
+            rails,
             paths: self.plan.paths,
             heartbeat: Time::from_ps(self.plan.silence_max.as_ps() / 6),
             silence_max: self.plan.silence_max,
@@ -362,6 +388,7 @@ impl Play {
             share("source", Access::READ, 1),
             share("sink", Access::WRITE, self.plan.cells),
         );
+        self.open_counter(index, &mut agent);
         let node = &mut self.nodes[index];
         node.agent = Some(agent);
         (node.buffers, node.source, node.sink) = (buffers, source, sink);
@@ -387,6 +414,7 @@ impl Play {
             self.regions[region].watched.freeze();
             self.regions[region].dead = true;
         }
+        self.forget_increments(index)?;
         let of_node = self.open.range((index, TransferId(0))..=(index, TransferId(u64::MAX)));
         let of_node: Vec<_> = of_node.map(|(key, work)| (*key, *work)).collect();
         for (key, work) in of_node {
@@ -530,13 +558,22 @@ impl Play {
         Ok(())
     }
 
-    /// Arranges to look for a transfer after its deadline, and perhaps to cut its path before.
+    /// Arranges to look for a transfer after its deadline, and perhaps to cut its path or to pull a cable before.
     pub(super) fn watch(&mut self, work: u64, deadline: Time) {
         self.arrange(deadline.saturating_add(SLACK), Tick::Overdue, work);
+        self.snip();
+    }
+
+    /// Perhaps cuts a path in a moment.
+    pub(super) fn snip(&mut self) {
         if !self.calm && self.chance.below(1000) < self.plan.snip {
             let soon = Time::from_ns(self.chance.below(60_000));
             let pick = self.chance.below(1 << 32);
             self.arrange(self.later(soon), Tick::Snip, pick);
+        }
+        if !self.calm && self.plan.rails.len() > 1 && self.chance.below(1000) < self.plan.pull {
+            let soon = Time::from_ns(self.chance.below(60_000));
+            self.arrange(self.later(soon), Tick::Pull, 0);
         }
     }
 
@@ -599,6 +636,7 @@ impl Play {
                     return Err(Violation::NoCalmPeer { node: from, to });
                 };
                 self.transfer_in_calm(from, peer)?;
+                self.increment(from, peer, Time::from_secs(2), true)?;
             }
         }
         self.arrange(self.later(Time::from_secs(3)), Tick::End, 0);
@@ -643,6 +681,7 @@ impl Play {
                 })?;
             }
         }
+        self.check_counters()?;
         if let Some(((node, id), _)) = self.open.first_key_value() {
             return Err(Violation::Overdue { node: *node, id: *id });
         }

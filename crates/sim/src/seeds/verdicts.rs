@@ -2,9 +2,10 @@
 
 use thiserror::Error;
 use weft_protocol::Failure;
-use weft_protocol::agent::ConnectError;
+use weft_protocol::agent::{AtomicId, ConnectError};
 use weft_protocol::transfer::TransferId;
 
+use super::counters::Told;
 use super::ledger::Damage;
 
 /// A promise that was not kept.
@@ -61,6 +62,28 @@ pub(super) enum Violation {
         id: TransferId,
         cause: Failure,
     },
+    #[error("node {node}: {id:?} ended twice, or was never begun")]
+    CountedTwice { node: usize, id: AtomicId },
+    #[error("node {node}: {id:?} has not ended by its deadline")]
+    CountOverdue { node: usize, id: AtomicId },
+    #[error("node {node}: {id:?} found {ticket}, which another increment has found")]
+    SameTicket { node: usize, id: AtomicId, ticket: u64 },
+    #[error("node {node}: {id:?} was told as {told:?}, and its word holds {found}")]
+    Miscounted {
+        node: usize,
+        id: AtomicId,
+        told: Told,
+        found: u64,
+    },
+    #[error("node {node}: {certain} increments and perhaps {unknown} more, but the sum is {sum}")]
+    WrongSum {
+        node: usize,
+        certain: u64,
+        unknown: u64,
+        sum: u64,
+    },
+    #[error("in calm, {id:?} of node {node} failed: {cause}")]
+    CalmMiscount { node: usize, id: AtomicId, cause: Failure },
     #[error("the world never comes to rest")]
     Restless,
 }

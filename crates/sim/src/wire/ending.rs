@@ -18,6 +18,7 @@ impl State {
         half.stage = Stage::Closed;
         half.inbound.clear();
         let ops = std::mem::take(&mut half.ops);
+        let atomics = std::mem::take(&mut half.atomics);
         let seat = half.seat;
         let fenced = fenced || wire.fabric.local;
         if wire.opener.stage == Stage::Closed && wire.acceptor.stage == Stage::Closed {
@@ -27,6 +28,10 @@ impl State {
         self.ends[end].paths.remove(&path);
         for (op, outgoing) in ops {
             let fenced = fenced || outgoing.job.part.direction == Direction::Read;
+            let outcome = Err(Failure::PathLost { loss, fenced });
+            self.signal(end, Signal::Completed { path, op, outcome });
+        }
+        for op in atomics.into_keys() {
             let outcome = Err(Failure::PathLost { loss, fenced });
             self.signal(end, Signal::Completed { path, op, outcome });
         }
@@ -75,6 +80,7 @@ impl State {
             let half = wire.half_mut(side);
             half.stage = Stage::Closed;
             half.ops.clear();
+            half.atomics.clear();
             half.inbound.clear();
             half.seat = None;
             let over = wire.half(side.other()).stage == Stage::Closed;
@@ -90,7 +96,7 @@ impl State {
     /// is silent.
     pub(crate) fn reset_path(&mut self, pick: u64) -> bool {
         let is_open = |w: &Wire| w.opener.stage == Stage::Open && w.acceptor.stage == Stage::Open;
-        let is_used = |w: &Wire| !w.opener.ops.is_empty() || !w.acceptor.ops.is_empty();
+        let is_used = |w: &Wire| w.opener.open() + w.acceptor.open() > 0;
         let open = self.wires.iter().filter(|(_, wire)| is_open(wire));
         let (used, unused): (Vec<_>, Vec<_>) = open.partition(|(_, wire)| is_used(wire));
         let open: Vec<u32> = if used.is_empty() { unused } else { used }

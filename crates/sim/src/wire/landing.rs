@@ -78,11 +78,7 @@ impl State {
         }
         inbound.landed.insert(index);
         let all = inbound.landed.len() as u32 == job.packets();
-        all.then(|| {
-            Verdict::Done(Done {
-                far_sum: job.far_sum(&*region.memory),
-            })
-        })
+        all.then(|| Verdict::Done(Done::moved(job.far_sum(&*region.memory))))
     }
 
     pub(super) fn on_read(&mut self, wire_id: u32, to: Side, job: &Arc<Job>) {
@@ -166,7 +162,7 @@ impl State {
             at += len as usize;
         }
         if outgoing.landed.len() as u32 == job.packets() {
-            self.complete(wire_id, to, job.op, Ok(Done { far_sum: sum }));
+            self.complete(wire_id, to, job.op, Ok(Done::moved(sum)));
         }
     }
 }

@@ -37,7 +37,7 @@ impl State {
         let half = wire.half(from);
         let goes_out = match packet {
             Packet::Reset => true,
-            Packet::Write { .. } => half.stage != Stage::Closed || half.draining,
+            Packet::Write { .. } | Packet::Atomic { .. } => half.stage != Stage::Closed || half.draining,
             _ => half.stage != Stage::Closed,
         };
         if !goes_out {
@@ -48,7 +48,7 @@ impl State {
             if lost {
                 self.tally.losses += 1;
             }
-            if lost || !self.passes(near, far) {
+            if lost || !self.passes(near, far, fabric.rail) {
                 self.try_again(wire_id, from, packet, attempt);
                 return;
             }
@@ -161,6 +161,7 @@ impl State {
             }
             Packet::Message(bytes) => self.on_message(wire_id, to, &bytes, local),
             Packet::Write { job, index } => self.on_write(wire_id, to, &job, index),
+            Packet::Atomic { job } => self.on_atomic(wire_id, to, &job),
             Packet::Read { job } => self.on_read(wire_id, to, &job),
             Packet::ReadData { job, index, bytes, sum } => self.on_read_data(wire_id, to, &job, index, &bytes, sum),
             Packet::Cancel { op } => {
@@ -175,7 +176,8 @@ impl State {
                 }
             }
             Packet::Verdict { op, verdict } => {
-                if self.wires[&wire_id].half(to).ops.contains_key(&op) {
+                let half = self.wires[&wire_id].half(to);
+                if half.ops.contains_key(&op) || half.atomics.contains_key(&op) {
                     let outcome = match verdict {
                         Verdict::Done(done) => Ok(done),
                         Verdict::Refused(refusal) => Err(Failure::Refused(refusal)),
@@ -195,10 +197,11 @@ impl State {
             return;
         }
         let node = wire.acceptor.node;
+        let meant = (wire.fabric.name, wire.fabric.rail);
         let listener = self
             .ends
             .iter()
-            .rposition(|e| e.alive && e.node == node && e.fabric.name == wire.fabric.name);
+            .rposition(|e| e.alive && e.node == node && (e.fabric.name, e.fabric.rail) == meant);
         let Some(end) = listener else {
             wire.acceptor.stage = Stage::Closed;
             self.send(wire_id, Side::Acceptor, Packet::Reset, 64);

@@ -19,7 +19,7 @@ impl State {
         else {
             return Err(Loss::Closed);
         };
-        let room = wire.fabric.max_inflight_ops.saturating_sub(wire.half(side).ops.len());
+        let room = wire.fabric.max_inflight_ops.saturating_sub(wire.half(side).open());
         let mut accepted = ops.len().min(room);
         if accepted > 0 && self.chance.chance(self.faults.short_post) {
             self.tally.short_posts += 1;
@@ -48,6 +48,7 @@ impl State {
                 };
                 self.complete(wire_id, side, op.id, outcome);
             }
+            Body::Atomic(atomic) => self.start_atomic(wire_id, side, op, atomic),
             Body::Move(part) => {
                 if let Err(refusal) = self.ends[end].table.lookup(&part.leg.local().key) {
                     self.complete(wire_id, side, op.id, Err(refusal.into()));
@@ -169,7 +170,7 @@ impl State {
             return;
         }
         let far_sum = job.far_sum(&*region.memory);
-        self.complete(wire_id, from, job.op, Ok(Done { far_sum }));
+        self.complete(wire_id, from, job.op, Ok(Done::moved(far_sum)));
         if let (Direction::Write, Some(arrival)) = (job.part.direction, job.part.arrival) {
             self.arrived(end, far_path, arrival);
         }
@@ -177,6 +178,7 @@ impl State {
 
     /// Cancels a move: at once where no one else acts on it, else by asking the far side to act on it no more.
     pub(crate) fn cancel(&mut self, wire_id: u32, side: Side, op: OpId) {
+        self.give_up_atomic(wire_id, side, op, Failure::Cancelled);
         let Some(wire) = self.wires.get_mut(&wire_id) else {
             return;
         };
@@ -194,12 +196,17 @@ impl State {
     /// Ends what is past its deadline. The far side believes every deadline to be over no later than this side does.
     pub(crate) fn expire(&mut self, end: usize) {
         let now = self.now;
-        let mut over = Vec::new();
+        let (mut over, mut unanswered) = (Vec::new(), Vec::new());
         for &(wire_id, side) in self.ends[end].paths.values() {
             if let Some(wire) = self.wires.get(&wire_id) {
                 let late = wire.half(side).ops.values().filter(|o| o.job.deadline <= now);
                 over.extend(late.map(|o| (wire_id, side, o.job.op)));
+                let late = wire.half(side).atomics.values().filter(|job| job.deadline <= now);
+                unanswered.extend(late.map(|job| (wire_id, side, job.op)));
             }
+        }
+        for (wire_id, side, op) in unanswered {
+            self.give_up_atomic(wire_id, side, op, Failure::Expired);
         }
         for (wire_id, side, op) in over {
             self.complete(wire_id, side, op, Err(Failure::Expired));
@@ -226,6 +233,7 @@ impl State {
             return;
         };
         half.ops.remove(&op);
+        half.atomics.remove(&op);
         if let Some((end, path)) = half.seat {
             self.signal(end, Signal::Completed { path, op, outcome });
         }

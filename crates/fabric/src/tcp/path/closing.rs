@@ -71,8 +71,9 @@ impl Path {
             .map(|op| op.wire)
             .collect();
         self.connections[index] = None;
+        let unanswered = index == 0 && self.lose_atomics(loss, gone.fenced, world);
         if let Phase::Closing { fenced, .. } = &mut self.phase {
-            *fenced &= gone.fenced || lost.is_empty();
+            *fenced &= gone.fenced || (lost.is_empty() && !unanswered);
         }
         for wire in lost {
             if let Some(op) = self.ops.remove(wire)
@@ -125,6 +126,7 @@ impl Path {
                 world.signals.push(completed(self.id, op.id, Err(failure)));
             }
         }
+        fenced &= !self.lose_atomics(loss, all_closed, world) || all_closed;
         self.connections.clear();
         self.phase = Phase::Over;
         world.signals.push(Signal::Lost {

@@ -18,6 +18,7 @@ fn railed(network: &Loopback, name: &str, epoch: u64, rails: usize) -> Core<Loop
     } = core;
     slots.extend((1..rails).map(|rail| Slot {
         reach: Reach::Anywhere,
+        preference: 0,
         paths: 1,
         transport: Box::new(network.endpoint(&format!("{name} {rail}"), Epoch(epoch))),
     }));

@@ -206,6 +206,7 @@ fn controls_survive_the_wire_and_no_cut_is_taken_for_another() {
         Control::Revoke { tag: 1 << 40 },
         Control::Fence { label: 3 },
         Control::FenceDone { label: 3 },
+        Control::Joined { label: 3 },
         Control::LeaseAsk {
             id,
             region: region.key,

@@ -19,6 +19,8 @@ fn lane(id: u32, peer: u32) -> Lane {
             per_span: Time::ZERO,
             bandwidth: Bandwidth::from_bytes_per_sec(1_000_000_000),
         },
+        preference: 0,
+        numa: None,
         max_op_bytes: 1 << 20,
         max_op_runs: 16,
         max_inflight_ops: 4,

@@ -1,0 +1,167 @@
+//! Two ends that write to each other in turn, each looking at its own memory for what the other has written: how `ib_write_lat`
+//! measures the latency of a write, with no message and no completion on the way.
+
+use std::sync::atomic::{Ordering, compiler_fence};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use weft::{Agent, Memory, Peer, Prepared, Remote, Spans, Transfer};
+
+use crate::complaint::{Complaint, Exit};
+use crate::ends;
+
+/// The word that tells one ping from the next stands at the end of what is written.
+pub const WORD_BYTES: u64 = 8;
+
+/// In the last ping.
+const LAST: u64 = 1 << 63;
+/// Looks at the memory before whoever else is ready gets the core for a moment.
+const LOOKS: u32 = 256;
+/// An agent that is turned more often than this leaves its own thread asleep, which would otherwise take the core to do so.
+const TURN_AGAIN: Duration = Duration::from_micros(150);
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// One end. It writes from the first and the second quarter of its memory, in turn, into the second half of the other's.
+#[derive(Debug)]
+pub struct PingPong<'a> {
+    agent: &'a Agent,
+    memory: &'a Memory,
+    serve: Serve,
+    /// Two writes, so that one can be got ready while the other's end has not been heard of, and where their words stand.
+    writes: [(Prepared, u64); 2],
+    /// Where the other end's word comes to.
+    seen: u64,
+}
+
+/// How a ping-pong goes, as both ends must know it.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Serve {
+    /// What each ping carries.
+    pub bytes: u64,
+    /// The number of the first ping, which no earlier run has left behind in the memory.
+    pub first: u64,
+    /// A ping lands without the help of the agent that it comes to.
+    pub one_sided: bool,
+}
+
+impl<'a> PingPong<'a> {
+    pub fn new(
+        agent: &'a Agent,
+        peer: &Peer,
+        memory: &'a Memory,
+        remote: &Remote,
+        serve: Serve,
+    ) -> Result<PingPong<'a>, Complaint> {
+        let Serve { bytes, first, .. } = serve;
+        let (near_half, far_half) = (memory.len() / 2, remote.len() / 2);
+        if bytes < WORD_BYTES || bytes > near_half.min(far_half) / 2 {
+            let sentence =
+                format!("A ping of {bytes} bytes does not fit: at least {WORD_BYTES}, at most a quarter of a region.");
+            return Err(Complaint::new(Exit::Usage, sentence));
+        }
+        let write = |start: u64| -> Result<(Prepared, u64), Complaint> {
+            let prepared = peer
+                .write(memory, remote)
+                .spans(Spans::contiguous(start, bytes), Spans::contiguous(far_half, bytes))
+                .prepare()
+                .map_err(|error| ends::explain(&error, "The ping could not be prepared."))?;
+            Ok((prepared, start + bytes - WORD_BYTES))
+        };
+        Ok(PingPong {
+            agent,
+            memory,
+            serve: Serve {
+                first: first & !LAST,
+                ..serve
+            },
+            writes: [write(0)?, write(near_half / 2)?],
+            seen: near_half + bytes - WORD_BYTES,
+        })
+    }
+
+    /// Sends pings and waits for each to come back, until `enough` says that the next one is the last. The times of the round trips.
+    pub fn serve(&self, mut enough: impl FnMut(usize) -> bool) -> Result<Vec<Duration>, Complaint> {
+        let mut times = Vec::new();
+        let mut sent = Sent::default();
+        loop {
+            let last = enough(times.len());
+            let word = (self.serve.first + times.len() as u64) | if last { LAST } else { 0 };
+            let start = Instant::now();
+            self.ping(word, &mut sent)?;
+            self.look(|seen| seen == word)?;
+            times.push(start.elapsed());
+            if last {
+                return sent.wait().map(|()| times);
+            }
+        }
+    }
+
+    /// Sends every ping back until the last. How many there were.
+    pub fn answer(&self) -> Result<u64, Complaint> {
+        let mut sent = Sent::default();
+        let mut next = self.serve.first;
+        loop {
+            let word = self.look(|seen| seen & !LAST == next)?;
+            self.ping(word, &mut sent)?;
+            next += 1;
+            if word & LAST != 0 {
+                return sent.wait().map(|()| next - self.serve.first);
+            }
+        }
+    }
+
+    /// Writes a word. The write before the last has ended by then, or is waited for: its bytes are used again.
+    fn ping(&self, word: u64, sent: &mut Sent) -> Result<(), Complaint> {
+        let (write, at) = &self.writes[(word % 2) as usize];
+        if let Some(before) = sent.0[1].take() {
+            before.wait().map_err(failed)?;
+        }
+        self.memory.write(*at, &word.to_le_bytes());
+        sent.0.swap(0, 1);
+        sent.0[0] = Some(write.post().map_err(failed)?);
+        Ok(())
+    }
+
+    fn look(&self, wanted: impl Fn(u64) -> bool) -> Result<u64, Complaint> {
+        let start = Instant::now();
+        let mut turned = start;
+        loop {
+            for _ in 0..LOOKS {
+                let mut word = [0; WORD_BYTES as usize];
+                self.memory.read(self.seen, &mut word);
+                let word = u64::from_le_bytes(word);
+                // The next look is another one, whatever the compiler thinks of memory that nobody here writes.
+                compiler_fence(Ordering::SeqCst);
+                if wanted(word) {
+                    return Ok(word);
+                }
+            }
+            let now = Instant::now();
+            if !self.serve.one_sided || now - turned > TURN_AGAIN {
+                // Nobody here sends notifications; asking for one turns the agent.
+                let _ = self.agent.try_notification();
+                turned = now;
+            }
+            // Somebody else may have to run for the ping to come: the other end, or the kernel in the place of a network card.
+            std::thread::yield_now();
+            if now - start > SILENCE_MAX {
+                return Err(Complaint::new(Exit::Unreachable, "The other end's ping did not come."));
+            }
+        }
+    }
+}
+
+/// The last write and the one before it.
+#[derive(Debug, Default)]
+struct Sent([Option<Transfer>; 2]);
+
+impl Sent {
+    fn wait(&self) -> Result<(), Complaint> {
+        let mut open = self.0.iter().flatten();
+        open.try_for_each(|transfer| transfer.wait().map(drop).map_err(failed))
+    }
+}
+
+fn failed(error: weft::Error) -> Complaint {
+    ends::explain(&error, "A write between two healthy ends failed.")
+}

@@ -1,0 +1,236 @@
+"""Groups of ranks, each with an agent and a thread of its own."""
+
+import array
+import asyncio
+import itertools
+import threading
+
+import pytest
+
+import weft
+
+JOBS = itertools.count()
+
+
+def on_ranks(size, body, transports="shared_memory,tcp", shared_memory=True):
+    """Calls `body` with the communicator of each rank, and gives back what it returned."""
+    job = f"python-{next(JOBS)}"
+    results, errors = [None] * size, []
+
+    def run(rank):
+        try:
+            with weft.Agent(
+                f"{job}-{rank}",
+                secret="the secret of the tests",
+                rendezvous="process",
+                rendezvous_job=job,
+                transports=transports,
+            ) as agent:
+                group = weft.Communicator(agent, "all", rank, size, shared_memory=shared_memory, deadline=20)
+                results[rank] = body(group, agent)
+                try:
+                    group.barrier(deadline=5)
+                except weft.CollectiveError:
+                    pass  # Some tests leave a group that has failed.
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+@pytest.fixture(params=["arena", "shared_memory", "tcp"])
+def way(request):
+    transports = "tcp" if request.param == "tcp" else "shared_memory,tcp"
+    return {"transports": transports, "shared_memory": request.param == "arena"}
+
+
+def ints(*values):
+    return array.array("q", values)
+
+
+def test_every_collective(way):
+    def body(group, agent):
+        rank, size = group.rank, group.size
+        assert repr(group) == f"<weft.Communicator, rank {rank} of {size}>"
+        data = ints(rank + 1, 10)
+        group.all_reduce(data)
+        assert list(data) == [6, 30]
+        output = ints(0, 0)
+        group.all_reduce(ints(rank, -rank), output, op="max")
+        assert list(output) == [2, 0]
+        gathered = ints(*[0] * 3)
+        group.all_gather(ints(rank * rank), gathered)
+        assert list(gathered) == [0, 1, 4]
+        uneven = ints(*[0] * 3)
+        group.all_gather(ints(*[rank] * rank), uneven, counts=[0, 1, 2])
+        assert list(uneven) == [1, 2, 2]
+        block = ints(0)
+        group.reduce_scatter(ints(1, 2, 3), block)
+        assert list(block) == [3 * (rank + 1)]
+        told = ints(7, 8) if rank == 1 else ints(0, 0)
+        group.broadcast(told, 1)
+        assert list(told) == [7, 8]
+        total = ints(0) if rank == 2 else None
+        group.reduce(ints(rank), total, 2, op="sum")
+        assert total is None or list(total) == [3]
+        all_of_it = ints(0, 0, 0) if rank == 0 else None
+        group.gather(ints(rank), all_of_it, 0)
+        assert all_of_it is None or list(all_of_it) == [0, 1, 2]
+        mine = ints(0)
+        group.scatter(ints(5, 6, 7) if rank == 0 else None, mine, 0)
+        assert list(mine) == [5 + rank]
+        turned = ints(0, 0, 0)
+        group.all_to_all(ints(*(10 * rank + other for other in range(size))), turned)
+        assert list(turned) == [rank, 10 + rank, 20 + rank]
+        if rank == 0:
+            group.send(ints(42), 2)
+        if rank == 2:
+            message = ints(0)
+            group.receive(message, 0)
+            assert list(message) == [42]
+        group.barrier()
+
+    on_ranks(3, body, **way)
+
+
+def test_bits_and_datatypes():
+    def body(group, agent):
+        bits = bytearray([0b1100 if group.rank else 0b1010])
+        for op, right in [("band", 0b1000), ("bor", 0b1110), ("bxor", 0b0110)]:
+            output = bytearray(1)
+            group.all_reduce(bits, output, op=op)
+            assert output[0] == right
+        half = bytearray(bytes.fromhex("003c"))
+        group.all_reduce(half, datatype="f16")
+        assert half.hex() == "0040"
+        for format, value in [("f", 1.5), ("d", 1.5), ("b", 3), ("H", 9), ("i", -4), ("Q", 1 << 40)]:
+            data = array.array(format, [value])
+            group.all_reduce(data, op="avg")
+            assert list(data) == [value]
+
+    on_ranks(2, body)
+
+
+def test_memory_that_weft_allocated():
+    def body(group, agent):
+        memory = agent.allocate(1 << 20)
+        view = memoryview(memory).cast("f")
+        view[0], view[-1] = group.rank + 1.0, 4.0
+        group.all_reduce(memory, datatype="f32")
+        assert (view[0], view[-1]) == (3.0, 8.0)
+        frozen = agent.register(b"cannot change", writable=False)
+        with pytest.raises(weft.InvalidCall, match="read-only"):
+            group.all_reduce(frozen)
+
+    on_ranks(2, body)
+
+
+def test_calls_under_way():
+    def body(group, agent):
+        data = [ints(group.rank), ints(group.rank + 10)]
+        pending = [group.all_reduce(each, wait=False) for each in data]
+        for each in pending:
+            each.wait(20)
+            assert each.done and each.poll()
+        assert [list(each) for each in data] == [[1], [21]]
+
+        async def awaited():
+            last = ints(group.rank)
+            await group.all_reduce(last, wait=False)
+            return list(last)
+
+        assert asyncio.run(awaited()) == [1]
+
+    on_ranks(2, body)
+
+
+def test_split_and_the_members_of_a_group():
+    def body(group, agent):
+        part = group.split(group.rank % 2, key=group.size - group.rank)
+        data = ints(group.rank)
+        part.all_reduce(data)
+        assert group.split(None) is None
+        return part.rank, part.size, list(data)
+
+    assert on_ranks(4, body) == [(1, 2, [2]), (1, 2, [4]), (0, 2, [2]), (0, 2, [4])]
+
+
+def test_members_that_found_each_other():
+    secret = "the secret of the tests"
+    with weft.Agent("a", secret=secret) as a, weft.Agent("b", secret=secret) as b:
+        members = [(agent.address, agent.epoch) for agent in (a, b)]
+        results = [None, None]
+
+        def run(rank, agent):
+            group = weft.Communicator(agent, "pair", rank, 2, members=members, deadline=20)
+            data = ints(rank + 1)
+            group.all_reduce(data)
+            results[rank] = list(data)
+            group.barrier()
+
+        threads = [threading.Thread(target=run, args=pair) for pair in enumerate((a, b))]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert results == [[3], [3]]
+
+
+def test_a_wrong_call_is_named():
+    def body(group, agent):
+        with pytest.raises(weft.CollectiveError) as raised:
+            if group.rank == 1:
+                group.broadcast(ints(1, 2, 3), 0, deadline=10)
+            else:
+                group.all_reduce(ints(1, 2), deadline=10)
+        error = raised.value
+        assert isinstance(error, RuntimeError)
+        assert error.cause == "wrong call"
+        assert "broadcast" in str(error) and "all-reduce" in str(error)
+        assert error.called is not None
+
+    on_ranks(2, body)
+
+
+def test_a_rank_that_does_not_come_is_named():
+    come = threading.Event()
+
+    def body(group, agent):
+        if group.rank == 2:
+            come.wait(20)
+            return
+        with pytest.raises(weft.CollectiveError) as raised:
+            group.all_reduce(ints(1), deadline=1)
+        assert (raised.value.rank, raised.value.cause) == (2, "late")
+        if group.rank == 0:
+            come.set()
+
+    on_ranks(3, body)
+
+
+def test_calls_that_make_no_sense():
+    def body(group, agent):
+        for call in [
+            lambda: group.all_reduce(ints(1), op="mean"),
+            lambda: group.all_reduce(ints(1), datatype="f31"),
+            lambda: group.all_reduce(ints(1), algorithm="magic"),
+            lambda: group.all_reduce(ints(1), ints(1, 2)),
+            lambda: group.all_reduce(bytearray(3), datatype="f32"),
+            lambda: group.broadcast(ints(1), 5),
+            lambda: group.all_to_all(ints(1, 2), ints(1, 2), sent=[1, 1]),
+            lambda: group.reduce(ints(1), None, group.rank),
+            lambda: group._raw(99, (0, 0), (0, 0), 0, 0, 0, 1.0),
+            lambda: group._raw(0, (0, 8), (0, 8), 0, 0, 0, 1.0),
+        ]:
+            with pytest.raises(weft.InvalidCall):
+                call()
+        data = ints(1)
+        group.all_reduce(data)
+        assert list(data) == [2]
+
+    on_ranks(2, body)
