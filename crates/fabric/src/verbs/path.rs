@@ -33,8 +33,8 @@ use super::targets::{Found, State, Targets, permits};
 
 /// Packets that are sent from a buffer of ours at a time, because they do not fit into a request.
 pub(super) const STAGED_MAX: usize = 16;
-/// Frames that wait for credits. A peer that has more to be answered asks and never listens.
-const PARCELS_MAX: usize = 4096;
+/// Answers that wait for credits. A peer that has more to be answered asks and never listens.
+const ANSWERS_MAX: usize = 4096;
 /// How soon an introduction is repeated at first.
 const REPEAT_FIRST: Time = Time::from_ms(20);
 const REPEAT_MAX: Time = Time::from_ms(500);
@@ -64,6 +64,8 @@ pub(super) struct Path {
     /// Moves that cannot go on without credits.
     stalled: Vec<Serial>,
     parcels: VecDeque<Outgoing>,
+    /// Those among them that the peer has asked for.
+    answers: usize,
     segments: VecDeque<Segment>,
     /// Requests that have been handed to the device, and that have completed.
     posted: u64,
@@ -149,11 +151,13 @@ enum Granted {
     Revoking,
 }
 
-/// A frame that waits for its turn, and the message that it completes.
+/// A frame that waits for its turn, and the operation that it is part of.
 #[derive(Debug)]
 struct Outgoing {
     parcel: Parcel,
     op: Option<Serial>,
+    /// The peer has asked for it.
+    answer: bool,
 }
 
 /// Requests of one operation, one after the other, that the device has.
@@ -237,6 +241,7 @@ impl Path {
             waiting: VecDeque::new(),
             stalled: Vec::new(),
             parcels: VecDeque::new(),
+            answers: 0,
             segments: VecDeque::new(),
             posted: 0,
             completed: 0,
@@ -268,6 +273,10 @@ impl Path {
 
     pub(super) fn is_over(&self) -> bool {
         self.phase == Phase::Over
+    }
+    /// The buffers of a path that is over.
+    pub(super) fn into_staging(self) -> Buffers {
+        self.staging
     }
     /// Only a peer's introduction speaks for it.
     pub(super) fn is_half_open(&self) -> bool {
@@ -410,6 +419,7 @@ impl Path {
                 self.parcels.push_back(Outgoing {
                     parcel: Parcel::message(payload.clone()),
                     op: Some(serial),
+                    answer: false,
                 });
                 None
             }
@@ -473,7 +483,18 @@ impl Path {
         self.parcels.push_back(Outgoing {
             parcel: Parcel::frame(frame),
             op: None,
+            answer: false,
         });
+    }
+
+    /// Queues a frame that the peer has asked for.
+    fn reply(&mut self, frame: &Frame) {
+        self.parcels.push_back(Outgoing {
+            parcel: Parcel::frame(frame),
+            op: None,
+            answer: true,
+        });
+        self.answers += 1;
     }
 
     /// Queues a frame that the peer must answer.

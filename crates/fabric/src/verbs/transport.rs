@@ -394,7 +394,6 @@ impl Verbs {
         let kept = kept.into_iter().chain(revival);
         paths.chain(kept).min().unwrap_or(Time::MAX)
     }
-
 }
 
 impl Transport for Verbs {

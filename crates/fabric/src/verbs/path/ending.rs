@@ -17,10 +17,7 @@ const GRACES_MAX: u64 = 10;
 /// How long the device is waited for over what has ended at `since`, when it last completed anything at `moved`.
 pub(super) fn patience(since: Time, moved: Time, grace: Time) -> Time {
     let most = Time::from_ps(grace.as_ps().saturating_mul(GRACES_MAX));
-    since
-        .max(moved)
-        .saturating_add(grace)
-        .min(since.saturating_add(most))
+    since.max(moved).saturating_add(grace).min(since.saturating_add(most))
 }
 
 impl Path {
@@ -37,8 +34,7 @@ impl Path {
             self.end(serial, Failure::Expired, world);
         }
         let (moved, grace) = (self.moved, world.options.grace);
-        let stuck =
-            |op: &OpenOp| op.ending.is_some_and(|(_, since)| patience(since, moved, grace) <= now);
+        let stuck = |op: &OpenOp| op.ending.is_some_and(|(_, since)| patience(since, moved, grace) <= now);
         if !self.ops.pick(stuck).is_empty() {
             self.lose(Loss::Silent, world);
         }
@@ -80,6 +76,7 @@ impl Path {
     fn unqueue(&mut self, serial: Serial) {
         self.waiting.retain(|waiting| *waiting != serial);
         self.stalled.retain(|stalled| *stalled != serial);
+        self.parcels.retain(|outgoing| outgoing.op != Some(serial));
     }
 
     /// Goes on with an operation that the device has nothing of any more.
@@ -178,6 +175,7 @@ impl Path {
         self.waiting.clear();
         self.stalled.clear();
         self.parcels.clear();
+        self.answers = 0;
         // One that is being connected is in other hands, and ends with them.
         if !connecting {
             self.reset_queue(world);
@@ -239,6 +237,7 @@ impl Path {
             self.end(serial, closed, world);
         }
         self.parcels.retain(|outgoing| outgoing.parcel.is_begun());
+        self.answers = self.parcels.iter().filter(|outgoing| outgoing.answer).count();
         self.go_on_closing(world);
         self.pump(world);
     }
@@ -256,6 +255,7 @@ impl Path {
         self.parcels.push_back(Outgoing {
             parcel: Parcel::frame(&Frame::Bye),
             op: None,
+            answer: false,
         });
     }
 
