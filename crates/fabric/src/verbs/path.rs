@@ -3,6 +3,7 @@
 //! Work goes to the device in order and completes in order, so what the device has is a queue of *segments*: runs of requests that
 //! belong to one operation. A completion of one request is the completion of all before it.
 
+mod atomics;
 mod ending;
 mod inbound;
 mod outbound;
@@ -30,6 +31,7 @@ use super::regions::Regions;
 use super::setup::{Errand, Outcome};
 use super::tags::Tags;
 use super::targets::{Found, State, Targets, permits};
+use crate::Clock;
 
 /// Packets that are sent from a buffer of ours at a time, because they do not fit into a request.
 pub(super) const STAGED_MAX: usize = 16;
@@ -83,6 +85,8 @@ pub(super) struct Path {
     granted: HashMap<u32, Granted>,
     /// What the peer may do at all.
     admitted: u32,
+    /// For atomic operations that the peer asks for.
+    target: atomics::Target,
     tags_here: Tags,
     tags_there: Tags,
     /// Questions that the peer has not answered.
@@ -182,7 +186,9 @@ pub(super) struct World<'a> {
     pub rail: &'a Rail,
     /// The last look at the completions, by its number, that found no more of them.
     pub dry: u64,
+    /// When this turn began.
     pub now: Time,
+    pub clock: Clock,
 }
 
 /// What a path is made of.
@@ -255,6 +261,7 @@ impl Path {
             targets: Targets::default(),
             granted: HashMap::new(),
             admitted: 0,
+            target: atomics::Target::default(),
             tags_here: Tags::default(),
             tags_there: Tags::default(),
             unanswered: 0,
@@ -424,7 +431,10 @@ impl Path {
                 None
             }
             Body::Move(part) => self.take_move(op, part, world).err().map(Failure::Refused),
-            Body::Atomic(_) => Some(Refusal::Unsupported.into()),
+            Body::Atomic(atomic) => {
+                self.take_atomic(op, atomic, world.now);
+                None
+            }
         };
         if let Some(failure) = refused {
             world.signals.push(Signal::Completed {
@@ -500,6 +510,10 @@ impl Path {
     /// Queues a frame that the peer must answer.
     fn ask(&mut self, frame: &Frame, now: Time) {
         self.say(frame);
+        self.await_answer(now);
+    }
+
+    fn await_answer(&mut self, now: Time) {
         self.unanswered += 1;
         self.probe_at = self.probe_at.min(now.saturating_add(self.probe_gap));
     }

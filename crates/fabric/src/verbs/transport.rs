@@ -186,7 +186,7 @@ impl Verbs {
                 reliable_messages: true,
                 cost,
                 numa: rail.numa,
-                atomics: false,
+                atomics: true,
             },
             rail,
             options: VerbsOptions {
@@ -242,6 +242,7 @@ impl Verbs {
             rail: &self.rail,
             dry: self.dry,
             now,
+            clock: self.clock,
         };
         (&mut self.paths, world, &self.pool)
     }

@@ -48,6 +48,7 @@ impl Path {
         }
         match &op.work {
             Work::Message { .. } => self.end_message(serial, failure, world),
+            Work::Atomic { .. } => self.end_atomic(serial, failure, world),
             Work::Move(_) if op.posted == 0 => {
                 self.unqueue(serial);
                 self.complete(serial, Err(failure), world);
@@ -73,7 +74,7 @@ impl Path {
         self.complete(serial, Err(failure), world);
     }
 
-    fn unqueue(&mut self, serial: Serial) {
+    pub(super) fn unqueue(&mut self, serial: Serial) {
         self.waiting.retain(|waiting| *waiting != serial);
         self.stalled.retain(|stalled| *stalled != serial);
         self.parcels.retain(|outgoing| outgoing.op != Some(serial));
@@ -88,7 +89,7 @@ impl Path {
         let ending = op.ending;
         let moving = match &mut op.work {
             Work::Message { packed: true } => return self.complete(serial, Ok(Done::default()), world),
-            Work::Message { packed: false } => return,
+            Work::Message { packed: false } | Work::Atomic { .. } => return,
             Work::Move(moving) => moving,
         };
         let checksum = moving.part.checksum;
@@ -118,7 +119,7 @@ impl Path {
         };
         let Some(op) = self.ops.find(serial) else { return };
         let ending = op.ending.map(|(failure, _)| failure);
-        let write = matches!(&op.work, Work::Move(moving) if moving.is_write());
+        let write = op.work.acts_there();
         let failure = match ending {
             Some(failure) if op.refused => failure,
             // Packets of a write may still be on their way; a read, or a message, has no more to land anywhere.
@@ -181,8 +182,13 @@ impl Path {
             self.reset_queue(world);
         }
         for serial in self.ops.pick(|op| op.posted == 0) {
-            let ending = self.ops.find(serial).and_then(|op| op.ending);
-            let failure = ending.map_or(Failure::PathLost { loss, fenced: true }, |(failure, _)| failure);
+            let Some(op) = self.ops.find(serial) else { continue };
+            // Only the device's part of a write is over; the peer's part of an atomic operation may not be.
+            let fenced = !matches!(op.work, Work::Atomic { sent: true });
+            let failure = op
+                .ending
+                .map_or(Failure::PathLost { loss, fenced }, |(failure, _)| failure);
+            self.unfenced |= !fenced;
             self.complete(serial, Err(failure), world);
         }
     }

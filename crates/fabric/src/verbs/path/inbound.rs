@@ -32,6 +32,12 @@ impl From<super::super::credits::Overdrawn> for NotKept {
     }
 }
 
+impl From<super::atomics::TooMany> for NotKept {
+    fn from(_: super::atomics::TooMany) -> NotKept {
+        NotKept
+    }
+}
+
 impl Path {
     /// A packet has come.
     pub(in super::super) fn on_packet(&mut self, bytes: &[u8], world: &mut World<'_>) {
@@ -153,6 +159,13 @@ impl Path {
                 self.reply(&Frame::Summed { serial, sum });
             }
             Frame::Summed { serial, sum } => self.on_summed(Serial(serial), sum, world),
+            Frame::AtomicAsk(ask) => self.on_atomic_ask(ask, world)?,
+            Frame::AtomicAnswer { serial, found } => self.on_atomic_answer(Serial(serial), found, world),
+            Frame::ReadClock { sent } => self.reply(&Frame::Clock {
+                sent,
+                read: world.clock.now(),
+            }),
+            Frame::Clock { sent, read } => self.on_clock(sent, read, world),
             Frame::Probe | Frame::Ready => {}
             Frame::Bye => {
                 self.bye_said = true;

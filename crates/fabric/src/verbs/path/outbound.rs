@@ -77,6 +77,7 @@ impl Path {
                 self.answers -= usize::from(outgoing.answer);
                 match op.and_then(|op| self.ops.find(op)).map(|op| &mut op.work) {
                     Some(Work::Message { packed }) => *packed = true,
+                    Some(Work::Atomic { sent }) => *sent = true,
                     Some(Work::Move(moving)) => moving.stage = Stage::HandedOver,
                     None => {}
                 }
