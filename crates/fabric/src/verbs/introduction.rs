@@ -137,7 +137,9 @@ pub(super) fn sender(route: &[u8; ROUTE_BYTES]) -> Option<[u8; 16]> {
 
 /// Is the checksum of an IPv4 header its own?
 fn has_right_sum(header: &[u8; 20]) -> bool {
-    let words = header.chunks_exact(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
+    let words = header
+        .chunks_exact(2)
+        .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
     let sum: u32 = words.sum();
     (sum & 0xffff) + (sum >> 16) == 0xffff
 }
@@ -234,7 +236,10 @@ mod tests {
         // Anything may stand before a header whose checksum is right.
         ipv4[0] = 0x60;
         assert_ne!(sender(&ipv4), expected.clone().ok());
-        let sum: u32 = ipv4[20..].chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
+        let sum: u32 = ipv4[20..]
+            .chunks(2)
+            .map(|w| u32::from(w[0]) << 8 | u32::from(w[1]))
+            .sum();
         let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
         ipv4[30..32].copy_from_slice(&sum.to_be_bytes());
         assert_eq!(sender(&ipv4), expected.ok());

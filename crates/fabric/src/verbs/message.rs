@@ -5,10 +5,10 @@
 //! since the last one; a packet of nothing else needs no credit itself. A frame longer than a packet goes in several, one
 //! after the other: queue pairs keep the order of what is sent.
 
-use weft_plan::Spans;
+use weft_plan::{Spans, Time};
 use weft_protocol::frame::MESSAGE_BYTES_MAX;
 use weft_protocol::wire::{DecodeError, Reader, Writer};
-use weft_protocol::{Access, Arrival, Refusal, RegionKey};
+use weft_protocol::{Access, Arrival, AtomicAct, Refusal, RegionKey};
 
 use super::rail::Mtu;
 
@@ -59,6 +59,10 @@ mod kind {
     pub const PROBE: u8 = 10;
     pub const READY: u8 = 11;
     pub const BYE: u8 = 12;
+    pub const ATOMIC_ASK: u8 = 13;
+    pub const ATOMIC_ANSWER: u8 = 14;
+    pub const READ_CLOCK: u8 = 15;
+    pub const CLOCK: u8 = 16;
 }
 
 /// One thing that an end says.
@@ -105,6 +109,33 @@ pub(super) enum Frame {
     Ready,
     /// The last frame.
     Bye,
+    /// "Do this to a word of yours."
+    AtomicAsk(AtomicAsk),
+    /// What the word held, or why it was left alone.
+    AtomicAnswer {
+        serial: u64,
+        found: Result<u64, Refusal>,
+    },
+    /// "It is this late here. How late is it there?"
+    ReadClock {
+        sent: Time,
+    },
+    Clock {
+        /// From the question.
+        sent: Time,
+        read: Time,
+    },
+}
+
+/// An atomic operation that is asked for. There is no way to take it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AtomicAsk {
+    pub serial: u64,
+    /// On the asker's clock.
+    pub deadline: Time,
+    pub key: RegionKey,
+    pub offset: u64,
+    pub act: AtomicAct,
 }
 
 /// Where a region is, for the device of a peer that has shown its key.
@@ -170,6 +201,19 @@ impl Frame {
             Frame::Bye => {
                 w.u8(kind::BYE);
             }
+            Frame::AtomicAsk(ask) => {
+                w.u8(kind::ATOMIC_ASK).varint(ask.serial).varint(ask.deadline.as_ps());
+                w.key(&ask.key).varint(ask.offset).act(ask.act);
+            }
+            Frame::AtomicAnswer { serial, found } => {
+                w.u8(kind::ATOMIC_ANSWER).varint(*serial).found(*found);
+            }
+            Frame::ReadClock { sent } => {
+                w.u8(kind::READ_CLOCK).varint(sent.as_ps());
+            }
+            Frame::Clock { sent, read } => {
+                w.u8(kind::CLOCK).varint(sent.as_ps()).varint(read.as_ps());
+            }
         }
         w.buf
     }
@@ -211,6 +255,22 @@ impl Frame {
             kind::PROBE => Frame::Probe,
             kind::READY => Frame::Ready,
             kind::BYE => Frame::Bye,
+            kind::ATOMIC_ASK => Frame::AtomicAsk(AtomicAsk {
+                serial: r.varint()?,
+                deadline: time(&mut r)?,
+                key: r.key()?,
+                offset: r.varint()?,
+                act: r.act()?,
+            }),
+            kind::ATOMIC_ANSWER => Frame::AtomicAnswer {
+                serial: r.varint()?,
+                found: r.found()?,
+            },
+            kind::READ_CLOCK => Frame::ReadClock { sent: time(&mut r)? },
+            kind::CLOCK => Frame::Clock {
+                sent: time(&mut r)?,
+                read: time(&mut r)?,
+            },
             _ => return Err(DecodeError::Invalid),
         };
         r.end()?;
@@ -227,6 +287,10 @@ fn answer<'a, T>(
         1 => r.refusal().map(Err),
         _ => Err(DecodeError::Invalid),
     }
+}
+
+fn time(r: &mut Reader<'_>) -> Result<Time, DecodeError> {
+    r.varint().map(Time::from_ps)
 }
 
 /// Runs may overlap, so that a few of them can name more bytes than anybody has.
@@ -471,6 +535,20 @@ mod tests {
         )
     }
 
+    fn any_ask() -> impl Strategy<Value = AtomicAsk> {
+        let any_act = prop_oneof![
+            any::<u64>().prop_map(AtomicAct::FetchAdd),
+            any::<(u64, u64)>().prop_map(|(expected, new)| AtomicAct::CompareSwap { expected, new }),
+        ];
+        (any::<(u64, u64, u64)>(), any_key(), any_act).prop_map(|((serial, deadline, offset), key, act)| AtomicAsk {
+            serial,
+            deadline: Time::from_ps(deadline),
+            key,
+            offset,
+            act,
+        })
+    }
+
     fn any_frame() -> impl Strategy<Value = Frame> {
         prop_oneof![
             prop::collection::vec(any::<u8>(), 0..3 * PACKET_BYTES).prop_map(Frame::Message),
@@ -493,6 +571,19 @@ mod tests {
             Just(Frame::Probe),
             Just(Frame::Ready),
             Just(Frame::Bye),
+            any_ask().prop_map(Frame::AtomicAsk),
+            (
+                any::<u64>(),
+                prop_oneof![any::<u64>().prop_map(Ok), any_refusal().prop_map(Err)]
+            )
+                .prop_map(|(serial, found)| Frame::AtomicAnswer { serial, found }),
+            any::<u64>().prop_map(|sent| Frame::ReadClock {
+                sent: Time::from_ps(sent)
+            }),
+            any::<(u64, u64)>().prop_map(|(sent, read)| Frame::Clock {
+                sent: Time::from_ps(sent),
+                read: Time::from_ps(read),
+            }),
         ]
     }
 

@@ -28,6 +28,10 @@ pub(super) enum Work {
         packed: bool,
     },
     Move(Moving),
+    Atomic {
+        /// The question has been handed to the device: the peer may have acted on it.
+        sent: bool,
+    },
 }
 
 #[derive(Debug)]
@@ -51,10 +55,23 @@ pub(super) enum Stage {
     AwaitsTarget,
     /// Its bytes are being handed to the device.
     Waiting,
+    /// The device has all of its bytes, but not the frame that tells of their arrival.
+    Telling,
     /// The device has, or has had, all of it.
     HandedOver,
     /// The bytes are in place; the peer is computing their checksum.
     AwaitsSum,
+}
+
+impl Work {
+    /// Does it change anything at the peer's side, which may still happen when the device here has given it up?
+    pub(super) fn acts_there(&self) -> bool {
+        match self {
+            Work::Message { .. } => false,
+            Work::Move(moving) => moving.is_write(),
+            Work::Atomic { .. } => true,
+        }
+    }
 }
 
 impl Moving {

@@ -3,6 +3,7 @@
 //! Work goes to the device in order and completes in order, so what the device has is a queue of *segments*: runs of requests that
 //! belong to one operation. A completion of one request is the completion of all before it.
 
+mod atomics;
 mod ending;
 mod inbound;
 mod outbound;
@@ -30,11 +31,12 @@ use super::regions::Regions;
 use super::setup::{Errand, Outcome};
 use super::tags::Tags;
 use super::targets::{Found, State, Targets, permits};
+use crate::Clock;
 
 /// Packets that are sent from a buffer of ours at a time, because they do not fit into a request.
 pub(super) const STAGED_MAX: usize = 16;
-/// Frames that wait for credits. A peer that has more to be answered asks and never listens.
-const PARCELS_MAX: usize = 4096;
+/// Answers that wait for credits. A peer that has more to be answered asks and never listens.
+const ANSWERS_MAX: usize = 4096;
 /// How soon an introduction is repeated at first.
 const REPEAT_FIRST: Time = Time::from_ms(20);
 const REPEAT_MAX: Time = Time::from_ms(500);
@@ -64,6 +66,8 @@ pub(super) struct Path {
     /// Moves that cannot go on without credits.
     stalled: Vec<Serial>,
     parcels: VecDeque<Outgoing>,
+    /// Those among them that the peer has asked for.
+    answers: usize,
     segments: VecDeque<Segment>,
     /// Requests that have been handed to the device, and that have completed.
     posted: u64,
@@ -81,6 +85,8 @@ pub(super) struct Path {
     granted: HashMap<u32, Granted>,
     /// What the peer may do at all.
     admitted: u32,
+    /// For atomic operations that the peer asks for.
+    target: atomics::Target,
     tags_here: Tags,
     tags_there: Tags,
     /// Questions that the peer has not answered.
@@ -149,11 +155,13 @@ enum Granted {
     Revoking,
 }
 
-/// A frame that waits for its turn, and the message that it completes.
+/// A frame that waits for its turn, and the operation that it is part of.
 #[derive(Debug)]
 struct Outgoing {
     parcel: Parcel,
     op: Option<Serial>,
+    /// The peer has asked for it.
+    answer: bool,
 }
 
 /// Requests of one operation, one after the other, that the device has.
@@ -178,7 +186,9 @@ pub(super) struct World<'a> {
     pub rail: &'a Rail,
     /// The last look at the completions, by its number, that found no more of them.
     pub dry: u64,
+    /// When this turn began.
     pub now: Time,
+    pub clock: Clock,
 }
 
 /// What a path is made of.
@@ -237,6 +247,7 @@ impl Path {
             waiting: VecDeque::new(),
             stalled: Vec::new(),
             parcels: VecDeque::new(),
+            answers: 0,
             segments: VecDeque::new(),
             posted: 0,
             completed: 0,
@@ -250,6 +261,7 @@ impl Path {
             targets: Targets::default(),
             granted: HashMap::new(),
             admitted: 0,
+            target: atomics::Target::default(),
             tags_here: Tags::default(),
             tags_there: Tags::default(),
             unanswered: 0,
@@ -268,6 +280,10 @@ impl Path {
 
     pub(super) fn is_over(&self) -> bool {
         self.phase == Phase::Over
+    }
+    /// The buffers of a path that is over.
+    pub(super) fn into_staging(self) -> Buffers {
+        self.staging
     }
     /// Only a peer's introduction speaks for it.
     pub(super) fn is_half_open(&self) -> bool {
@@ -410,11 +426,15 @@ impl Path {
                 self.parcels.push_back(Outgoing {
                     parcel: Parcel::message(payload.clone()),
                     op: Some(serial),
+                    answer: false,
                 });
                 None
             }
             Body::Move(part) => self.take_move(op, part, world).err().map(Failure::Refused),
-            Body::Atomic(_) => Some(Refusal::Unsupported.into()),
+            Body::Atomic(atomic) => {
+                self.take_atomic(op, atomic, world.now);
+                None
+            }
         };
         if let Some(failure) = refused {
             world.signals.push(Signal::Completed {
@@ -473,12 +493,27 @@ impl Path {
         self.parcels.push_back(Outgoing {
             parcel: Parcel::frame(frame),
             op: None,
+            answer: false,
         });
+    }
+
+    /// Queues a frame that the peer has asked for.
+    fn reply(&mut self, frame: &Frame) {
+        self.parcels.push_back(Outgoing {
+            parcel: Parcel::frame(frame),
+            op: None,
+            answer: true,
+        });
+        self.answers += 1;
     }
 
     /// Queues a frame that the peer must answer.
     fn ask(&mut self, frame: &Frame, now: Time) {
         self.say(frame);
+        self.await_answer(now);
+    }
+
+    fn await_answer(&mut self, now: Time) {
         self.unanswered += 1;
         self.probe_at = self.probe_at.min(now.saturating_add(self.probe_gap));
     }

@@ -186,7 +186,7 @@ impl Verbs {
                 reliable_messages: true,
                 cost,
                 numa: rail.numa,
-                atomics: false,
+                atomics: true,
             },
             rail,
             options: VerbsOptions {
@@ -242,6 +242,7 @@ impl Verbs {
             rail: &self.rail,
             dry: self.dry,
             now,
+            clock: self.clock,
         };
         (&mut self.paths, world, &self.pool)
     }
@@ -394,7 +395,6 @@ impl Verbs {
         let kept = kept.into_iter().chain(revival);
         paths.chain(kept).min().unwrap_or(Time::MAX)
     }
-
 }
 
 impl Transport for Verbs {

@@ -17,10 +17,7 @@ const GRACES_MAX: u64 = 10;
 /// How long the device is waited for over what has ended at `since`, when it last completed anything at `moved`.
 pub(super) fn patience(since: Time, moved: Time, grace: Time) -> Time {
     let most = Time::from_ps(grace.as_ps().saturating_mul(GRACES_MAX));
-    since
-        .max(moved)
-        .saturating_add(grace)
-        .min(since.saturating_add(most))
+    since.max(moved).saturating_add(grace).min(since.saturating_add(most))
 }
 
 impl Path {
@@ -37,8 +34,7 @@ impl Path {
             self.end(serial, Failure::Expired, world);
         }
         let (moved, grace) = (self.moved, world.options.grace);
-        let stuck =
-            |op: &OpenOp| op.ending.is_some_and(|(_, since)| patience(since, moved, grace) <= now);
+        let stuck = |op: &OpenOp| op.ending.is_some_and(|(_, since)| patience(since, moved, grace) <= now);
         if !self.ops.pick(stuck).is_empty() {
             self.lose(Loss::Silent, world);
         }
@@ -52,6 +48,7 @@ impl Path {
         }
         match &op.work {
             Work::Message { .. } => self.end_message(serial, failure, world),
+            Work::Atomic { .. } => self.end_atomic(serial, failure, world),
             Work::Move(_) if op.posted == 0 => {
                 self.unqueue(serial);
                 self.complete(serial, Err(failure), world);
@@ -77,9 +74,10 @@ impl Path {
         self.complete(serial, Err(failure), world);
     }
 
-    fn unqueue(&mut self, serial: Serial) {
+    pub(super) fn unqueue(&mut self, serial: Serial) {
         self.waiting.retain(|waiting| *waiting != serial);
         self.stalled.retain(|stalled| *stalled != serial);
+        self.parcels.retain(|outgoing| outgoing.op != Some(serial));
     }
 
     /// Goes on with an operation that the device has nothing of any more.
@@ -91,7 +89,7 @@ impl Path {
         let ending = op.ending;
         let moving = match &mut op.work {
             Work::Message { packed: true } => return self.complete(serial, Ok(Done::default()), world),
-            Work::Message { packed: false } => return,
+            Work::Message { packed: false } | Work::Atomic { .. } => return,
             Work::Move(moving) => moving,
         };
         let checksum = moving.part.checksum;
@@ -121,7 +119,7 @@ impl Path {
         };
         let Some(op) = self.ops.find(serial) else { return };
         let ending = op.ending.map(|(failure, _)| failure);
-        let write = matches!(&op.work, Work::Move(moving) if moving.is_write());
+        let write = op.work.acts_there();
         let failure = match ending {
             Some(failure) if op.refused => failure,
             // Packets of a write may still be on their way; a read, or a message, has no more to land anywhere.
@@ -178,13 +176,19 @@ impl Path {
         self.waiting.clear();
         self.stalled.clear();
         self.parcels.clear();
+        self.answers = 0;
         // One that is being connected is in other hands, and ends with them.
         if !connecting {
             self.reset_queue(world);
         }
         for serial in self.ops.pick(|op| op.posted == 0) {
-            let ending = self.ops.find(serial).and_then(|op| op.ending);
-            let failure = ending.map_or(Failure::PathLost { loss, fenced: true }, |(failure, _)| failure);
+            let Some(op) = self.ops.find(serial) else { continue };
+            // Only the device's part of a write is over; the peer's part of an atomic operation may not be.
+            let fenced = !matches!(op.work, Work::Atomic { sent: true });
+            let failure = op
+                .ending
+                .map_or(Failure::PathLost { loss, fenced }, |(failure, _)| failure);
+            self.unfenced |= !fenced;
             self.complete(serial, Err(failure), world);
         }
     }
@@ -239,6 +243,7 @@ impl Path {
             self.end(serial, closed, world);
         }
         self.parcels.retain(|outgoing| outgoing.parcel.is_begun());
+        self.answers = self.parcels.iter().filter(|outgoing| outgoing.answer).count();
         self.go_on_closing(world);
         self.pump(world);
     }
@@ -256,6 +261,7 @@ impl Path {
         self.parcels.push_back(Outgoing {
             parcel: Parcel::frame(&Frame::Bye),
             op: None,
+            answer: false,
         });
     }
 

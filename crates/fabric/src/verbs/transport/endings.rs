@@ -29,7 +29,9 @@ impl Verbs {
                 self.pool.remove_path();
             }
         }
-        self.paths.retain(|path| !path.is_over());
+        for over in self.paths.extract_if(.., |path| path.is_over()) {
+            over.into_staging().give_back(&mut self.registrations, now);
+        }
     }
 
     /// Hears what the device has to say beside completions.
@@ -67,7 +69,10 @@ impl Verbs {
                 event: sys::IBV_EVENT_CQ_ERR | sys::IBV_EVENT_SRQ_ERR,
             } => self.lose_all(Loss::System(libc::EIO), now),
             DeviceEvent::QueuePair { number, event } if number == self.datagrams.number() => {
-                if matches!(event, sys::IBV_EVENT_QP_FATAL | sys::IBV_EVENT_QP_REQ_ERR | sys::IBV_EVENT_QP_ACCESS_ERR) {
+                if matches!(
+                    event,
+                    sys::IBV_EVENT_QP_FATAL | sys::IBV_EVENT_QP_REQ_ERR | sys::IBV_EVENT_QP_ACCESS_ERR
+                ) {
                     self.datagrams.on_failed();
                 }
             }

@@ -178,3 +178,40 @@ impl Drop for Verbs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use weft_protocol::{Epoch, Signal, Transport};
+
+    use super::super::super::rail::{RailOptions, rails};
+    use super::*;
+    use crate::Clock;
+    use crate::verbs::VerbsOptions;
+
+    #[test]
+    #[ignore = "needs an RDMA device"]
+    fn a_datagram_queue_pair_that_has_failed_is_started_again_under_its_number() {
+        let rail = rails(&RailOptions::default()).expect("an RDMA device").remove(0);
+        let clock = Clock::start();
+        let start = |epoch| {
+            let started = Verbs::start(VerbsOptions::default(), rail.clone(), Epoch(epoch), clock);
+            started.expect("the rail starts")
+        };
+        let (mut near, mut far) = (start(1), start(2));
+        let address = far.capabilities().address.clone();
+        for revivals in 1..=2 {
+            near.datagrams.break_down();
+            far.datagrams.break_down();
+            let path = near.open(&address, clock.now()).expect("open starts");
+            let mut said = Vec::new();
+            while said.is_empty() {
+                near.poll(clock.now(), &mut said);
+                far.poll(clock.now(), &mut Vec::new());
+                std::thread::sleep(std::time::Duration::from_micros(100));
+            }
+            assert_eq!(said, [Signal::Opened { path }]);
+            let counted = (near.counters().datagram_revivals, far.counters().datagram_revivals);
+            assert_eq!(counted, (revivals, revivals));
+        }
+    }
+}
