@@ -95,8 +95,9 @@ impl Exchange for GroupExchange {
     }
 
     fn begin(&mut self, call: &CallRecord, buffers: &[View]) -> Result<(), Trouble> {
-        self.far.begin_status(call);
+        // Ranks that are all in the arena see each other's calls there, and ask nobody.
         if self.far.is_used() {
+            self.far.begin_status(call);
             self.far.begin(buffers);
         }
         match &mut self.arena {
@@ -144,8 +145,10 @@ impl Exchange for GroupExchange {
     }
 
     fn end(&mut self) -> Progress {
-        self.far.board.set_ended();
-        self.far.end();
+        if self.far.is_used() {
+            self.far.board.set_ended();
+            self.far.end();
+        }
         match &mut self.arena {
             Some(arena) => arena.end(),
             None => Progress::Idle,

@@ -49,6 +49,8 @@ pub(super) struct State {
     /// The latest first.
     prepared: Vec<Arc<Prepared>>,
     scratch: Memory,
+    /// Empty between calls; kept for its room.
+    views: Vec<View>,
     /// The number of the next call.
     number: u64,
     current: Option<Current>,
@@ -88,6 +90,7 @@ impl State {
             grid,
             clock: agent.clock(),
             scratch: agent.allocate(4096)?,
+            views: Vec::new(),
             agent,
             exchange,
             execution: Execution::default(),
@@ -158,7 +161,8 @@ impl State {
         if self.scratch.len() < needed {
             self.scratch = self.agent.allocate(needed.next_power_of_two() as usize)?;
         }
-        let views = views(&prepared, &call.parts, &self.scratch)?;
+        let mut views = std::mem::take(&mut self.views);
+        view_all(&prepared, &call.parts, &self.scratch, &mut views)?;
         let mut record = prepared.record;
         if !prepared.is_pairwise() {
             record.number = self.number;
@@ -176,7 +180,9 @@ impl State {
             _parts: call.parts,
         });
         self.patience.reset();
-        match self.execution.begin(task, views, &mut self.exchange) {
+        let begun = self.execution.begin(task, views.drain(..), &mut self.exchange);
+        self.views = views;
+        match begun {
             Ok(()) => Ok(()),
             Err(trouble) => {
                 let error = self.fail(&record, Some(&trouble));
@@ -252,9 +258,10 @@ impl State {
         }
         let since = *self.patience.yielding_since.get_or_insert(now);
         if now.saturating_sub(since) < YIELDING {
-            match far {
-                true => weft_fabric::cpu::look_again(),
-                false => std::thread::yield_now(),
+            match self.patience.spins_max {
+                // There are more ranks than cores, and no better core to go to.
+                0 if !far => std::thread::yield_now(),
+                _ => weft_fabric::cpu::look_again(),
             }
             return Ok(true);
         }
@@ -344,8 +351,7 @@ impl Patience {
 }
 
 /// The buffers of a call in the order in which its parts want them.
-fn views(prepared: &Prepared, parts: &[Part], scratch: &Memory) -> Result<Vec<View>, Error> {
-    let mut views = Vec::with_capacity(3 * prepared.bytes.len());
+fn view_all(prepared: &Prepared, parts: &[Part], scratch: &Memory, views: &mut Vec<View>) -> Result<(), Error> {
     let mut scratch_at = 0;
     for (part, needed) in prepared.bytes.iter().enumerate() {
         let spec = &prepared.specs[part];
@@ -371,5 +377,5 @@ fn views(prepared: &Prepared, parts: &[Part], scratch: &Memory) -> Result<Vec<Vi
         views.push(view);
         scratch_at += needed[2].next_multiple_of(64);
     }
-    Ok(views)
+    Ok(())
 }
