@@ -19,7 +19,7 @@ mod tests;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{Ordering, compiler_fence, fence};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -183,6 +183,7 @@ impl Arena {
         neighbourhood: Box<dyn Neighbourhood>,
     ) -> Result<Arena, ArenaError> {
         let layout = layout(neighbours.len(), options)?;
+        rest::take_part();
         let ranks: Vec<Rank> = neighbours.iter().map(|(rank, _)| *rank).collect();
         let own_place = neighbours.iter().position(|(_, seen)| seen.is_none());
         let own_place = own_place.ok_or(ArenaError::Dimensions)?;
@@ -244,6 +245,7 @@ impl Arena {
     pub fn rest(&mut self, max: Duration) {
         self.own.set_resting(true);
         fence(Ordering::SeqCst);
+        rest::order_others();
         let neighbours = self.neighbours.iter().flatten();
         rest::wait(neighbours.map(|n| (n.segment.news(), n.news)), max);
         self.own.set_resting(false);
@@ -259,8 +261,8 @@ impl Arena {
     /// Lets a neighbour know that there is something new, in case that it sleeps.
     fn nudge(own: &Segment, neighbour: &Neighbour) {
         own.tell_news();
-        // Either we see that it rests, or it sees the news before it sleeps.
-        fence(Ordering::SeqCst);
+        // Either we see that it rests, or it sees the news before it sleeps: it has its own way to order what we do here.
+        compiler_fence(Ordering::SeqCst);
         if neighbour.segment.is_resting() {
             rest::wake(own.news());
         }

@@ -10,6 +10,24 @@ const WORDS_MAX: usize = 128;
 /// How long to sleep where the kernel cannot wait for several words.
 const BLIND: Duration = Duration::from_millis(1);
 
+/// Makes this process one of those that [`order_others`] reaches.
+pub(super) fn take_part() {
+    membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED);
+}
+
+/// Between what this thread has stored and what it looks at next, every other thread of the ranks gets what it has stored seen.
+///
+/// It is for whoever is about to sleep, so that those who send need no fence, which would be most of the price of a short message. A
+/// kernel that cannot do it costs a rest that lasts to its end when it could have been shorter, once in a great while.
+pub(super) fn order_others() {
+    membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+}
+
+fn membarrier(command: libc::c_int) {
+    // SAFETY: a plain call that touches no memory.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+}
+
 /// Sleeps until one of the words is not what it was, or somebody wakes it, or the time is over; at times also for no reason.
 pub(super) fn wait<'a>(words: impl Iterator<Item = (&'a AtomicU32, u32)>, max: Duration) {
     // SAFETY: all-zero entries are valid, and those beyond `count` are never looked at.
