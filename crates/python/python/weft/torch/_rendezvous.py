@@ -22,7 +22,9 @@ class Home:
         name = f"torch-{os.getpid()}-{secrets.token_hex(8)}"
         listen = os.environ.get("WEFT_LISTEN") or f"{_own_address(store)}:0"
         self.secret = secret
-        self.agent = weft.Agent(name, listen=listen, secret=secret)
+        # Ranks leave when they are done, which is nothing to warn of.
+        log = os.environ.get("WEFT_LOG", "error")
+        self.agent = weft.Agent(name, listen=listen, secret=secret, log=log)
         self.mailroom = Mailroom(self.agent)
         self._closing = weakref.finalize(self, self.agent.close)
 
