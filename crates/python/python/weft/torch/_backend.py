@@ -190,9 +190,31 @@ class Backend(c10d.Backend):
     def options(self) -> c10d.Backend.Options:
         return self._options
 
+    # torch asks a Python backend for these again and again until it answers itself.
+
     @property
     def supports_splitting(self) -> bool:
         return True
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
+    @property
+    def _supports_time_estimate(self) -> bool:
+        return False
+
+    @property
+    def supports_shrinking(self) -> bool:
+        return False
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return False
+
+    @property
+    def supports_window(self) -> bool:
+        return False
 
     def split(self, store, ranks: list[int], options) -> "Backend | None":
         from ._rendezvous import connect
