@@ -3,6 +3,7 @@
 //! The box is noisy, so an absolute time says little. Each row is measured for every side one right after the other, the
 //! whole is repeated, and what counts is the ratio of the medians.
 
+mod collective;
 mod setup;
 mod table;
 
@@ -25,6 +26,8 @@ pub struct Arguments {
 enum What {
     /// Transfers, notifications, start, idling and installing, beside NIXL and Mooncake.
     Transfer(TransferArguments),
+    /// Collectives, beside Open MPI, MPICH, Intel MPI and Gloo.
+    Collective(collective::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -47,7 +50,13 @@ struct TransferArguments {
 type Run = (Side, Vec<String>);
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
-    let What::Transfer(arguments) = &arguments.what;
+    match &arguments.what {
+        What::Transfer(arguments) => transfers(arguments),
+        What::Collective(arguments) => collective::run(arguments),
+    }
+}
+
+fn transfers(arguments: &TransferArguments) -> Result<ExitCode, Error> {
     let wanted = |run: &Run| arguments.sides.is_empty() || arguments.sides.contains(&run.0);
     let requirements: Vec<_> = table::requirements()
         .into_iter()

@@ -6,6 +6,7 @@
 mod build;
 mod measure;
 mod perftest;
+mod system_calls;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -122,7 +123,6 @@ const NEEDED: &[Needed] = &[
     (&["protoc", "--version"], "protobuf-compiler"),
     (&["cc", "--version"], "gcc"),
     (&["ib_write_bw", "--version"], "perftest"),
-    (&["strace", "--version"], "strace"),
 ];
 
 /// Where the near end of the two machines waits for the far one, and what it listens on; both on the cable that is never pulled.

@@ -44,6 +44,14 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
                 .args(["--all-targets", "--", "--deny", "warnings"]),
         )
     });
+    suite.step("documentation", || {
+        command::run(
+            cargo()
+                .args(["doc", "--no-deps"])
+                .args(FEATURES)
+                .env("RUSTDOCFLAGS", "--deny warnings"),
+        )
+    });
     let nextest = works("cargo", &["nextest", "--version"]);
     if nextest {
         suite.step("Rust tests", || {

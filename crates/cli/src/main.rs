@@ -5,11 +5,13 @@ mod complaint;
 mod courier;
 mod desk;
 mod ends;
+mod exercise;
 mod pair;
 mod partner;
 mod pattern;
 mod ping_pong;
 mod predict;
+mod ranks;
 mod table;
 mod verbs;
 
@@ -43,6 +45,8 @@ enum Verb {
     Man(verbs::man::Man),
     #[command(hide = true)]
     Partner(verbs::partner::Partner),
+    #[command(hide = true)]
+    Rank(verbs::rank::Rank),
 }
 
 fn main() -> ExitCode {
@@ -68,5 +72,6 @@ fn run(command: Command) -> Result<(), Complaint> {
         Verb::Completions(verb) => verb.run(),
         Verb::Man(verb) => verb.run(),
         Verb::Partner(verb) => verb.run(&settings),
+        Verb::Rank(verb) => verb.run(&settings),
     }
 }

@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod explain;
 pub mod man;
 pub mod partner;
+pub mod rank;
 pub mod serve;
 
 use std::io::{self, Write};
@@ -29,7 +30,7 @@ pub fn cpu_time_ns() -> u64 {
 }
 
 /// Eight bytes that nobody can guess.
-fn random_word() -> Result<u64, Complaint> {
+pub fn random_word() -> Result<u64, Complaint> {
     getrandom::u64()
         .map_err(|error| Complaint::new(Exit::Failed, format!("The system gives no random numbers: {error}.")))
 }

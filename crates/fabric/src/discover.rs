@@ -158,9 +158,9 @@ pub fn machine_at(source: &Source) -> Discovery {
         name: host_name(&proc),
         memory: cores::total_memory(&proc),
         memcpy: None,
+        reduction: None,
         gpus,
         nics,
-        reduction: None,
         numa,
     };
     // The trees may contradict one another, and a platform file may not.

@@ -251,9 +251,14 @@ fn a_peer_without_descriptors_turns_new_paths_away_and_keeps_the_old_ones() {
     let local = near.local(memory());
     peer.command("use up descriptors");
     assert_eq!(peer.reply(), "none left");
-    let second = near.transport.open(&peer.address, near.clock.now()).unwrap();
-    assert_ne!(second, near.path);
-    assert_eq!(near.loss(), (Loss::ClosedByPeer, true));
+    // The peer hangs up while this end introduces itself, or after that.
+    match near.transport.open(&peer.address, near.clock.now()) {
+        Err(loss) => assert_eq!(loss, Loss::ClosedByPeer),
+        Ok(second) => {
+            assert_ne!(second, near.path);
+            assert_eq!(near.loss(), (Loss::ClosedByPeer, true));
+        }
+    }
     // Even memory that the peer cannot hand out a descriptor for is reached.
     for kind in [Kind::Mapped, Kind::Foreign] {
         let leg = whole_leg(&local, &peer.region(kind));

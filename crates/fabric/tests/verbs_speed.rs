@@ -59,7 +59,7 @@ impl Bench {
         let mut spent = Duration::ZERO;
         while spent < SPELL || open > 0 {
             spent = start.elapsed();
-            while spent < SPELL {
+            while start.elapsed() < SPELL {
                 let op = waiting.take().unwrap_or_else(|| next(&mut self.near));
                 let now = self.near.clock.now();
                 let taken = self.near.verbs.post(self.path, std::slice::from_ref(&op), now);
@@ -85,24 +85,41 @@ impl Bench {
     }
 }
 
-#[test]
-#[ignore = "measures, and needs an RDMA device"]
-fn bandwidth() {
-    for (name, direction) in [("write", Direction::Write), ("read", Direction::Read)] {
-        for size in [4u64 << 10, 64 << 10, 1 << 20] {
-            let mut bench = Bench::new();
-            let leg = whole_leg(&bench.local, &remote(&bench.theirs));
-            let mut at = 0;
-            let (bytes, ops) = bench.pour(|near| {
-                at = (at + size) % LEN as u64;
-                near.op(direction, &leg, at..at + size)
-            });
-            println!(
-                "weft {name}_bw {size} bytes: {:.1} MB/s, {ops:.0} operations/s",
-                bytes / 1e6
-            );
+fn bandwidth(name: &str, direction: Direction, size: u64) {
+    let mut bench = Bench::new();
+    let leg = whole_leg(&bench.local, &remote(&bench.theirs));
+    let mut at = 0;
+    let before = bench.near.verbs.counters();
+    let (bytes, ops) = bench.pour(|near| {
+        at = (at + size) % LEN as u64;
+        near.op(direction, &leg, at..at + size)
+    });
+    let after = bench.near.verbs.counters();
+    println!(
+        "weft {name}_bw {size} bytes: {:.1} MB/s, {ops:.0} operations/s, {} requests, {} doorbells",
+        bytes / 1e6,
+        after.work_requests - before.work_requests,
+        after.doorbells - before.doorbells
+    );
+}
+
+macro_rules! bandwidths {
+    ($($test:ident: $name:literal, $direction:ident, $size:expr;)+) => {$(
+        #[test]
+        #[ignore = "measures, and needs an RDMA device"]
+        fn $test() {
+            bandwidth($name, Direction::$direction, $size);
         }
-    }
+    )+};
+}
+
+bandwidths! {
+    write_4k: "write", Write, 4 << 10;
+    write_64k: "write", Write, 64 << 10;
+    write_1m: "write", Write, 1 << 20;
+    read_4k: "read", Read, 4 << 10;
+    read_64k: "read", Read, 64 << 10;
+    read_1m: "read", Read, 1 << 20;
 }
 
 #[test]

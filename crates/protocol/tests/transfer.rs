@@ -139,11 +139,9 @@ impl Expected {
         self.notified |= all && !self.revoked && self.request.direction == Direction::Write;
     }
 
-    /// A transfer that fails waits for no word of its notification: what it held back for that counts as not done.
-    fn give_up_withheld(&mut self) {
-        for byte in self.bytes.iter_mut().flatten().filter(|b| **b == Byte::Withheld) {
-            *byte = Byte::Untouched;
-        }
+    /// Whether the engine cannot know if the peer was notified.
+    fn is_undecided(&self) -> bool {
+        self.announced.is_some() && !self.decided
     }
 }
 
@@ -232,7 +230,6 @@ impl World {
                 if let Some(id) = self.live.keys().copied().nth(pick % self.live.len().max(1)) {
                     let expected = self.live.get_mut(&id).unwrap();
                     expected.cancelled = true;
-                    expected.give_up_withheld();
                     self.engine.cancel(id, self.now);
                 }
             }
@@ -273,13 +270,13 @@ impl World {
                     for expected in self.live.values_mut() {
                         let hangs = expected.bytes.iter().flatten().any(|b| *b == Byte::Hanging(lane));
                         expected.decided |= expected.revoked && (hangs || expected.lanes.contains(&lane));
-                        let decided = expected.decided || !expected.recalled;
+                        let undecided = expected.is_undecided();
                         for byte in expected.bytes.iter_mut().flatten() {
                             match *byte {
                                 Byte::Hanging(on) if on == lane => *byte = Byte::Withheld,
                                 _ => {}
                             }
-                            if *byte == Byte::Withheld && decided {
+                            if *byte == Byte::Withheld && !undecided {
                                 *byte = Byte::Untouched;
                             }
                         }
@@ -291,7 +288,6 @@ impl World {
             Action::PeerGone { peer } if peer < PEERS => {
                 for expected in self.live.values_mut().filter(|e| e.request.peer == PeerId(peer)) {
                     expected.trouble = true;
-                    expected.give_up_withheld();
                 }
                 self.engine.on_peer_gone(PeerId(peer), Loss::Silent, self.now);
             }
@@ -386,20 +382,18 @@ impl World {
         };
         let is_write = part.direction == Direction::Write;
         let lost = matches!(outcome, Err(Failure::PathLost { .. }));
-        let is_counted = expected.request.tag.is_some() && expected.announced.is_some();
+        let overdue = self.now >= expected.request.deadline;
         let after = match outcome {
             Ok(done) if done.far_sum == sum => Byte::Done,
-            Err(Failure::PathLost { fenced, .. }) if is_write && self.now < expected.request.deadline => {
-                match (is_counted, expected.decided) {
-                    (true, true) if expected.notified => Byte::Done,
-                    (true, false) if fenced => Byte::Withheld,
-                    _ if fenced => Byte::Untouched,
-                    _ => Byte::Hanging(id),
-                }
-            }
+            Err(Failure::PathLost { fenced, .. }) if is_write => match (fenced || overdue, expected.is_undecided()) {
+                _ if expected.decided && expected.notified => Byte::Done,
+                (true, true) => Byte::Withheld,
+                (true, false) => Byte::Untouched,
+                (false, _) => Byte::Hanging(id),
+            },
             _ => Byte::Untouched,
         };
-        if lost && is_counted {
+        if lost && expected.announced.is_some() {
             expected.lanes.insert(id);
         }
         // What is lost has landed as often as not.
@@ -426,9 +420,9 @@ impl World {
         }
         if fenced {
             for expected in self.live.values_mut() {
+                let undecided = expected.is_undecided();
                 for byte in expected.bytes.iter_mut().flatten() {
                     if *byte == Byte::Hanging(LaneId(lane as u32)) {
-                        let undecided = expected.recalled && !expected.decided;
                         *byte = if undecided { Byte::Withheld } else { Byte::Untouched };
                     }
                 }

@@ -35,6 +35,7 @@ use crate::error::Error;
 use crate::memory::Memory;
 use board::Board;
 use call::Described;
+use far::LONG_BYTES;
 use pending::Outcome;
 use state::State;
 
@@ -70,11 +71,16 @@ pub(crate) struct Inner {
 /// Bytes in host memory: of something registered, or of somebody else's.
 #[derive(Clone, Debug)]
 pub struct Part {
-    host: Arc<HostMemory>,
-    /// Kept registered while the part is in use.
-    registered: Option<Memory>,
+    held: Held,
     offset: u64,
     len: u64,
+}
+
+/// What keeps the bytes where they are while the part is in use.
+#[derive(Clone, Debug)]
+enum Held {
+    Registered(Memory),
+    Foreign(Arc<HostMemory>),
 }
 
 impl From<&Memory> for Part {
@@ -89,8 +95,7 @@ impl From<HostMemory> for Part {
     fn from(memory: HostMemory) -> Part {
         Part {
             len: memory.len(),
-            host: Arc::new(memory),
-            registered: None,
+            held: Held::Foreign(Arc::new(memory)),
             offset: 0,
         }
     }
@@ -108,8 +113,7 @@ impl Memory {
             self.len()
         );
         Part {
-            host: self.inner.host.clone(),
-            registered: Some(self.clone()),
+            held: Held::Registered(self.clone()),
             offset: range.start,
             len: range.end - range.start,
         }
@@ -122,19 +126,41 @@ impl Part {
         Part { len: 0, ..self.clone() }
     }
 
-    /// Whether it lies `at` bytes into another part.
-    fn begins_at(&self, other: &Part, at: u64) -> bool {
-        self.host.as_ptr() as usize + self.offset as usize
-            == other.host.as_ptr() as usize + (other.offset + at) as usize
+    fn host(&self) -> &Arc<HostMemory> {
+        match &self.held {
+            Held::Registered(memory) => &memory.inner.host,
+            Held::Foreign(host) => host,
+        }
     }
 
-    fn view(&self) -> Result<View, Error> {
-        Ok(View {
-            memory: self.host.clone(),
+    /// Makes sure that other ranks can read it where it lies, where that is worth it.
+    fn lend(&mut self, agent: &Agent, far: bool) -> Result<(), Error> {
+        if let (Held::Foreign(host), true) = (&self.held, far && self.len >= LONG_BYTES) {
+            self.held = Held::Registered(agent.register_shared(host.clone())?);
+        }
+        match &self.held {
+            Held::Registered(memory) => memory.lent().map(drop),
+            Held::Foreign(_) => Ok(()),
+        }
+    }
+
+    /// Whether it lies `at` bytes into another part.
+    fn begins_at(&self, other: &Part, at: u64) -> bool {
+        self.host().as_ptr() as usize + self.offset as usize
+            == other.host().as_ptr() as usize + (other.offset + at) as usize
+    }
+
+    /// What an execution sees of it. It has been lent before, where it can be.
+    fn view(&self) -> View {
+        View {
+            memory: self.host().clone(),
             offset: self.offset,
             len: self.len,
-            key: self.registered.as_ref().map_or(Ok(None), Memory::lent)?,
-        })
+            key: match &self.held {
+                Held::Registered(memory) => memory.inner.lent.get().copied(),
+                Held::Foreign(_) => None,
+            },
+        }
     }
 }
 
@@ -176,9 +202,7 @@ impl Communicator {
             outcome,
         }
     }
-}
 
-impl Inner {
     fn new(agent: Agent, state: State, board: Arc<Board>, options: JoinOptions) -> Result<Communicator, Error> {
         let nothing = agent.allocate(1)?;
         let inner = Inner {
@@ -196,7 +220,9 @@ impl Inner {
         };
         Ok(Communicator { inner: Arc::new(inner) })
     }
+}
 
+impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

@@ -7,6 +7,9 @@
 //! While threads wait and turn, the progress thread only looks in now and then, because being woken by every packet would cost
 //! the waiting threads the mutex.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
@@ -271,8 +274,13 @@ impl World {
             .slots()
             .iter()
             .filter_map(|slot| slot.transport.next_timeout());
+        live.chain(self.own_timeout()).min()
+    }
+
+    /// When it must be turned again if the transports have nothing to do before.
+    fn own_timeout(&self) -> Option<Time> {
         let releases = (!self.releasing.is_empty()).then_some(self.release_retry);
-        live.chain(self.core.next_timeout()).chain(releases).min()
+        releases.into_iter().chain(self.core.next_timeout()).min()
     }
 }
 
@@ -308,11 +316,13 @@ impl Shared {
         let result = change(&mut world, now);
         let progress = world.core.push(now);
         world.settle(self, now, &mut later);
-        // What a transport has taken on it shows by being busy; only the core's own timers can have moved.
-        let due = world.core.next_timeout();
+        // What a transport has taken on it shows by being busy; no timers but the world's own can have moved.
+        let ring = self.is_asleep() && progress == Progress::Busy || self.oversleeps(&world, false);
         drop(world);
         self.finish(&mut later);
-        self.ring_if_due(due, progress);
+        if ring {
+            self.bell.ring();
+        }
         result
     }
 
@@ -321,19 +331,25 @@ impl Shared {
         let mut driving = Driving::start(self);
         let mut spin_until = self.clock.now().saturating_add(self.spin);
         let mut later = Later::default();
+        // Whether anything was done since the progress thread last heard when it is due.
+        let mut stirred = false;
         loop {
             let mut world = self.lock();
             let now = self.clock.now();
             let (progress, any) = world.turn(self, now, &mut later);
             let found = check(&mut world);
+            let active = progress == Progress::Busy || any;
+            stirred |= active;
             if found.is_some() || now >= deadline || world.stopped {
-                let due = world.core.next_timeout();
+                let ring = self.oversleeps(&world, stirred);
                 drop(world);
                 self.finish(&mut later);
-                self.ring_if_due(due, Progress::Idle);
+                if ring {
+                    self.bell.ring();
+                }
                 return found;
             }
-            if progress == Progress::Busy || any {
+            if active {
                 spin_until = now.saturating_add(self.spin);
             }
             if any || now < spin_until {
@@ -345,7 +361,9 @@ impl Shared {
             // Nothing has happened for a while: leave the turning to the progress thread and sleep.
             world.sleepers += 1;
             driving.stop();
-            self.ring_if_due(world.core.next_timeout(), Progress::Idle);
+            if self.oversleeps(&world, std::mem::take(&mut stirred)) {
+                self.bell.ring();
+            }
             let left = Duration::from(deadline.saturating_sub(now));
             let mut found = None;
             let sleeps_on = |world: &mut World| {
@@ -381,42 +399,54 @@ impl Shared {
 
     /// One turn, for callers that poll.
     pub(crate) fn turn(&self) {
-        let mut world = match self.world.try_lock() {
+        let world = match self.world.try_lock() {
             Ok(world) => world,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // Somebody else is turning it right now.
             Err(TryLockError::WouldBlock) => return,
         };
         let _driving = Driving::start(self);
-        let now = self.clock.now();
-        let mut later = Later::default();
-        world.turn(self, now, &mut later);
-        let due = world.core.next_timeout();
-        drop(world);
-        self.finish(&mut later);
-        self.ring_if_due(due, Progress::Idle);
+        self.turn_once(world, |_| ());
     }
 
     /// One turn, and a look at what it has brought.
     pub(crate) fn turn_with(&self, look: impl FnOnce(&mut World)) {
         let _driving = Driving::start(self);
-        let mut later = Later::default();
-        let mut world = self.lock();
-        world.turn(self, self.clock.now(), &mut later);
-        look(&mut world);
-        let due = world.core.next_timeout();
-        drop(world);
-        self.finish(&mut later);
-        self.ring_if_due(due, Progress::Idle);
+        self.turn_once(self.lock(), look);
     }
 
-    /// Wakes the progress thread where it would sleep past something.
-    fn ring_if_due(&self, due: Option<Time>, progress: Progress) {
-        let asleep_until = self.asleep_until.load(Ordering::Relaxed);
-        let late = due.is_some_and(|due| due.as_ps() < asleep_until);
-        if asleep_until != 0 && (progress == Progress::Busy || late) {
+    fn turn_once(&self, mut world: MutexGuard<'_, World>, look: impl FnOnce(&mut World)) {
+        let mut later = Later::default();
+        let (progress, any) = world.turn(self, self.clock.now(), &mut later);
+        look(&mut world);
+        let ring = self.oversleeps(&world, progress == Progress::Busy || any);
+        drop(world);
+        self.finish(&mut later);
+        if ring {
             self.bell.ring();
         }
+    }
+
+    /// Whether the progress thread would sleep past something that has come up since it fell asleep. Asked under the mutex, because
+    /// it falls asleep under it.
+    ///
+    /// What a turn leaves undone, a transport shows by its descriptor, which wakes the sleeper without anybody's help, or by its next
+    /// timeout. Those of all transports take longer to ask for, and move only when something is `stirred`.
+    fn oversleeps(&self, world: &World, stirred: bool) -> bool {
+        let asleep_until = self.asleep_until.load(Ordering::Relaxed);
+        if asleep_until == 0 {
+            return false;
+        }
+        let due = if stirred {
+            world.next_timeout()
+        } else {
+            world.own_timeout()
+        };
+        due.is_some_and(|due| due.as_ps() < asleep_until)
+    }
+
+    fn is_asleep(&self) -> bool {
+        self.asleep_until.load(Ordering::Relaxed) != 0
     }
 
     pub(crate) fn is_stopped(&self) -> bool {

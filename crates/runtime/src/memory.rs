@@ -27,7 +27,7 @@ pub(crate) struct Registered {
     pub(crate) shared: Arc<Shared>,
     pub(crate) region: Region,
     pub(crate) host: Arc<HostMemory>,
-    /// Under which key ranks on this host map it, once it has been used in a collective.
+    /// Under which key the other ranks of a group read it, once it has been used in a collective.
     pub(crate) lent: OnceLock<RegionKey>,
 }
 
@@ -86,13 +86,10 @@ impl Memory {
         self.inner.host.snapshot()
     }
 
-    /// Under which key others on this host may map it, where they can.
-    pub(crate) fn lent(&self) -> Result<Option<RegionKey>, Error> {
-        if !self.is_mappable() {
-            return Ok(None);
-        }
+    /// Under which key the other ranks of a group may read it.
+    pub(crate) fn lent(&self) -> Result<RegionKey, Error> {
         if let Some(key) = self.inner.lent.get() {
-            return Ok(Some(*key));
+            return Ok(*key);
         }
         let lent = self
             .inner
@@ -102,7 +99,7 @@ impl Memory {
             what: "lending memory".to_owned(),
             refusal,
         })?;
-        Ok(Some(*self.inner.lent.get_or_init(|| key)))
+        Ok(*self.inner.lent.get_or_init(|| key))
     }
 
     /// Withdraws and releases the region now. After `Ok` nobody touches the memory any more.

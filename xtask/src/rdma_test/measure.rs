@@ -4,13 +4,13 @@
 //! card and the completion queue; that stands below the table.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use serde_json::Value;
 
 use super::perftest::Perftest;
+use super::system_calls;
 use crate::command::{Error, output};
 
 #[derive(clap::Args)]
@@ -30,9 +30,11 @@ const PERFTEST_SECONDS: u32 = 1;
 const WEFT_SECONDS: f64 = 1.0;
 /// Blocks of the batch whose cost is counted.
 const BATCH: u64 = 1024;
-/// Transfers under strace, in two runs.
-const TRACED_FEW: u64 = 20;
-const TRACED_MANY: u64 = 60;
+/// Transfers whose system calls are counted, in two runs.
+const COUNTED_FEW: u64 = 20;
+const COUNTED_MANY: u64 = 60;
+/// System calls that are rarer than this for a transfer are left to the sum.
+const RARE: f64 = 0.5;
 
 /// What `weft bench transfer` is asked to measure.
 #[derive(Clone, Copy, Debug)]
@@ -327,8 +329,8 @@ fn not_understood(said: &str) -> Error {
 
 /// What a write of 1,024 scattered blocks costs.
 struct Costs {
-    /// At both ends together.
-    system_calls: f64,
+    /// Of both ends together, by name.
+    system_calls: BTreeMap<String, f64>,
     /// What the transports of the two ends counted, by name.
     initiator: BTreeMap<String, f64>,
     target: BTreeMap<String, f64>,
@@ -336,23 +338,23 @@ struct Costs {
 
 impl Costs {
     fn count(arguments: &Arguments) -> Result<Costs, Error> {
-        let traced = |transfers: u64| -> Result<f64, Error> {
-            let report = PathBuf::from("/tmp/system-calls");
-            let mut strace = Command::new("strace");
-            strace
-                .args(["--follow-forks", "--summary-only", "--output"])
-                .arg(&report)
-                .arg(&arguments.weft);
-            bench(strace, Workload::scattered_blocks(), &iterations(transfers))?;
-            let report = fs::read_to_string(&report).map_err(|source| Error::File { path: report, source })?;
-            total_calls(&report)
+        let calls = |transfers: u64| {
+            system_calls::count(|| {
+                let weft = Command::new(&arguments.weft);
+                bench(weft, Workload::scattered_blocks(), &iterations(transfers)).map(drop)
+            })
         };
         // Starting, connecting and ending are in both, so that the difference is what the further transfers took.
-        let system_calls = (traced(TRACED_MANY)? - traced(TRACED_FEW)?) / (TRACED_MANY - TRACED_FEW) as f64;
+        let (few, many) = (calls(COUNTED_FEW)?, calls(COUNTED_MANY)?);
+        let system_calls = many.into_iter().map(|(name, count)| {
+            let further = count.saturating_sub(few.get(&name).copied().unwrap_or(0));
+            (name, further as f64 / (COUNTED_MANY - COUNTED_FEW) as f64)
+        });
+        let system_calls = system_calls.collect();
         let line = bench(
             Command::new(&arguments.weft),
             Workload::scattered_blocks(),
-            &iterations(TRACED_MANY),
+            &iterations(COUNTED_MANY),
         )?;
         let counted = |end: &str| -> Result<BTreeMap<String, f64>, Error> {
             let counts = line["per_1024_blocks"][end].as_object();
@@ -382,37 +384,23 @@ impl std::fmt::Display for Costs {
             let target = self.target.get(name).copied().unwrap_or(0.0);
             writeln!(out, "  {initiator:>10.1}  {target:>10.1}  {name}")?;
         }
+        let all: f64 = self.system_calls.values().sum();
+        writeln!(out, "  {all:>22.1}  system calls of both ends together; of these:")?;
+        let mut frequent: Vec<_> = self.system_calls.iter().filter(|(_, count)| **count >= RARE).collect();
+        frequent.sort_by(|one, other| other.1.total_cmp(one.1));
+        frequent
+            .into_iter()
+            .try_for_each(|(name, count)| writeln!(out, "  {count:>22.1}  {name}"))?;
         writeln!(
             out,
-            "  {:>22.1}  system calls of both ends together, those to Soft-RoCE included: one a doorbell, where a card needs none",
-            self.system_calls
+            "  Soft-RoCE takes a doorbell by a write; cards take it without the kernel."
         )
     }
-}
-
-/// All calls in a summary of strace: the fourth column of its last line.
-fn total_calls(report: &str) -> Result<f64, Error> {
-    let total = report.lines().rfind(|line| line.ends_with("total"));
-    let calls = total.and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
-    calls.ok_or_else(|| Error::NotUnderstood {
-        program: "strace".to_owned(),
-        said: report.to_owned(),
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn calls_are_found_in_the_summary_of_strace() {
-        let report = "% time     seconds  usecs/call     calls    errors syscall\n\
-                      ------ ----------- ----------- --------- --------- ------------\n \
-                      60.00    0.000012           6         2           write\n\
-                      100.00    0.000020           5       385        12 total\n";
-        assert_eq!(total_calls(report).unwrap(), 385.0);
-        assert!(total_calls("").is_err());
-    }
 
     #[test]
     fn the_median_is_that_of_the_middle() {

@@ -1,22 +1,32 @@
-//! `weft bench`: how fast this machine moves memory, and how fast it should.
+//! `weft bench`: how fast this machine moves memory and does collectives, and how fast it should.
 
+pub mod collective;
 pub mod transfer;
 
 use clap::Subcommand;
+use serde::Serialize;
 
-use crate::complaint::Complaint;
+use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::Overrides;
 
 /// Measure how fast memory moves, beside what the machine allows and what the model predicts
 #[derive(Debug, Subcommand)]
 pub enum Bench {
     Transfer(transfer::Transfer),
+    Collective(collective::Collective),
 }
 
 impl Bench {
     pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
         match self {
             Bench::Transfer(verb) => verb.run(overrides),
+            Bench::Collective(verb) => verb.run(overrides),
         }
     }
+}
+
+fn print_json(value: &impl Serialize) -> Result<(), Complaint> {
+    let line = serde_json::to_string(value).or_complain(Exit::Failed, || "A result has no JSON.".to_string())?;
+    println!("{line}");
+    Ok(())
 }

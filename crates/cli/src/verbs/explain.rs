@@ -74,6 +74,7 @@ enum Form {
 
 /// What is explained.
 struct Subject {
+    platform: Platform,
     problem: Problem,
     placement: Placement,
     selector: Selector,
@@ -98,10 +99,9 @@ impl Explain {
             let name = subject.chosen.to_string();
             return print_schedule(form, &name, &subject.problem, &*subject.program);
         }
-        let platform = self.platform()?.name;
         match self.json {
-            true => self.print_json(&platform, &subject, summary),
-            false => self.print_tables(&platform, &subject, summary),
+            true => self.print_json(&subject, summary),
+            false => self.print_tables(&subject, summary),
         }
         Ok(())
     }
@@ -131,7 +131,8 @@ impl Explain {
             nodes: self.nodes,
             local: self.ranks / self.nodes,
         };
-        let placement = Placement::on(&self.platform()?, grid).or_complain(Exit::Usage, || {
+        let platform = self.platform()?;
+        let placement = Placement::on(&platform, grid).or_complain(Exit::Usage, || {
             "The platform does not say what these ranks need.".to_string()
         })?;
         let selector = Selector::new(problem, placement);
@@ -160,6 +161,7 @@ impl Explain {
             );
         };
         Ok(Subject {
+            platform,
             problem,
             placement,
             selector,
@@ -201,15 +203,20 @@ impl Explain {
         Ok(())
     }
 
-    fn print_tables(&self, platform: &str, subject: &Subject, summary: Option<Summary>) {
-        let Subject { problem, chosen, .. } = subject;
+    fn print_tables(&self, subject: &Subject, summary: Option<Summary>) {
+        let Subject {
+            platform,
+            problem,
+            chosen,
+            ..
+        } = subject;
         let ranked = subject.selector.ranked(self.bytes);
         let fastest = ranked
             .first()
             .map(|(_, prediction)| prediction.time.as_secs_f64())
             .unwrap_or(0.0);
         let title = format!(
-            "{} of {} among {} ranks{}{}, on the platform {platform}",
+            "{} of {} among {} ranks{}{}, on the platform {}",
             problem.collective,
             self.bytes,
             problem.ranks,
@@ -218,6 +225,7 @@ impl Explain {
                 nodes => format!(" on {nodes} nodes"),
             },
             if self.in_place { ", in place" } else { "" },
+            platform.name,
         );
         println!("{}", style(title).bold());
         let prediction = ranked
@@ -273,7 +281,7 @@ impl Explain {
         print!("{}", table.render());
     }
 
-    fn print_json(&self, platform: &str, subject: &Subject, summary: Option<Summary>) {
+    fn print_json(&self, subject: &Subject, summary: Option<Summary>) {
         let ranked = subject.selector.ranked(self.bytes);
         let explanation = Explanation {
             collective: subject.problem.collective.name(),
@@ -281,7 +289,7 @@ impl Explain {
             nodes: subject.placement.grid.nodes,
             bytes: self.bytes.0,
             in_place: self.in_place,
-            platform,
+            platform: &subject.platform.name,
             chosen: subject.chosen.into(),
             verified: summary.is_some(),
             same_bits: summary.map(|summary| summary.same_bits),

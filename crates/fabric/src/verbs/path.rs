@@ -8,9 +8,11 @@ mod inbound;
 mod outbound;
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
 
 use weft_plan::Time;
-use weft_protocol::{Body, Done, Failure, Loss, Op, PathId, Refusal, RegionKey, Signal};
+use weft_protocol::{Body, Done, Failure, Loss, Move, Op, PathId, Refusal, RegionKey, Signal};
 use weft_sys::verbs as sys;
 
 use super::address::Doorstep;
@@ -19,12 +21,13 @@ use super::buffers::{Buffers, WINDOW};
 use super::counters::VerbsCounters;
 use super::credits::Credits;
 use super::introduction::{Letter, QueueEnd};
-use super::message::{Assembly, FRAME_BYTES_MAX, Frame, Parcel};
+use super::message::{Assembly, FRAME_BYTES_MAX, Frame, PacketSize, Parcel, SUM_BYTES_MAX, SUM_RUNS_MAX};
 use super::ops::{Moving, OpenOp, Ops, Serial, Stage, Work};
 use super::options::VerbsOptions;
-use super::queue::{Connecting, QueuePair};
+use super::queue::{AddressHandle, Connecting, QueuePair};
 use super::rail::Rail;
 use super::regions::Regions;
+use super::setup::{Errand, Outcome};
 use super::tags::Tags;
 use super::targets::{Found, State, Targets, permits};
 
@@ -45,8 +48,12 @@ pub(super) struct Path {
     pub token: u128,
     pub opened_here: bool,
     pub peer: Doorstep,
-    /// None once the path is over.
-    pair: Option<QueuePair>,
+    /// None once the path is over. Whoever connects it has a share.
+    pair: Option<Arc<QueuePair>>,
+    /// Where letters to the peer go, once it has been found.
+    pub route: Option<Arc<AddressHandle>>,
+    /// It is being looked for.
+    routing: bool,
     phase: Phase,
     /// The application above knows of it.
     told: bool,
@@ -67,6 +74,7 @@ pub(super) struct Path {
     staged_next: usize,
     staged: usize,
     credits: Credits,
+    packet_size: PacketSize,
     assembly: Assembly,
     targets: Targets,
     /// Our regions that the peer knows the place of, and whether it has been asked to let go of them.
@@ -88,8 +96,12 @@ pub(super) struct Path {
     /// A write was under way when the path was lost.
     unfenced: bool,
     bye_said: bool,
+    /// The device has said that nothing more is received through the queue pair.
+    received_all: bool,
     /// Letters for the peer that whoever called is to send.
     pub letters: Vec<Letter>,
+    /// What takes too long to be done at once.
+    pub errands: Vec<Errand>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,11 +112,19 @@ enum Phase {
         gap: Time,
         until: Time,
     },
+    /// The peer has answered, and the queue pair is being connected.
+    Connecting {
+        until: Time,
+    },
     /// Connected; the first frame is on its way.
     Greeting {
         until: Time,
     },
-    /// A peer has introduced itself; its first frame is to come.
+    /// A peer has introduced itself, and the queue pair is being connected; then it is answered.
+    Answering {
+        until: Time,
+    },
+    /// The peer has been answered; its first frame is to come.
     Accepting {
         until: Time,
     },
@@ -113,10 +133,12 @@ enum Phase {
     Closing {
         until: Time,
     },
-    /// The queue pair is in error; what the device had comes back.
+    /// The queue pair is in error; what the device had comes back, and what it had received is heard.
     Failing {
         loss: Loss,
         until: Time,
+        /// The look at the completions after which this began. What had come before is known after a later one that finds no more.
+        since: u64,
     },
     Over,
 }
@@ -154,6 +176,8 @@ pub(super) struct World<'a> {
     pub counters: &'a mut VerbsCounters,
     pub options: &'a VerbsOptions,
     pub rail: &'a Rail,
+    /// The last look at the completions, by its number, that found no more of them.
+    pub dry: u64,
     pub now: Time,
 }
 
@@ -183,18 +207,18 @@ impl Path {
             from,
             end,
         });
+        path.look_for_route(world);
         path
     }
 
-    /// A path that a peer opens. The answer is among the letters.
-    pub(super) fn accepting(parts: Parts, end: &QueueEnd, world: &World<'_>) -> std::io::Result<Path> {
-        let phase = Phase::Accepting {
+    /// A path that a peer opens. It is answered once the way to it has been found.
+    pub(super) fn accepting(parts: Parts, end: &QueueEnd, world: &World<'_>) -> Path {
+        let phase = Phase::Answering {
             until: world.now.saturating_add(world.options.open_max),
         };
         let mut path = Path::new(parts, false, phase);
-        path.connect(end, world)?;
-        path.answer(world);
-        Ok(path)
+        path.connect(end, world);
+        path
     }
 
     fn new(parts: Parts, opened_here: bool, phase: Phase) -> Path {
@@ -203,7 +227,9 @@ impl Path {
             token: parts.token,
             opened_here,
             peer: parts.peer,
-            pair: Some(parts.pair),
+            pair: Some(Arc::new(parts.pair)),
+            route: None,
+            routing: false,
             phase,
             told: opened_here,
             psn: parts.psn,
@@ -219,6 +245,7 @@ impl Path {
             staged_next: 0,
             staged: 0,
             credits: Credits::new(WINDOW),
+            packet_size: PacketSize::of_mtu(0),
             assembly: Assembly::default(),
             targets: Targets::default(),
             granted: HashMap::new(),
@@ -233,7 +260,9 @@ impl Path {
             stirred: false,
             unfenced: false,
             bye_said: false,
+            received_all: false,
             letters: Vec::new(),
+            errands: Vec::new(),
         }
     }
 
@@ -242,13 +271,13 @@ impl Path {
     }
     /// Only a peer's introduction speaks for it.
     pub(super) fn is_half_open(&self) -> bool {
-        matches!(self.phase, Phase::Accepting { .. })
+        matches!(self.phase, Phase::Answering { .. } | Phase::Accepting { .. })
     }
     /// Takes operations.
     pub(super) fn is_open(&self) -> bool {
         matches!(
             self.phase,
-            Phase::Live | Phase::Introducing { .. } | Phase::Greeting { .. }
+            Phase::Live | Phase::Introducing { .. } | Phase::Connecting { .. } | Phase::Greeting { .. }
         )
     }
     pub(super) fn is_failing(&self) -> bool {
@@ -271,13 +300,19 @@ impl Path {
         self.lose(Loss::ClosedByPeer, world);
     }
     pub(super) fn number(&self) -> Option<u32> {
-        self.pair.as_ref().map(QueuePair::number)
+        self.pair.as_deref().map(QueuePair::number)
     }
 
     /// Repeats the answer to an introduction that was repeated.
     pub(super) fn answer(&mut self, world: &World<'_>) {
+        if !matches!(self.phase, Phase::Accepting { .. } | Phase::Live) {
+            return;
+        }
         let end = self.end_here(world);
         self.letters.push(Letter::Answer { token: self.token, end });
+        if self.route.is_none() {
+            self.look_for_route(world);
+        }
     }
 
     /// The peer has answered the introduction.
@@ -285,13 +320,49 @@ impl Path {
         let Phase::Introducing { until, .. } = self.phase else {
             return;
         };
-        if let Err(error) = self.connect(end, world) {
-            let loss = Loss::System(error.raw_os_error().unwrap_or(libc::EIO));
-            return self.lose(loss, world);
+        self.phase = Phase::Connecting { until };
+        self.connect(end, world);
+    }
+
+    /// Something has come of an errand.
+    pub(super) fn on_outcome(&mut self, outcome: Outcome, world: &mut World<'_>) {
+        self.routing = false;
+        self.route = self.route.take().or(outcome.route);
+        match (self.phase, outcome.connected) {
+            (Phase::Connecting { until }, Some(Ok(()))) => {
+                self.phase = Phase::Greeting { until };
+                self.say(&Frame::Ready);
+                self.pump(world);
+            }
+            (Phase::Answering { until }, Some(Ok(()))) => {
+                self.phase = Phase::Accepting { until };
+                self.answer(world);
+            }
+            (Phase::Connecting { .. } | Phase::Answering { .. }, Some(Err(error))) => {
+                self.lose(why_not_connected(&error), world);
+            }
+            _ => {}
         }
-        self.phase = Phase::Greeting { until };
-        self.say(&Frame::Ready);
-        self.pump(world);
+    }
+
+    /// Has the way to the peer looked for, which may take long.
+    fn look_for_route(&mut self, world: &World<'_>) {
+        if !std::mem::replace(&mut self.routing, true) {
+            let errand = self.errand(true, None, world);
+            self.errands.push(errand);
+        }
+    }
+
+    fn errand(&self, route: bool, connect: Option<(Arc<QueuePair>, Connecting)>, world: &World<'_>) -> Errand {
+        Errand {
+            path: Some(self.id),
+            peer: self.peer.clone(),
+            traffic_class: world.options.traffic_class,
+            service_level: world.options.service_level,
+            route,
+            connect,
+            letter: None,
+        }
     }
 
     fn end_here(&self, world: &World<'_>) -> QueueEnd {
@@ -304,28 +375,26 @@ impl Path {
         }
     }
 
-    fn connect(&mut self, end: &QueueEnd, world: &World<'_>) -> std::io::Result<()> {
-        let Some(pair) = &self.pair else {
-            return Err(std::io::ErrorKind::NotConnected.into());
-        };
+    /// Has the queue pair connected, which may take long.
+    fn connect(&mut self, end: &QueueEnd, world: &World<'_>) {
+        let Some(pair) = &self.pair else { return };
+        let mtu = mtu_here(world).min(end.mtu);
         let asked = u8::try_from(world.rail.device.attributes().max_qp_init_rd_atom).unwrap_or(u8::MAX);
-        pair.connect(
-            world.rail,
-            Connecting {
-                peer: &self.peer,
-                end,
-                psn: self.psn,
-                mtu: mtu_here(world).min(end.mtu),
-                reads_here: reads_here(world.rail),
-                reads_there: asked.min(end.reads),
-                traffic_class: world.options.traffic_class,
-                service_level: world.options.service_level,
-                timeout_code: world.options.timeout_code(),
-                retries: world.options.retries,
-            },
-        )?;
+        let how = Connecting {
+            end: *end,
+            psn: self.psn,
+            mtu,
+            reads_here: reads_here(world.rail),
+            reads_there: asked.min(end.reads),
+            traffic_class: world.options.traffic_class,
+            service_level: world.options.service_level,
+            timeout_code: world.options.timeout_code(),
+            retries: world.options.retries,
+        };
+        let errand = self.errand(self.route.is_none(), Some((Arc::clone(pair), how)), world);
+        self.errands.push(errand);
         self.credits.open(end.credits);
-        Ok(())
+        self.packet_size = PacketSize::of_mtu(mtu);
     }
 
     /// Takes an operation, if there is room. What cannot be is completed at once.
@@ -357,7 +426,10 @@ impl Path {
         true
     }
 
-    fn take_move(&mut self, op: &Op, part: &weft_protocol::Move, world: &mut World<'_>) -> Result<(), Refusal> {
+    fn take_move(&mut self, op: &Op, part: &Move, world: &mut World<'_>) -> Result<(), Refusal> {
+        if part.checksum && !can_be_summed(part) {
+            return Err(Refusal::Malformed);
+        }
         let near = world.regions.near(part.leg.local())?;
         let key = &part.leg.remote().key;
         let (index, ask) = match self.targets.find_or_ask(key) {
@@ -422,7 +494,7 @@ impl Path {
     pub(super) fn next_timeout(&self, options: &VerbsOptions) -> Time {
         let ops = self.ops.iter().map(|(_, op)| match op.ending {
             None => op.deadline,
-            Some((_, since)) => since.max(self.moved).saturating_add(options.grace),
+            Some((_, since)) => ending::patience(since, self.moved, options.grace),
         });
         ops.chain([self.own_timeout()]).min().unwrap_or(Time::MAX)
     }
@@ -431,7 +503,11 @@ impl Path {
     pub(super) fn own_timeout(&self) -> Time {
         let phase = match self.phase {
             Phase::Introducing { repeat, until, .. } => repeat.min(until),
-            Phase::Greeting { until }
+            // All that is left is for somebody to come by and end it.
+            Phase::Failing { .. } if self.segments.is_empty() && self.received_all => Time::ZERO,
+            Phase::Connecting { until }
+            | Phase::Answering { until }
+            | Phase::Greeting { until }
             | Phase::Accepting { until }
             | Phase::Closing { until }
             | Phase::Failing { until, .. } => until,
@@ -453,13 +529,23 @@ impl Path {
                     gap,
                     until,
                 };
-                self.letters.push(Letter::Introduction {
-                    token: self.token,
-                    from: from.clone(),
-                    end,
-                });
+                if self.route.is_none() {
+                    // The first one has not gone out yet.
+                    self.look_for_route(world);
+                } else {
+                    self.letters.push(Letter::Introduction {
+                        token: self.token,
+                        from: from.clone(),
+                        end,
+                    });
+                }
             }
-            Phase::Greeting { until } | Phase::Accepting { until } if until <= now => {
+            Phase::Connecting { until }
+            | Phase::Answering { until }
+            | Phase::Greeting { until }
+            | Phase::Accepting { until }
+                if until <= now =>
+            {
                 self.lose(Loss::Unreachable, world);
             }
             Phase::Closing { until } if until <= now => self.lose(Loss::Closed, world),
@@ -507,10 +593,10 @@ impl Path {
     /// Completes an operation that the device has nothing of.
     fn complete(&mut self, serial: Serial, outcome: Result<Done, Failure>, world: &mut World<'_>) {
         let Some(op) = self.ops.remove(serial) else { return };
-        if let Work::Move(moving) = &op.work
-            && let Some(target) = self.targets.at(moving.target)
-        {
-            target.moves -= 1;
+        if let Work::Move(moving) = &op.work {
+            if let Some(target) = self.targets.at(moving.target) {
+                target.moves -= 1;
+            }
             if moving.stage == Stage::AwaitsSum {
                 self.answered();
             }
@@ -523,6 +609,14 @@ impl Path {
     }
 }
 
+/// The kernel's words for a peer that is not there differ.
+fn why_not_connected(error: &io::Error) -> Loss {
+    match error.raw_os_error() {
+        Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => Loss::Unreachable,
+        other => Loss::System(other.unwrap_or(libc::EIO)),
+    }
+}
+
 fn open(op: &Op, work: Work) -> OpenOp {
     OpenOp {
         id: op.id,
@@ -530,8 +624,19 @@ fn open(op: &Op, work: Work) -> OpenOp {
         work,
         posted: 0,
         flushed: false,
+        refused: false,
         ending: None,
     }
+}
+
+/// Can the checksum of all of it be asked for at once?
+fn can_be_summed(part: &Move) -> bool {
+    let (spans, range) = (part.leg.remote_spans(), &part.range);
+    let runs = match range.is_empty() {
+        true => 0,
+        false => spans.run_at(range.end - 1) - spans.run_at(range.start) + 1,
+    };
+    runs <= SUM_RUNS_MAX && range.end - range.start <= SUM_BYTES_MAX
 }
 
 fn mtu_here(world: &World<'_>) -> u8 {

@@ -18,12 +18,13 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::{Fault, Listed, Op, Program, Shape, verify};
-use crate::collective::{Extent, Problem};
+use crate::collective::{Buffer, Extent, Problem};
+use crate::units::Rank;
 
 /// Text of more bytes than this is not looked at.
 const MAX_TEXT_BYTES: usize = 16 << 20;
 /// A verifier's memory and time for a file are bounded by these.
-const MAX_RANKS: u32 = 1 << 12;
+const MAX_RANKS: u32 = 1 << 10;
 const MAX_CHUNKS: u64 = 1 << 22;
 const MAX_CHUNKS_TOUCHED: u64 = 1 << 25;
 
@@ -47,7 +48,7 @@ pub enum DecodeError {
         column: usize,
         message: String,
     },
-    #[error("`{field}` is {value}; {max} is the most")]
+    #[error("`{field}` comes to {value}; {max} is the most")]
     TooMuch { field: &'static str, value: u64, max: u64 },
     #[error("`ranks` lists {listed} ranks, and the problem has {ranks}")]
     WrongRanks { listed: usize, ranks: u32 },
@@ -159,10 +160,12 @@ pub fn from_json(text: &str) -> Result<Schedule, DecodeError> {
             ranks: problem.ranks,
         });
     }
-    // No collective has more blocks on a rank than twice the ranks.
-    let blocks = 2 * u64::from(problem.ranks) * u64::from(problem.ranks);
-    let chunks = blocks.saturating_mul(file.pieces.into());
-    most("pieces", chunks, MAX_CHUNKS.max(4 * blocks))?;
+    problem.check().map_err(Fault::from)?;
+    let chunks = (0..problem.ranks).map(Rank).map(|rank| {
+        let blocks = [Buffer::Input, Buffer::Output].map(|buffer| u64::from(problem.blocks(rank, buffer)));
+        (blocks[0] + blocks[1]) * u64::from(file.pieces)
+    });
+    most("pieces", chunks.fold(0, u64::saturating_add), MAX_CHUNKS)?;
     most(
         "scratch",
         u64::from(file.scratch) * u64::from(problem.ranks),

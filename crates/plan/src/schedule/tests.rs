@@ -222,6 +222,14 @@ fn a_file_that_asks_for_too_much_is_refused_before_it_gets_it() {
     let slice = r#"{"buffer": "input", "first": 0, "count": 4000000000}"#;
     let send = format!(r#""ranks": [[[{{"send": {{"to": 1, "slice": {slice}}}}}]], []]"#);
     assert!(too_much(file(two, &send)));
+    let extent = r#""scratch": 1, "scratch_extents": [[{"block": "common", "piece": 4294967295}]], "ranks": [[], []]"#;
+    assert!(matches!(
+        file(two, extent),
+        Err(DecodeError::Wrong(Fault::BadExtent {
+            rank: Rank(0),
+            chunk: 0
+        }))
+    ));
     assert!(matches!(
         file(two, r#""ranks": [[]]"#),
         Err(DecodeError::WrongRanks { listed: 1, ranks: 2 })

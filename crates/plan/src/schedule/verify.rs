@@ -61,7 +61,14 @@ pub fn verify(problem: &Problem, program: &dyn Program) -> Result<Summary, Fault
     if shape.pieces == 0 {
         return Err(Fault::NoPieces);
     }
-    let mut run = Run::new(problem, program, shape)?;
+    Memory::fits(problem, shape)?;
+    for rank in (0..shape.ranks).map(Rank) {
+        let bad = (0..shape.scratch).find(|&chunk| program.scratch(rank, chunk).piece >= shape.pieces);
+        if let Some(chunk) = bad {
+            return Err(Fault::BadExtent { rank, chunk });
+        }
+    }
+    let mut run = Run::new(problem, program, shape);
     run.finish()?;
     run.post_condition()?;
     Ok(run.summary)
@@ -118,8 +125,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(problem: &'a Problem, program: &'a dyn Program, shape: Shape) -> Result<Run<'a>, Fault> {
-        Memory::fits(problem, shape)?;
+    fn new(problem: &'a Problem, program: &'a dyn Program, shape: Shape) -> Run<'a> {
         let sets = Sets::new(problem.ranks);
         let memory = Memory::new(problem, shape, &sets);
         let actors = (0..problem.ranks)
@@ -135,7 +141,7 @@ impl<'a> Run<'a> {
                 }
             })
             .collect();
-        Ok(Run {
+        Run {
             problem,
             program,
             shape,
@@ -146,7 +152,7 @@ impl<'a> Run<'a> {
             ready: VecDeque::new(),
             scratch_pad: Ops::new(),
             summary: Summary::default(),
-        })
+        }
     }
 
     fn finish(&mut self) -> Result<(), Fault> {

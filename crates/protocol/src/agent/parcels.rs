@@ -47,8 +47,15 @@ pub struct Parcel {
 }
 
 impl Parcel {
+    /// How many bytes precede the payload in [`into_bytes`](Parcel::into_bytes).
+    pub const PAYLOAD_AT: usize = HEAD_BYTES;
+
     pub fn payload(&self) -> &[u8] {
         &self.bytes[HEAD_BYTES..]
+    }
+    /// The whole of it, without a copy.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
     }
 }
 
@@ -100,8 +107,29 @@ impl<T: ?Sized + Transport> Core<T> {
     /// # Panics
     /// Where the parts are longer than [`MAX_PARCEL_BYTES`].
     pub fn send_parcel(&mut self, to: PeerId, group: u64, parts: &[&[u8]], now: Time) -> Result<bool, PeerError> {
-        self.established(to)?;
         let len: usize = parts.iter().map(|part| part.len()).sum();
+        self.send_parcel_with(to, group, len, now, |mut payload| {
+            for part in parts {
+                let (first, rest) = payload.split_at_mut(part.len());
+                first.copy_from_slice(part);
+                payload = rest;
+            }
+        })
+    }
+
+    /// Sends a parcel of `len` bytes, which `fill` writes where they go out from. See [`send_parcel`](Core::send_parcel).
+    ///
+    /// # Panics
+    /// Where it is longer than [`MAX_PARCEL_BYTES`].
+    pub fn send_parcel_with(
+        &mut self,
+        to: PeerId,
+        group: u64,
+        len: usize,
+        now: Time,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<bool, PeerError> {
+        self.established(to)?;
         assert!(len <= MAX_PARCEL_BYTES, "a parcel of {len} bytes");
         let Some(peer) = self.peers.at_mut(to.0) else {
             return Err(PeerError::NotConnected);
@@ -111,16 +139,18 @@ impl<T: ?Sized + Transport> Core<T> {
             return Ok(false);
         }
         let number = parcels.first + parcels.kept.len() as u64;
-        let mut bytes = Vec::with_capacity(HEAD_BYTES + len);
-        bytes.push(KIND_PARCEL);
-        for word in [number, parcels.expected, group] {
-            bytes.extend_from_slice(&word.to_le_bytes());
+        let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, HEAD_BYTES + len).collect();
+        if let Some(bytes) = Arc::get_mut(&mut bytes) {
+            bytes[0] = KIND_PARCEL;
+            for (at, word) in [number, parcels.expected, group].into_iter().enumerate() {
+                bytes[1 + 8 * at..9 + 8 * at].copy_from_slice(&word.to_le_bytes());
+            }
+            fill(&mut bytes[HEAD_BYTES..]);
         }
-        parts.iter().for_each(|part| bytes.extend_from_slice(part));
         parcels.confirmed = parcels.expected;
         parcels.unconfirmed_bytes = 0;
         parcels.kept_bytes += bytes.len();
-        parcels.kept.push_back(bytes.into());
+        parcels.kept.push_back(bytes);
         self.post_parcels(to, now);
         Ok(true)
     }

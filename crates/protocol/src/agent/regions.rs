@@ -199,6 +199,12 @@ impl<T: ?Sized + Transport> Core<T> {
         Ok(self.enter(memory, place, access, Some(source.slot))?.key)
     }
 
+    /// Memory that was registered or lent under a key, as this side uses it and as a peer is told of it.
+    pub fn registered(&self, key: &RegionKey) -> Option<(Region, RemoteRegion)> {
+        let registered = self.regions.registered(key).ok()?;
+        Some((registered.region.clone(), registered.remote()))
+    }
+
     /// Takes a published name back: peers are told, and refused from now on. [`Progress::Busy`]: one of them is still inside, or
     /// has a lease; call [`Core::release`] with the key until it is out.
     pub fn withdraw(&mut self, name: &str, now: Time) -> Result<(RegionKey, Progress), RegionError> {

@@ -103,7 +103,7 @@ pub fn run(harness: &mut dyn Harness) {
     }
 }
 
-/// Makes a `#[test]` of every case. The argument is an expression that makes a fresh [`Harness`](conformance::Harness).
+/// Makes a `#[test]` of every case. The argument is an expression that makes a fresh [`Harness`](crate::conformance::Harness).
 ///
 /// A transport that knows several kinds of memory, or several ways to open, uses the macro once in a module for each. An
 /// attribute before the expression stands before every test: `#[ignore = "needs a device"]` where most machines have none.

@@ -45,6 +45,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use weft_plan::Rank;
+
 use super::combine::{At, Combiner, Kernels};
 use super::compile::{Act, Compiled, Flat};
 use super::exchange::{Exchange, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
@@ -176,6 +178,21 @@ impl Execution {
             },
             None => Waiting { step: 0, peer: None },
         }
+    }
+
+    /// Whether anything that could be done now has to do with a rank.
+    pub fn awaits(&self, rank: Rank) -> bool {
+        let Some(task) = &self.task else { return false };
+        let offered = self.open.iter().flatten().map(|(id, _)| id);
+        self.ready
+            .iter()
+            .chain(offered)
+            .any(|id| match task.compiled.ops[*id as usize].act {
+                Act::Send { lane, .. } | Act::Receive { lane, .. } | Act::ReceiveReduce { lane, .. } => {
+                    lane.peer == rank
+                }
+                Act::Copy { .. } | Act::Reduce { .. } | Act::Divide { .. } => false,
+            })
     }
 
     /// What is being called, while something is.

@@ -67,6 +67,7 @@ pub use wire::{Peek, peek};
 use crate::error::Refusal;
 use crate::region::{RegionKey, RemoteRegion};
 use crate::transport::{Arrival, Grant};
+use crate::wire::{DecodeError, Reader, Writer};
 use arrivals::Arrivals;
 use handshake::Handshake;
 use keys::{Keys, Role};
@@ -145,6 +146,21 @@ struct Acks {
     due: Option<Time>,
     pending: u32,
     via: Option<Via>,
+}
+
+/// A region as a peer is told of it, for whoever tells of regions in words of its own.
+pub fn region_to_bytes(region: &RemoteRegion) -> Vec<u8> {
+    let mut w = Writer::new();
+    wire::write_region(&mut w, region);
+    w.buf
+}
+
+/// What [`region_to_bytes`] has written.
+pub fn region_from_bytes(bytes: &[u8]) -> Result<RemoteRegion, DecodeError> {
+    let mut r = Reader::new(bytes);
+    let region = wire::read_region(&mut r)?;
+    r.end()?;
+    Ok(region)
 }
 
 impl Session {

@@ -539,7 +539,7 @@ fn read_region_name<'a>(r: &mut Reader<'a>) -> Result<&'a str, DecodeError> {
     }
 }
 
-fn write_region<'w>(w: &'w mut Writer, region: &RemoteRegion) -> &'w mut Writer {
+pub(super) fn write_region<'w>(w: &'w mut Writer, region: &RemoteRegion) -> &'w mut Writer {
     w.key(&region.key).varint(region.len).access(region.access);
     match region.place {
         Place::Dram { numa: None } => w.u8(0),
@@ -555,7 +555,7 @@ fn write_region<'w>(w: &'w mut Writer, region: &RemoteRegion) -> &'w mut Writer 
     w
 }
 
-fn read_region(r: &mut Reader<'_>) -> Result<RemoteRegion, DecodeError> {
+pub(super) fn read_region(r: &mut Reader<'_>) -> Result<RemoteRegion, DecodeError> {
     let (key, len, access) = (r.key()?, r.varint()?, r.access()?);
     let narrow = |v: u64| u16::try_from(v).map_err(|_| DecodeError::Overflow);
     let place = match r.u8()? {

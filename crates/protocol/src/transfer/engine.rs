@@ -153,13 +153,14 @@ impl Engine {
         }
     }
 
-    /// The notification of a tagged write has been delivered: whatever of it seems lost has arrived, and must not be repeated.
+    /// The notification of a tagged write has been delivered: whatever of it seems lost has arrived, and must not be repeated. That
+    /// holds for what a failing transfer has given up as well.
     pub fn on_all_arrived(&mut self, id: TransferId, now: Time) {
         self.advance(now);
         let Some(transfer) = self.transfers.get_mut(id.0) else {
             return;
         };
-        if !matches!(transfer.notice, Notice::Told | Notice::Recalled) {
+        if !transfer.may_be_delivered() {
             return;
         }
         transfer.notice = Notice::Delivered;
@@ -324,8 +325,9 @@ impl Engine {
             if let Some(transfer) = self.transfers.get_mut(id.0) {
                 transfer.overdue = true;
                 // The target itself touches nothing after the deadline, so what hung on a lost lane hangs no more.
-                let hanging = std::mem::take(&mut transfer.hanging);
-                transfer.redo.extend(hanging.into_iter().map(|lost| lost.part));
+                for lost in &mut transfer.hanging {
+                    lost.may_land = false;
+                }
                 self.fail(id, Failure::Expired, None);
             }
         }
@@ -526,7 +528,6 @@ impl Engine {
         part.attempts += 1;
         if let Failure::PathLost { fenced, .. } = failure
             && transfer.request.direction == Direction::Write
-            && !transfer.overdue
         {
             match (transfer.notice, transfer.request.tag) {
                 (Notice::Delivered, _) => {
@@ -540,18 +541,22 @@ impl Engine {
                 }
                 _ => {}
             }
-            if !fenced || transfer.is_undecided() {
+            let may_land = !fenced && !transfer.overdue;
+            if may_land || transfer.may_be_delivered() {
                 transfer.repeated = true;
-                transfer.setback = Some(failure);
+                if let Some(state) = self.lanes.at_mut(lane.0) {
+                    state.fence_wanted |= may_land || transfer.is_undecided();
+                }
                 transfer.hanging.push(Hanging {
                     lane,
                     transport,
                     part,
-                    may_land: !fenced,
+                    may_land,
                 });
-                if let Some(state) = self.lanes.at_mut(lane.0) {
-                    state.fence_wanted = true;
+                if transfer.failure.is_none() {
+                    transfer.setback = Some(failure);
                 }
+                self.end_if_over(id);
                 return;
             }
         }
@@ -610,6 +615,10 @@ impl Engine {
             if transfer.is_undecided() {
                 continue;
             }
+            if transfer.failure.is_some() {
+                self.end_if_over(TransferId(id));
+                continue;
+            }
             let freed = transfer.unhang();
             transfer.retries += freed.len() as u32;
             let worn = freed.iter().any(|part| part.attempts >= self.limits.max_attempts);
@@ -636,9 +645,6 @@ impl Engine {
             let lost = || peer.and_then(|p| p.last_loss).map(|(_, transport)| transport);
             let transport = transport.or_else(next).or_else(lost).unwrap_or("none");
             transfer.failure = Some((failure, transport));
-            // Nothing is repeated any more, so there is nothing to find out first.
-            let freed = transfer.unhang();
-            transfer.redo.extend(freed);
             if transfer.open > 0 {
                 let recalled = self.ops.iter().filter(|(_, op)| op.transfer == id);
                 self.cancels.extend(recalled.map(|(op_id, op)| (op.lane, OpId(op_id))));

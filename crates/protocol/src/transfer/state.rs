@@ -81,9 +81,9 @@ pub(super) struct Transfer {
     /// A part that may have landed was carried again: the notification waits until nothing is under way.
     pub repeated: bool,
     pub carried: Carried,
-    /// Parts to be carried again, or, in a transfer that fails, parts that are not done.
+    /// Parts to be carried again, or, in a transfer that fails, parts that would have been.
     pub redo: Vec<Part>,
-    /// Lost writes that it is too early to repeat.
+    /// Lost writes that it is too early to repeat, or to give up.
     pub hanging: Vec<Hanging>,
     /// Transports that cannot reach this memory.
     pub avoid: Vec<&'static str>,
@@ -136,6 +136,11 @@ impl Transfer {
     pub fn is_over(&self) -> bool {
         let may_land = || self.hanging.iter().any(|lost| lost.may_land);
         self.open == 0 && (self.bytes_done == self.bytes_total || (self.failure.is_some() && !may_land()))
+    }
+
+    /// Whether the peer's application is notified, or was, if all that seems lost has landed.
+    pub fn may_be_delivered(&self) -> bool {
+        matches!(self.notice, Notice::Told | Notice::Recalled)
     }
 
     /// Whether parts were lost and nobody knows yet if the peer's application has been notified.
@@ -261,9 +266,11 @@ impl Transfer {
     }
 
     fn undone(&self) -> Vec<LegRange> {
+        let lost = self.hanging.iter().map(|lost| &lost.part);
         let mut ranges: Vec<LegRange> = self
             .redo
             .iter()
+            .chain(lost)
             .map(|part| (part.leg as usize, part.start..part.end))
             .collect();
         let mut at = self.at;

@@ -28,7 +28,7 @@ impl Case {
 /// Every algorithm that is for this problem, with the ranks on as many nodes as can be.
 pub fn programs(problem: &Problem) -> Vec<(Algorithm, Box<dyn Program>)> {
     let grids = (1..=problem.ranks)
-        .filter(|nodes| problem.ranks % nodes == 0)
+        .filter(|nodes| problem.ranks.is_multiple_of(*nodes))
         .map(|nodes| Grid {
             nodes,
             local: problem.ranks / nodes,

@@ -14,11 +14,11 @@ use weft_protocol::transfer::PeerId;
 use weft_protocol::wire::{Reader, Writer};
 use weft_protocol::{Epoch, Loss};
 
+use super::Communicator;
 use super::board::{Board, letter};
 use super::exchange::GroupExchange;
 use super::far::Far;
 use super::state::State;
-use super::{Communicator, Inner};
 use crate::agent::{Agent, parse_addresses};
 use crate::driver::{PeerState, Shared};
 use crate::error::Error;
@@ -189,10 +189,10 @@ impl Formation {
             .map(|other| other != rank.0 && (arena.is_none() || !near[other as usize]))
             .collect();
         let hosts: Vec<&str> = hellos.iter().map(|hello| hello.host.as_str()).collect();
-        let far = Far::new(self.agent.shared().clone(), self.board.clone(), used, channels);
+        let far = Far::new(&self.agent, self.board.clone(), used, channels);
         let exchange = GroupExchange::new(rank, near, arena, far, channels);
         let state = State::new(self.agent.clone(), exchange, size, grid(&hosts), count)?;
-        let group = Inner::new(self.agent.clone(), state, self.board.clone(), self.options.clone())?;
+        let group = Communicator::new(self.agent.clone(), state, self.board.clone(), self.options.clone())?;
         group.barrier().deadline(self.left()).run()?;
         Ok(group)
     }
@@ -256,7 +256,7 @@ impl Formation {
         };
         let segment = Arena::segment(ranks.len(), options)?;
         let memory = self.agent.register_shared(segment.clone())?;
-        let key = memory.lent()?.ok_or(Error::Stopped)?;
+        let key = memory.lent()?;
         let peers = self.board.peers();
         for rank in ranks.iter().filter(|rank| **rank != own) {
             let peer = peers[rank.0 as usize].ok_or(Error::Stopped)?;

@@ -22,10 +22,53 @@ pub struct Call<'a> {
 /// A call with its buffers, ready to be queued.
 #[derive(Debug)]
 pub(super) struct Described {
-    pub(super) specs: Vec<Spec>,
-    /// Input and output of each.
-    pub(super) parts: Vec<Part>,
+    first: One,
+    /// What is grouped with it. A single call, which may be short, allocates nothing.
+    more: Vec<One>,
     pub(super) deadline: Time,
+}
+
+/// One collective, with its input and output.
+#[derive(Debug)]
+pub(super) struct One {
+    pub(super) spec: Spec,
+    pub(super) parts: [Part; 2],
+}
+
+/// What a collective asks for.
+struct Asked {
+    collective: Collective,
+    in_place: bool,
+    counts: Result<Counts, CallError>,
+    /// All ranks give the same sizes.
+    counts_agree: bool,
+    datatype: Datatype,
+    operator: Operator,
+}
+
+impl Asked {
+    fn new(collective: Collective, counts: Result<Counts, CallError>, datatype: Datatype) -> Asked {
+        Asked {
+            collective,
+            in_place: false,
+            counts,
+            counts_agree: true,
+            datatype,
+            operator: Operator::Builtin(Reduction::Sum),
+        }
+    }
+}
+
+impl Described {
+    /// Every buffer of it.
+    pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut Part> {
+        let all = std::iter::once(&mut self.first).chain(&mut self.more);
+        all.flat_map(|one| &mut one.parts)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &One> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
 }
 
 impl<'a> Call<'a> {
@@ -40,12 +83,16 @@ impl<'a> Call<'a> {
     /// Which algorithm to use. All ranks must say the same.
     pub fn algorithm(mut self, algorithm: Algorithm) -> Call<'a> {
         if let Ok(described) = &mut self.described {
-            described
-                .specs
-                .iter_mut()
-                .for_each(|spec| spec.algorithm = Some(algorithm));
+            let all = std::iter::once(&mut described.first).chain(&mut described.more);
+            all.for_each(|one| one.spec.algorithm = Some(algorithm));
         }
         self
+    }
+
+    /// Which algorithm it would run by; of a group, one for each of its calls.
+    pub fn algorithms(&self) -> Result<Vec<Algorithm>, Error> {
+        let described = self.described.as_ref().map_err(CallError::clone)?;
+        Ok(self.group.inner.lock().algorithms(described)?)
     }
 
     /// Runs it, after the calls that were started before, and waits for its end.
@@ -72,14 +119,13 @@ impl Communicator {
         let in_place = input.begins_at(&output, 0);
         let count = elements(input.len, datatype);
         self.describe(
-            Collective::AllReduce,
-            in_place,
-            count.map(Counts::Equal),
-            true,
+            Asked {
+                in_place,
+                operator: operator.into(),
+                ..Asked::new(Collective::AllReduce, count.map(Counts::Equal), datatype)
+            },
             input,
             output,
-            datatype,
-            operator.into(),
         )
     }
 
@@ -122,14 +168,12 @@ impl Communicator {
             sizes: counts.as_ref().map_or(Sizes::Equal, sizes),
         };
         self.describe(
-            collective,
-            in_place,
-            counts,
-            true,
+            Asked {
+                in_place,
+                ..Asked::new(collective, counts, datatype)
+            },
             input,
             output,
-            datatype,
-            Reduction::Sum.into(),
         )
     }
 
@@ -171,7 +215,15 @@ impl Communicator {
         let collective = Collective::ReduceScatter {
             sizes: counts.as_ref().map_or(Sizes::Equal, sizes),
         };
-        self.describe(collective, in_place, counts, true, input, output, datatype, operator)
+        self.describe(
+            Asked {
+                in_place,
+                operator,
+                ..Asked::new(collective, counts, datatype)
+            },
+            input,
+            output,
+        )
     }
 
     /// Every rank ends with the root's data, in the same place.
@@ -185,14 +237,12 @@ impl Communicator {
         let counts = elements(data.len, datatype).map(Counts::Equal);
         let collective = Collective::Broadcast { root };
         self.describe(
-            collective,
-            true,
-            counts,
-            true,
+            Asked {
+                in_place: true,
+                ..Asked::new(collective, counts, datatype)
+            },
             input,
             data,
-            datatype,
-            Reduction::Sum.into(),
         )
     }
 
@@ -210,14 +260,13 @@ impl Communicator {
         let counts = elements(input.len, datatype).map(Counts::Equal);
         let collective = Collective::Reduce { root };
         self.describe(
-            collective,
-            in_place,
-            counts,
-            true,
+            Asked {
+                in_place,
+                operator: operator.into(),
+                ..Asked::new(collective, counts, datatype)
+            },
             input,
             output,
-            datatype,
-            operator.into(),
         )
     }
 
@@ -229,16 +278,7 @@ impl Communicator {
             root,
             sizes: Sizes::Equal,
         };
-        self.describe(
-            collective,
-            false,
-            counts,
-            true,
-            input,
-            output,
-            datatype,
-            Reduction::Sum.into(),
-        )
+        self.describe(Asked::new(collective, counts, datatype), input, output)
     }
 
     /// As [`gather`](Communicator::gather) with `counts` elements from each rank, which only the root has to know.
@@ -257,14 +297,12 @@ impl Communicator {
             sizes: Sizes::Varying,
         };
         self.describe(
-            collective,
-            false,
-            counts,
-            false,
+            Asked {
+                counts_agree: false,
+                ..Asked::new(collective, counts, datatype)
+            },
             input,
             output,
-            datatype,
-            Reduction::Sum.into(),
         )
     }
 
@@ -276,16 +314,7 @@ impl Communicator {
             root,
             sizes: Sizes::Equal,
         };
-        self.describe(
-            collective,
-            false,
-            counts,
-            true,
-            input,
-            output,
-            datatype,
-            Reduction::Sum.into(),
-        )
+        self.describe(Asked::new(collective, counts, datatype), input, output)
     }
 
     /// As [`scatter`](Communicator::scatter) with `counts` elements for each rank, which only the root has to know.
@@ -304,14 +333,12 @@ impl Communicator {
             sizes: Sizes::Varying,
         };
         self.describe(
-            collective,
-            false,
-            counts,
-            false,
+            Asked {
+                counts_agree: false,
+                ..Asked::new(collective, counts, datatype)
+            },
             input,
             output,
-            datatype,
-            Reduction::Sum.into(),
         )
     }
 
@@ -329,14 +356,12 @@ impl Communicator {
         });
         let collective = Collective::AllToAll { sizes: Sizes::Equal };
         self.describe(
-            collective,
-            in_place,
-            counts,
-            true,
+            Asked {
+                in_place,
+                ..Asked::new(collective, counts, datatype)
+            },
             input,
             output,
-            datatype,
-            Reduction::Sum.into(),
         )
     }
 
@@ -368,14 +393,12 @@ impl Communicator {
         let collective = Collective::AllToAll { sizes: Sizes::Varying };
         let (input, output) = (input.into(), output.into());
         self.describe(
-            collective,
-            false,
-            counts,
-            false,
+            Asked {
+                counts_agree: false,
+                ..Asked::new(collective, counts, datatype)
+            },
             input,
             output,
-            datatype,
-            Reduction::Sum.into(),
         )
     }
 
@@ -384,16 +407,7 @@ impl Communicator {
         let input = data.into();
         let (collective, output) = (Collective::SendReceive { from: self.rank(), to }, input.nothing());
         let counts = elements(input.len, datatype).map(Counts::Equal);
-        self.describe(
-            collective,
-            false,
-            counts,
-            true,
-            input,
-            output,
-            datatype,
-            Reduction::Sum.into(),
-        )
+        self.describe(Asked::new(collective, counts, datatype), input, output)
     }
 
     /// Receives what one rank [sends](Communicator::send).
@@ -401,16 +415,7 @@ impl Communicator {
         let output = data.into();
         let (collective, input) = (Collective::SendReceive { from, to: self.rank() }, output.nothing());
         let counts = elements(output.len, datatype).map(Counts::Equal);
-        self.describe(
-            collective,
-            false,
-            counts,
-            true,
-            input,
-            output,
-            datatype,
-            Reduction::Sum.into(),
-        )
+        self.describe(Asked::new(collective, counts, datatype), input, output)
     }
 
     /// Nobody ends before everybody has begun.
@@ -418,76 +423,46 @@ impl Communicator {
         let nothing = self.nothing();
         let counts = Ok(Counts::Equal(0));
         let (input, output) = (nothing.clone(), nothing);
-        self.describe(
-            Collective::Barrier,
-            false,
-            counts,
-            true,
-            input,
-            output,
-            Datatype::U8,
-            Reduction::Sum.into(),
-        )
+        self.describe(Asked::new(Collective::Barrier, counts, Datatype::U8), input, output)
     }
 
     /// Several calls that run at once, as one. All of them are collectives, in the same order on all ranks, or all of them are
     /// sends and receives.
     pub fn group<'a>(&'a self, calls: impl IntoIterator<Item = Call<'a>>) -> Call<'a> {
-        let mut all = Described {
-            specs: Vec::new(),
-            parts: Vec::new(),
-            deadline: Time::ZERO,
-        };
+        let mut calls = calls.into_iter().map(|call| call.described);
+        let mut described = calls.next().unwrap_or(Err(CallError::Nothing));
         for call in calls {
-            match call.described {
-                Ok(described) => {
-                    all.specs.extend(described.specs);
-                    all.parts.extend(described.parts);
-                    all.deadline = all.deadline.max(described.deadline);
+            described = match (described, call) {
+                (Ok(mut all), Ok(call)) => {
+                    all.more.push(call.first);
+                    all.more.extend(call.more);
+                    all.deadline = all.deadline.max(call.deadline);
+                    Ok(all)
                 }
-                Err(error) => {
-                    return Call {
-                        group: self,
-                        described: Err(error),
-                    };
-                }
-            }
+                (Err(error), _) | (_, Err(error)) => Err(error),
+            };
         }
-        Call {
-            group: self,
-            described: Ok(all),
-        }
+        Call { group: self, described }
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "every collective is these eight, and this is where they meet"
-    )]
-    fn describe(
-        &self,
-        collective: Collective,
-        in_place: bool,
-        counts: Result<Counts, CallError>,
-        counts_agree: bool,
-        input: Part,
-        output: Part,
-        datatype: Datatype,
-        operator: Operator,
-    ) -> Call<'_> {
+    fn describe(&self, asked: Asked, input: Part, output: Part) -> Call<'_> {
         let problem = Problem {
-            in_place,
-            ..Problem::new(collective, self.size())
+            in_place: asked.in_place,
+            ..Problem::new(asked.collective, self.size())
         };
-        let described = counts.map(|counts| Described {
-            specs: vec![Spec {
-                problem,
-                counts,
-                counts_agree,
-                datatype,
-                operator,
-                algorithm: None,
-            }],
-            parts: vec![input, output],
+        let described = asked.counts.map(|counts| Described {
+            first: One {
+                spec: Spec {
+                    problem,
+                    counts,
+                    counts_agree: asked.counts_agree,
+                    datatype: asked.datatype,
+                    operator: asked.operator,
+                    algorithm: None,
+                },
+                parts: [input, output],
+            },
+            more: Vec::new(),
             deadline: self.default_deadline(),
         });
         Call { group: self, described }

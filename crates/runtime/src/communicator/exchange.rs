@@ -43,9 +43,9 @@ impl GroupExchange {
         self.far.is_used()
     }
 
-    /// Whether a rank of the group is known to be gone.
-    pub(super) fn check_lost(&self) -> Result<(), Trouble> {
-        self.far.check_lost()
+    /// Whether a rank is known to be gone, of those that are waited for. The others may go when they are done.
+    pub(super) fn check_lost(&self, awaited: impl Fn(Rank) -> bool) -> Result<(), Trouble> {
+        self.far.check_lost(awaited)
     }
 
     /// Sleeps until something may have come, at most so long.
@@ -95,8 +95,9 @@ impl Exchange for GroupExchange {
     }
 
     fn begin(&mut self, call: &CallRecord, buffers: &[View]) -> Result<(), Trouble> {
-        self.far.begin_status(call);
+        // Where all see each other's segments, nobody asks.
         if self.far.is_used() {
+            self.far.begin_status(call);
             self.far.begin(buffers);
         }
         match &mut self.arena {
@@ -144,8 +145,12 @@ impl Exchange for GroupExchange {
     }
 
     fn end(&mut self) -> Progress {
-        self.far.board.set_ended();
-        self.far.end();
+        if self.far.is_used() {
+            self.far.board.set_ended();
+            if self.far.end() == Progress::Busy {
+                return Progress::Busy;
+            }
+        }
         match &mut self.arena {
             Some(arena) => arena.end(),
             None => Progress::Idle,

@@ -1,7 +1,10 @@
 //! Messages to ranks on other hosts, or wherever no arena reaches: as parcels, over whatever paths the agent has.
 //!
-//! A message is cut into parcels. The receiver says, with whatever it sends next or when it is due, how much it has consumed; a sender
-//! is at most a window ahead of that, so that an unwilling receiver costs bounded memory.
+//! A short message is cut into parcels. The receiver says, with whatever it sends next or when it is due, how much it has consumed; a
+//! sender is at most a window ahead of that, so that an unwilling receiver costs bounded memory. Of a long one a parcel says where it
+//! lies, and the receiver reads it from there.
+
+mod pull;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,18 +16,23 @@ use weft_protocol::agent::{MAX_PARCEL_BYTES, Parcel, PeerError};
 use weft_protocol::group::{
     At, CallRecord, Kernels, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
 };
-use weft_protocol::session::SessionLoss;
+use weft_protocol::session::{SessionLoss, region_from_bytes, region_to_bytes};
 use weft_protocol::transfer::PeerId;
 use weft_protocol::{Loss, Progress};
 
 use super::board::Board;
+use crate::agent::Agent;
 use crate::driver::{PeerState, Shared, World};
 use crate::error::Error;
+use pull::{Bounces, Pull};
 
 /// What precedes the bytes: kind, channel, consumed, and of a part of a message its head and where in it the bytes belong.
 const HEAD_BYTES: usize = 1 + 2 + 8 + 8 + 8 + 4 + 8 + 8;
 const KIND_PART: u8 = 0;
 const KIND_CONSUMED: u8 = 1;
+const KIND_THERE: u8 = 2;
+/// From this size on a message is read from where it lies.
+pub(super) const LONG_BYTES: u64 = 128 << 10;
 /// Bytes of one part. A multiple of every built-in element.
 const PART_BYTES: u64 = (MAX_PARCEL_BYTES - HEAD_BYTES) as u64 / 4096 * 4096;
 /// How far a sender may be ahead of its receiver on one lane.
@@ -48,6 +56,9 @@ pub(super) struct Far {
     buffers: Vec<View>,
     parcels: Vec<Parcel>,
     head: Vec<u8>,
+    bounces: Bounces,
+    /// Messages that are being read.
+    pulling: usize,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +71,7 @@ struct Incoming {
     told: u64,
     /// Elements that straddle parts are put together first.
     gathered: Vec<u8>,
+    pull: Option<Pull>,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +81,8 @@ struct Outgoing {
     pushing: Option<Pushing>,
     /// Offers on this lane, ever.
     offers: u64,
+    /// Messages that the receiver reads where they lie, oldest first: the offer, and what is consumed when it is done.
+    there: VecDeque<(u64, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,15 +97,19 @@ struct Part<'a> {
     channel: u16,
     consumed: u64,
     head: Option<(MessageHead, u64)>,
+    /// The bytes follow, and not where they are.
+    here: bool,
     bytes: &'a [u8],
 }
 
 impl Far {
-    pub(super) fn new(shared: Arc<Shared>, board: Arc<Board>, used: Vec<bool>, channels: u16) -> Far {
+    pub(super) fn new(agent: &Agent, board: Arc<Board>, used: Vec<bool>, channels: u16) -> Far {
         let lanes = used.len() * usize::from(channels);
         Far {
             peers: board.peers(),
-            shared,
+            shared: agent.shared().clone(),
+            bounces: Bounces::new(agent.clone()),
+            pulling: 0,
             board,
             used,
             channels,
@@ -127,6 +145,9 @@ impl Far {
         if self.outgoing[index].pushing.is_some() {
             return Ok(Offered::Full);
         }
+        if from.len >= LONG_BYTES && self.buffers[from.buffer as usize].key.is_some() {
+            return self.offer_there(lane, head, from);
+        }
         let out = &mut self.outgoing[index];
         out.offers += 1;
         out.pushing = Some(Pushing {
@@ -143,8 +164,51 @@ impl Far {
         })
     }
 
+    /// Says where a long message lies.
+    fn offer_there(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {
+        let index = self.lane(lane);
+        let group = self.group();
+        let view = &self.buffers[from.buffer as usize];
+        let (Some(peer), Some(key)) = (self.peers[lane.peer.0 as usize], view.key) else {
+            return Err(Trouble::Garbage { rank: lane.peer });
+        };
+        let consumed = self.incoming[index].consumed;
+        write_head(
+            &mut self.head,
+            lane.channel,
+            consumed,
+            Some((head, view.offset + from.offset)),
+        );
+        self.head[0] = KIND_THERE;
+        let buffer = &self.head;
+        let sent = self.shared.act(|world, now| {
+            let (_, remote) = world.core.registered(&key).ok_or(PeerError::NotConnected)?;
+            let region = region_to_bytes(&remote);
+            world.core.send_parcel(peer, group, &[buffer, &region], now)
+        });
+        match sent {
+            Ok(true) => {}
+            Ok(false) => return Ok(Offered::Full),
+            Err(error) => return Err(self.lost(lane.peer, &error)),
+        }
+        self.incoming[index].told = consumed;
+        let out = &mut self.outgoing[index];
+        out.offers += 1;
+        out.sent += head.len;
+        out.there.push_back((out.offers, out.sent));
+        Ok(Offered::Open(OfferId(out.offers)))
+    }
+
     pub(super) fn settled(&mut self, lane: Lane, offer: OfferId) -> bool {
-        let out = &self.outgoing[self.lane(lane)];
+        let index = self.lane(lane);
+        let out = &mut self.outgoing[index];
+        if let Some((_, end)) = out.there.front().filter(|(id, _)| *id == offer.0) {
+            let settled = out.consumed >= *end;
+            if settled {
+                out.there.pop_front();
+            }
+            return settled;
+        }
         offer.0 < out.offers || out.pushing.is_none()
     }
 
@@ -167,8 +231,6 @@ impl Far {
         } = self;
         let (incoming, out) = (&mut incoming[index], &mut outgoing[index]);
         let mut outcome = Ok(());
-        let mut bytes = [0; 4096];
-        let mut large = Vec::new();
         shared.act(|world, _| {
             while let Some(job) = &mut out.pushing {
                 let len = (job.head.len - job.pushed).min(PART_BYTES);
@@ -176,18 +238,16 @@ impl Far {
                     return;
                 }
                 let view = &buffers[job.from.buffer as usize];
-                let part = match len as usize {
-                    small if small <= bytes.len() => &mut bytes[..small],
-                    len => {
-                        large.resize(len, 0);
-                        &mut large[..]
+                write_head(buffer, lane.channel, incoming.consumed, Some((&job.head, job.pushed)));
+                let fill = |payload: &mut [u8]| {
+                    let (head, part) = payload.split_at_mut(HEAD_BYTES);
+                    head.copy_from_slice(buffer);
+                    if !part.is_empty() {
+                        view.memory.read(view.offset + job.from.offset + job.pushed, part);
                     }
                 };
-                if len > 0 {
-                    view.memory.read(view.offset + job.from.offset + job.pushed, part);
-                }
-                write_head(buffer, lane.channel, incoming.consumed, Some((&job.head, job.pushed)));
-                match world.core.send_parcel(peer, group, &[buffer, part], now) {
+                let bytes = HEAD_BYTES + len as usize;
+                match world.core.send_parcel_with(peer, group, bytes, now, fill) {
                     Ok(true) => {}
                     Ok(false) => return,
                     Err(error) => return outcome = Err(error),
@@ -206,27 +266,29 @@ impl Far {
 
     pub(super) fn take(&mut self, lane: Lane, head: &MessageHead, sink: &Sink<'_>) -> Result<Taken, Trouble> {
         let index = self.lane(lane);
-        let incoming = &mut self.incoming[index];
+        let rank = lane.peer;
         let mut any = false;
-        while let Some(parcel) = incoming.parts.pop_front() {
-            let rank = lane.peer;
-            let Some(Part {
-                head: Some((found, offset)),
-                bytes,
-                ..
-            }) = read_part(parcel.payload())
-            else {
+        while let Some(parcel) = self.incoming[index].parts.front() {
+            let part = read_part(parcel.payload());
+            let Some((here, (found, offset))) = part.and_then(|part| Some((part.here, part.head?))) else {
                 return Err(Trouble::Garbage { rank });
             };
             if found != *head {
-                incoming.parts.push_front(parcel);
                 return Err(Trouble::WrongMessage {
                     peer: rank,
                     expected: *head,
                     found,
                 });
             }
-            let len = bytes.len() as u64;
+            if !here {
+                return self.take_there(lane, head, offset, sink);
+            }
+            let incoming = &mut self.incoming[index];
+            let Some(parcel) = incoming.parts.pop_front() else {
+                break;
+            };
+            let bytes = parcel.into_bytes();
+            let len = (bytes.len() - Parcel::PAYLOAD_AT - HEAD_BYTES) as u64;
             if offset != incoming.taken || len > head.len - offset || (len == 0 && head.len > 0) {
                 return Err(Trouble::Garbage { rank });
             }
@@ -236,17 +298,65 @@ impl Far {
             incoming.consumed += len;
             if incoming.taken == head.len {
                 incoming.taken = 0;
-                let due = incoming.consumed - incoming.told >= TELL_AFTER;
-                if due {
-                    self.tell_consumed(lane)?;
-                }
+                self.tell_if_due(lane)?;
                 return Ok(Taken::All);
             }
         }
-        if incoming.consumed - incoming.told >= TELL_AFTER {
+        self.tell_if_due(lane)?;
+        Ok(if any { Taken::Part } else { Taken::Nothing })
+    }
+
+    /// Reads a long message from where it lies.
+    fn take_there(&mut self, lane: Lane, head: &MessageHead, offset: u64, sink: &Sink<'_>) -> Result<Taken, Trouble> {
+        let index = self.lane(lane);
+        let rank = lane.peer;
+        let Far {
+            shared,
+            incoming,
+            buffers,
+            bounces,
+            pulling,
+            peers,
+            ..
+        } = self;
+        let incoming = &mut incoming[index];
+        if incoming.pull.is_none() {
+            let told = incoming.parts.front().and_then(|parcel| {
+                let remote = region_from_bytes(read_part(parcel.payload())?.bytes).ok()?;
+                Pull::new(peers[rank.0 as usize]?, remote, offset, head.len)
+            });
+            incoming.pull = Some(told.ok_or(Trouble::Garbage { rank })?);
+            *pulling += 1;
+        }
+        let Some(pull) = &mut incoming.pull else {
+            return Ok(Taken::Nothing);
+        };
+        let taken = match pull.advance(shared, bounces, buffers, sink) {
+            Ok(taken) => taken,
+            Err(error) => {
+                return Err(Trouble::Lost {
+                    rank,
+                    loss: loss(&error),
+                });
+            }
+        };
+        if taken == Taken::All {
+            incoming.pull = None;
+            incoming.parts.pop_front();
+            incoming.consumed += head.len;
+            *pulling -= 1;
+            // The sender waits for this.
             self.tell_consumed(lane)?;
         }
-        Ok(if any { Taken::Part } else { Taken::Nothing })
+        Ok(taken)
+    }
+
+    fn tell_if_due(&mut self, lane: Lane) -> Result<(), Trouble> {
+        let incoming = &self.incoming[self.lane(lane)];
+        match incoming.consumed - incoming.told >= TELL_AFTER {
+            true => self.tell_consumed(lane),
+            false => Ok(()),
+        }
     }
 
     fn tell_consumed(&mut self, lane: Lane) -> Result<(), Trouble> {
@@ -272,21 +382,16 @@ impl Far {
     pub(super) fn poll(&mut self) -> Result<Progress, Trouble> {
         let group = self.group();
         let mut parcels = std::mem::take(&mut self.parcels);
-        let mut lost = None;
         self.shared.turn_with(|world| {
             while let Some(parcel) = world.core.next_parcel(group) {
                 parcels.push(parcel);
             }
-            lost = self.lost_rank(world);
         });
         let any = !parcels.is_empty();
         for parcel in parcels.drain(..) {
             self.on_parcel(parcel)?;
         }
         self.parcels = parcels;
-        if let Some((rank, loss)) = lost {
-            return Err(Trouble::Lost { rank, loss });
-        }
         if self.pushing > 0 {
             for index in 0..self.outgoing.len() {
                 if self.outgoing[index].pushing.is_some() {
@@ -304,8 +409,14 @@ impl Far {
     /// Sleeps until something may have come, at most so long.
     pub(super) fn rest(&self, until: Time) {
         let group = self.group();
-        self.shared
-            .wait_until(until, |world| world.core.has_parcels(group).then_some(()));
+        let has_news = || {
+            self.incoming
+                .iter()
+                .any(|it| it.pull.as_ref().is_some_and(Pull::has_news))
+        };
+        self.shared.wait_until(until, |world| {
+            (world.core.has_parcels(group) || self.pulling > 0 && has_news()).then_some(())
+        });
     }
 
     fn on_parcel(&mut self, parcel: Parcel) -> Result<(), Trouble> {
@@ -333,26 +444,29 @@ impl Far {
         Ok(())
     }
 
-    /// A rank whose session is over.
-    pub(super) fn lost_rank(&self, world: &World) -> Option<(Rank, Loss)> {
+    /// A rank whose session is over, among those that are asked for.
+    fn lost_rank(&self, world: &World, asked: impl Fn(Rank) -> bool) -> Option<(Rank, Loss)> {
         let gone = |peer: &Option<PeerId>| match world.peers.get(&(*peer)?) {
             Some(PeerState::Gone(error)) => Some(loss(error)),
             Some(_) => None,
             None => Some(Loss::ClosedByPeer),
         };
-        let mut peers = self.peers.iter().enumerate();
-        peers.find_map(|(rank, peer)| Some((Rank(rank as u32), gone(peer)?)))
+        let peers = self.peers.iter().enumerate();
+        let mut asked = peers.filter(|(rank, _)| asked(Rank(*rank as u32)));
+        asked.find_map(|(rank, peer)| Some((Rank(rank as u32), gone(peer)?)))
     }
 
-    pub(super) fn check_lost(&self) -> Result<(), Trouble> {
-        match self.lost_rank(&self.shared.lock()) {
+    pub(super) fn check_lost(&self, asked: impl Fn(Rank) -> bool) -> Result<(), Trouble> {
+        match self.lost_rank(&self.shared.lock(), asked) {
             Some((rank, loss)) => Err(Trouble::Lost { rank, loss }),
             None => Ok(()),
         }
     }
 
     fn lost(&self, rank: Rank, _: &PeerError) -> Trouble {
-        let loss = self.lost_rank(&self.shared.lock()).map(|(_, loss)| loss);
+        let loss = self
+            .lost_rank(&self.shared.lock(), |it| it == rank)
+            .map(|(_, loss)| loss);
         Trouble::Lost {
             rank,
             loss: loss.unwrap_or(Loss::ClosedByPeer),
@@ -372,12 +486,30 @@ impl Far {
         });
     }
 
-    pub(super) fn end(&mut self) {
+    /// Lets go of the buffers, once nothing is read into them any more.
+    pub(super) fn end(&mut self) -> Progress {
+        if self.pulling > 0 {
+            for incoming in &mut self.incoming {
+                if incoming
+                    .pull
+                    .as_mut()
+                    .is_some_and(|pull| pull.give_up(&mut self.bounces))
+                {
+                    incoming.pull = None;
+                    self.pulling -= 1;
+                }
+            }
+            if self.pulling > 0 {
+                self.shared.turn_with(|_| {});
+                return Progress::Busy;
+            }
+        }
         self.buffers.clear();
         if self.pushing > 0 {
             self.outgoing.iter_mut().for_each(|out| out.pushing = None);
             self.pushing = 0;
         }
+        Progress::Idle
     }
 
     pub(super) fn begin_status(&self, call: &CallRecord) {
@@ -389,8 +521,9 @@ impl Far {
     }
 }
 
-/// Puts bytes of a message where the sink wants them.
-fn apply(buffers: &[View], sink: &Sink<'_>, offset: u64, bytes: &[u8], whole: u64, gathered: &mut Vec<u8>) {
+/// Puts a part of a message, as its parcel came, where the sink wants it.
+fn apply(buffers: &[View], sink: &Sink<'_>, offset: u64, parcel: Vec<u8>, whole: u64, gathered: &mut Vec<u8>) {
+    const BYTES_AT: usize = Parcel::PAYLOAD_AT + HEAD_BYTES;
     let at = |piece: Piece, offset: u64| {
         let view = &buffers[piece.buffer as usize];
         assert!(piece.offset + piece.len <= view.len, "a piece outside of its buffer");
@@ -399,31 +532,32 @@ fn apply(buffers: &[View], sink: &Sink<'_>, offset: u64, bytes: &[u8], whole: u6
             offset: view.offset + piece.offset + offset,
         }
     };
-    if bytes.is_empty() {
+    let len = (parcel.len() - BYTES_AT) as u64;
+    if len == 0 {
         return;
     }
     match sink {
         Sink::Copy(into) => {
             let to = at(*into, offset);
-            to.memory.write(to.offset, bytes);
+            to.memory.write(to.offset, &parcel[BYTES_AT..]);
         }
         Sink::Combine { with, into, how } => {
-            let aligned = PART_BYTES.is_multiple_of(how.size() as u64);
-            let combine = |offset: u64, bytes: Vec<u8>| {
-                let len = bytes.len() as u64;
+            let combine = |offset: u64, bytes: Vec<u8>, from: usize| {
+                let len = (bytes.len() - from) as u64;
                 let came = HostMemory::from_vec(bytes);
                 let from = At {
                     memory: &came,
-                    offset: 0,
+                    offset: from as u64,
                 };
                 HostKernels.combine(how, at(*with, offset), from, at(*into, offset), len);
             };
-            if aligned || bytes.len() as u64 == whole {
-                return combine(offset, bytes.to_vec());
+            if PART_BYTES.is_multiple_of(how.size() as u64) || len == whole {
+                return combine(offset, parcel, BYTES_AT);
             }
-            gathered.extend_from_slice(bytes);
+            // Elements that do not end with a part are put together first.
+            gathered.extend_from_slice(&parcel[BYTES_AT..]);
             if gathered.len() as u64 == whole {
-                combine(0, std::mem::take(gathered));
+                combine(0, std::mem::take(gathered), 0);
             }
         }
     }
@@ -450,8 +584,9 @@ fn read_part(payload: &[u8]) -> Option<Part<'_>> {
     let word = |at: usize| Some(u64::from_le_bytes(number(payload, at)?));
     let channel = u16::from_le_bytes(number(payload, 1)?);
     let consumed = word(3)?;
-    let (head, bytes) = match payload.first()? {
-        &KIND_PART => {
+    let kind = *payload.first()?;
+    let (head, bytes) = match kind {
+        KIND_PART | KIND_THERE => {
             let head = MessageHead {
                 call: word(11)?,
                 signature: word(19)?,
@@ -460,13 +595,14 @@ fn read_part(payload: &[u8]) -> Option<Part<'_>> {
             };
             (Some((head, word(39)?)), payload.get(HEAD_BYTES..)?)
         }
-        &KIND_CONSUMED => (None, &[][..]),
+        KIND_CONSUMED => (None, &[][..]),
         _ => return None,
     };
     Some(Part {
         channel,
         consumed,
         head,
+        here: kind == KIND_PART,
         bytes,
     })
 }

@@ -167,6 +167,11 @@ impl Spec {
         }
     }
 
+    /// What it runs by.
+    pub(super) fn algorithm(&self, grid: Grid, channels: u16) -> Result<Algorithm, CallError> {
+        Ok(Chosen::new(self, grid, channels)?.algorithm)
+    }
+
     /// The elements of its largest block.
     fn elements(&self) -> u64 {
         match &self.counts {

@@ -6,18 +6,19 @@ use std::time::Duration;
 
 use weft_fabric::Clock;
 use weft_fabric::kernels::HostKernels;
-use weft_plan::algorithms::Grid;
+use weft_plan::algorithms::{Algorithm, Grid};
+use weft_plan::collective::Buffer;
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
 use weft_protocol::group::{
     Board as _, CallRecord, Exchange as _, Execution, Status, Task, Trouble, Turn, View, Witness,
 };
 
+use super::call::Described;
 use super::exchange::GroupExchange;
 use super::failure::CollectiveFailed;
 use super::pending::Outcome;
 use super::prepare::{CallError, Prepared, Spec};
-use super::{Part, call::Described};
 use crate::agent::Agent;
 use crate::error::Error;
 use crate::memory::Memory;
@@ -59,10 +60,11 @@ pub(super) struct State {
 
 #[derive(Debug)]
 struct Current {
-    deadline: Time,
+    /// With its buffers, which are registered until it has ended.
+    call: Described,
+    /// By when it ends: known once it has waited for so long that reading the clock does not matter.
+    deadline: Option<Time>,
     outcome: Option<Outcome>,
-    /// Registered until the call has ended.
-    _parts: Vec<Part>,
 }
 
 /// How long to look before letting others run, and how long to do that before sleeping.
@@ -149,16 +151,20 @@ impl State {
         }
     }
 
-    fn begin(&mut self, call: Described, outcome: Option<Outcome>) -> Result<(), Error> {
+    fn begin(&mut self, mut call: Described, outcome: Option<Outcome>) -> Result<(), Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let prepared = self.prepare(&call.specs)?;
+        let prepared = self.prepare(&call)?;
+        check(&prepared, &call)?;
+        let far = self.exchange.is_far();
+        call.parts_mut().try_for_each(|part| part.lend(&self.agent, far))?;
         let needed: u64 = prepared.bytes.iter().map(|bytes| bytes[2].next_multiple_of(64)).sum();
         if self.scratch.len() < needed {
             self.scratch = self.agent.allocate(needed.next_power_of_two() as usize)?;
+            self.scratch.lent()?;
         }
-        let views = views(&prepared, &call.parts, &self.scratch)?;
+        let views = views(&prepared, &call, &self.scratch);
         let mut record = prepared.record;
         if !prepared.is_pairwise() {
             record.number = self.number;
@@ -170,30 +176,34 @@ impl State {
             ranks: self.ranks,
             record,
         };
-        self.current = Some(Current {
-            deadline: self.clock.now().saturating_add(call.deadline),
-            outcome,
-            _parts: call.parts,
-        });
         self.patience.reset();
-        match self.execution.begin(task, views, &mut self.exchange) {
-            Ok(()) => Ok(()),
-            Err(trouble) => {
-                let error = self.fail(&record, Some(&trouble));
-                self.current = None;
-                Err(error)
-            }
+        if let Err(trouble) = self.execution.begin(task, views, &mut self.exchange) {
+            return Err(self.fail(&record, Some(&trouble)));
         }
+        self.current = Some(Current {
+            call,
+            deadline: None,
+            outcome,
+        });
+        Ok(())
     }
 
-    fn prepare(&mut self, specs: &[Spec]) -> Result<Arc<Prepared>, CallError> {
-        if let Some(at) = self.prepared.iter().position(|prepared| prepared.specs == specs) {
+    /// What a call like this would run by.
+    pub(super) fn algorithms(&self, call: &Described) -> Result<Vec<Algorithm>, CallError> {
+        let channels = self.exchange.channels();
+        call.all().map(|one| one.spec.algorithm(self.grid, channels)).collect()
+    }
+
+    fn prepare(&mut self, call: &Described) -> Result<Arc<Prepared>, CallError> {
+        let same = |prepared: &Arc<Prepared>| prepared.specs.iter().eq(call.all().map(|one| &one.spec));
+        if let Some(at) = self.prepared.iter().position(same) {
             // What is called again and again stays in front.
             self.prepared[..=at].rotate_right(1);
             return Ok(self.prepared[0].clone());
         }
         let channels = self.exchange.channels();
-        let prepared = Arc::new(Prepared::new(specs, self.rank, self.grid, channels)?);
+        let specs: Vec<Spec> = call.all().map(|one| one.spec.clone()).collect();
+        let prepared = Arc::new(Prepared::new(&specs, self.rank, self.grid, channels)?);
         self.prepared.truncate(PREPARED_MAX - 1);
         self.prepared.insert(0, prepared.clone());
         Ok(prepared)
@@ -201,7 +211,7 @@ impl State {
 
     /// One look at the call under way, and where nothing moves, one step of waiting.
     fn turn(&mut self) -> Option<Result<(), Error>> {
-        let deadline = self.current.as_ref()?.deadline;
+        self.current.as_ref()?;
         let trouble = match self.execution.turn(&mut self.exchange, &HostKernels) {
             Ok(Turn::Ended) => {
                 self.execution.release();
@@ -212,9 +222,14 @@ impl State {
                 self.patience.reset();
                 return None;
             }
-            Ok(Turn::Waiting) => match self.wait(deadline) {
+            Ok(Turn::Waiting) => match self.wait() {
                 Ok(true) => return None,
                 Ok(false) => None,
+                // Its last words may have come just before.
+                Err(trouble @ Trouble::Lost { .. }) => match self.last_look() {
+                    Some(outcome) => return outcome,
+                    None => Some(trouble),
+                },
                 Err(trouble) => Some(trouble),
             },
             Err(trouble) => Some(trouble),
@@ -225,8 +240,22 @@ impl State {
         Some(Err(error))
     }
 
+    /// Looks once more at what a rank that is gone may have left. `Some`: there was something, and this came of it.
+    fn last_look(&mut self) -> Option<Option<Result<(), Error>>> {
+        self.exchange.poll(self.clock.now()).ok()?;
+        match self.execution.turn(&mut self.exchange, &HostKernels) {
+            Ok(Turn::Ended) => {
+                self.execution.release();
+                self.current = None;
+                Some(Some(Ok(())))
+            }
+            Ok(Turn::Moved) => Some(None),
+            Ok(Turn::Waiting) | Err(_) => None,
+        }
+    }
+
     /// Waits a little. `false`: the deadline has passed.
-    fn wait(&mut self, deadline: Time) -> Result<bool, Trouble> {
+    fn wait(&mut self) -> Result<bool, Trouble> {
         let far = self.exchange.is_far();
         self.patience.spins += 1;
         if !far && self.patience.spins < self.patience.spins_max {
@@ -237,6 +266,11 @@ impl State {
             return Ok(true);
         }
         let now = self.clock.now();
+        let Some(current) = &mut self.current else {
+            return Ok(false);
+        };
+        let allowed = current.call.deadline;
+        let deadline = *current.deadline.get_or_insert(now.saturating_add(allowed));
         if now >= deadline {
             return Ok(false);
         }
@@ -254,7 +288,7 @@ impl State {
         }
         // It takes long: the others may want to know what for.
         self.exchange.publish(self.execution.waiting());
-        self.exchange.check_lost()?;
+        self.exchange.check_lost(|rank| self.execution.awaits(rank))?;
         let left = Duration::from(deadline.saturating_sub(now));
         self.exchange.rest(now, REST.min(left));
         Ok(true)
@@ -337,33 +371,37 @@ impl Patience {
     }
 }
 
-/// The buffers of a call in the order in which its parts want them.
-fn views(prepared: &Prepared, parts: &[Part], scratch: &Memory) -> Result<Vec<View>, Error> {
-    let mut views = Vec::with_capacity(3 * prepared.bytes.len());
-    let mut scratch_at = 0;
-    for (part, needed) in prepared.bytes.iter().enumerate() {
-        let spec = &prepared.specs[part];
-        for (buffer, given) in [&parts[2 * part], &parts[2 * part + 1]].into_iter().enumerate() {
-            if given.len != needed[buffer] {
-                let buffer = [
-                    weft_plan::collective::Buffer::Input,
-                    weft_plan::collective::Buffer::Output,
-                ][buffer];
-                return Err(CallError::WrongBytes {
-                    collective: spec.problem.collective,
+/// Whether the buffers of a call are what it needs.
+fn check(prepared: &Prepared, call: &Described) -> Result<(), Error> {
+    for (one, needed) in call.all().zip(&prepared.bytes) {
+        for (buffer, (given, needed)) in [Buffer::Input, Buffer::Output]
+            .into_iter()
+            .zip(one.parts.iter().zip(needed))
+        {
+            if given.len != *needed {
+                return Err(Error::Call(CallError::WrongBytes {
+                    collective: one.spec.problem.collective,
                     buffer,
-                    needed: needed[buffer as usize],
+                    needed: *needed,
                     given: given.len,
-                }
-                .into());
+                }));
             }
-            views.push(given.view()?);
         }
-        let mut view = Part::from(scratch).view()?;
-        view.offset = scratch_at;
-        view.len = needed[2];
-        views.push(view);
-        scratch_at += needed[2].next_multiple_of(64);
     }
-    Ok(views)
+    Ok(())
+}
+
+/// The buffers of a call in the order in which its execution wants them: input, output and scratch of each part.
+fn views<'a>(prepared: &'a Prepared, call: &'a Described, scratch: &'a Memory) -> impl Iterator<Item = View> + 'a {
+    let mut scratch_at = 0;
+    call.all().zip(&prepared.bytes).flat_map(move |(one, needed)| {
+        let [input, output] = &one.parts;
+        let start = scratch_at;
+        scratch_at += needed[2].next_multiple_of(64);
+        [
+            input.view(),
+            output.view(),
+            scratch.part(start..start + needed[2]).view(),
+        ]
+    })
 }

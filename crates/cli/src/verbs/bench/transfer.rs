@@ -13,7 +13,8 @@ use serde::Serialize;
 use weft::Direction;
 use weft_plan::Bytes;
 
-use crate::complaint::{Complain, Complaint, Exit};
+use super::print_json;
+use crate::complaint::{Complaint, Exit};
 use crate::ends::Overrides;
 use crate::pair::Way;
 
@@ -129,10 +130,4 @@ impl Transfer {
     fn connect(&self) -> Option<&str> {
         self.hosts.connect.as_deref()
     }
-}
-
-fn print_json(value: &impl Serialize) -> Result<(), Complaint> {
-    let line = serde_json::to_string(value).or_complain(Exit::Failed, || "A result has no JSON.".to_string())?;
-    println!("{line}");
-    Ok(())
 }

@@ -1,5 +1,6 @@
 //! How operations and paths end: on time, once, and not before the device is done with the memory.
 
+use weft_plan::Time;
 use weft_protocol::{Done, Failure, Loss, Refusal, Signal};
 use weft_sys::verbs as sys;
 
@@ -9,9 +10,18 @@ use super::super::ops::{OpenOp, Serial, Stage, Work};
 use super::{Outgoing, Parcel, Path, Phase, Segment, World};
 
 /// How long a queue pair in error may take to give everything back. Destroying it is a fence as well, if a slower one.
-const DRAIN_MAX: weft_plan::Time = weft_plan::Time::from_secs(1);
+const DRAIN_MAX: Time = Time::from_secs(1);
 /// Progress of others puts the end of a wait off, but not for longer than so many graces.
 const GRACES_MAX: u64 = 10;
+
+/// How long the device is waited for over what has ended at `since`, when it last completed anything at `moved`.
+pub(super) fn patience(since: Time, moved: Time, grace: Time) -> Time {
+    let most = Time::from_ps(grace.as_ps().saturating_mul(GRACES_MAX));
+    since
+        .max(moved)
+        .saturating_add(grace)
+        .min(since.saturating_add(most))
+}
 
 impl Path {
     pub(in super::super) fn cancel(&mut self, id: weft_protocol::OpId, world: &mut World<'_>) {
@@ -27,13 +37,8 @@ impl Path {
             self.end(serial, Failure::Expired, world);
         }
         let (moved, grace) = (self.moved, world.options.grace);
-        let stuck = |op: &OpenOp| {
-            op.ending.is_some_and(|(_, since)| {
-                since.max(moved).saturating_add(grace) <= now
-                    || weft_plan::Time::from_ps(since.as_ps().saturating_add(grace.as_ps().saturating_mul(GRACES_MAX)))
-                        <= now
-            })
-        };
+        let stuck =
+            |op: &OpenOp| op.ending.is_some_and(|(_, since)| patience(since, moved, grace) <= now);
         if !self.ops.pick(stuck).is_empty() {
             self.lose(Loss::Silent, world);
         }
@@ -118,7 +123,7 @@ impl Path {
         let ending = op.ending.map(|(failure, _)| failure);
         let write = matches!(&op.work, Work::Move(moving) if moving.is_write());
         let failure = match ending {
-            Some(failure @ Failure::Refused(_)) => failure,
+            Some(failure) if op.refused => failure,
             // Packets of a write may still be on their way; a read, or a message, has no more to land anywhere.
             _ if write => Failure::PathLost { loss, fenced: false },
             Some(failure) => failure,
@@ -132,14 +137,18 @@ impl Path {
     pub(super) fn on_failed(&mut self, status: sys::ibv_wc_status, world: &mut World<'_>) {
         let loss = match status {
             sys::IBV_WC_RETRY_EXC_ERR | sys::IBV_WC_RNR_RETRY_EXC_ERR | sys::IBV_WC_RESP_TIMEOUT_ERR => Loss::Silent,
-            sys::IBV_WC_REM_ACCESS_ERR | sys::IBV_WC_REM_INV_REQ_ERR | sys::IBV_WC_REM_OP_ERR => {
+            sys::IBV_WC_REM_ACCESS_ERR => {
                 // The device of the peer has refused what the peer itself had allowed: the memory has gone in the meantime.
                 let first = self.segments.front().and_then(|segment| segment.op);
-                if let Some(op) = first.and_then(|op| self.ops.find(op)) {
+                if let Some(op) = first.and_then(|op| self.ops.find(op))
+                    && matches!(op.work, Work::Move(_))
+                {
                     op.ending = Some((Refusal::Released.into(), world.now));
+                    op.refused = true;
                 }
                 Loss::ClosedByPeer
             }
+            sys::IBV_WC_REM_INV_REQ_ERR | sys::IBV_WC_REM_OP_ERR => Loss::ClosedByPeer,
             sys::IBV_WC_LOC_PROT_ERR | sys::IBV_WC_LOC_ACCESS_ERR => Loss::System(libc::EFAULT),
             _ => Loss::System(libc::EIO),
         };
@@ -158,14 +167,19 @@ impl Path {
             Phase::Closing { .. } => Loss::Closed,
             _ => loss,
         };
+        // Nothing has come through a queue pair that was never connected.
+        let connecting = matches!(self.phase, Phase::Connecting { .. } | Phase::Answering { .. });
+        self.received_all |= connecting || matches!(self.phase, Phase::Introducing { .. });
         self.phase = Phase::Failing {
             loss,
             until: world.now.saturating_add(DRAIN_MAX),
+            since: world.counters.polls,
         };
         self.waiting.clear();
         self.stalled.clear();
         self.parcels.clear();
-        if !self.segments.is_empty() {
+        // One that is being connected is in other hands, and ends with them.
+        if !connecting {
             self.reset_queue(world);
         }
         for serial in self.ops.pick(|op| op.posted == 0) {
@@ -175,10 +189,22 @@ impl Path {
         }
     }
 
-    /// Moves the queue pair to its error state, and posts a last request: once that has come back, everything has.
+    /// The device will receive nothing more through the queue pair. What it has received is among the completions.
+    pub(in super::super) fn on_received_all(&mut self, world: &World<'_>) {
+        self.received_all = true;
+        if let Phase::Failing { since, .. } = &mut self.phase {
+            *since = world.counters.polls;
+        }
+    }
+
+    /// Moves the queue pair to its error state, so that the peer touches nothing through it any more, and posts a last request:
+    /// once that has come back, everything has.
     fn reset_queue(&mut self, world: &mut World<'_>) {
         let Some(pair) = &self.pair else { return };
         let failed = pair.fail().is_ok();
+        if self.segments.is_empty() {
+            return;
+        }
         world.batch.clear();
         world.batch.send_nothing();
         let (id, posted) = (self.id, self.posted);
@@ -196,9 +222,10 @@ impl Path {
         world.batch.clear();
     }
 
-    /// Closes the path. What the device has may finish; the rest has ended.
+    /// Closes the path. After it returns the peer touches no memory of ours through it. Where it could not anyway, what the device
+    /// has may finish; the rest has ended.
     pub(in super::super) fn close(&mut self, world: &mut World<'_>) {
-        if !matches!(self.phase, Phase::Live) {
+        if !matches!(self.phase, Phase::Live) || self.admitted != 0 {
             return self.lose(Loss::Closed, world);
         }
         self.phase = Phase::Closing {
@@ -234,10 +261,11 @@ impl Path {
 
     /// Ends a path that the device has given everything back of, or that has taken too long about it. True if this was its end.
     pub(in super::super) fn reap(&mut self, world: &mut World<'_>) -> bool {
-        let Phase::Failing { loss, until } = self.phase else {
+        let Phase::Failing { loss, until, since } = self.phase else {
             return false;
         };
-        if !self.segments.is_empty() && world.now < until {
+        let is_drained = self.segments.is_empty() && self.received_all;
+        if world.dry <= since || !is_drained && world.now < until {
             return false;
         }
         // Once the queue pair is destroyed no device touches anything through it, here and from there.
@@ -255,10 +283,37 @@ impl Path {
                 fenced: !self.unfenced,
             });
         }
-        if !self.bye_said || loss != Loss::ClosedByPeer {
+        if is_worth_a_goodbye(loss) && !(self.bye_said && loss == Loss::ClosedByPeer) {
             self.letters.push(super::Letter::Goodbye { token: self.token });
         }
         self.phase = Phase::Over;
         true
+    }
+}
+
+/// Is there somebody who may hear it? A letter that cannot arrive keeps others waiting.
+fn is_worth_a_goodbye(loss: Loss) -> bool {
+    !matches!(
+        loss,
+        Loss::Silent | Loss::Unreachable | Loss::System(libc::ENETDOWN | libc::ENODEV)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_of_others_puts_the_end_of_a_wait_off_but_not_for_ever() {
+        let (grace, since) = (Time::from_ms(10), Time::from_ms(100));
+        assert_eq!(patience(since, Time::ZERO, grace), Time::from_ms(110));
+        assert_eq!(patience(since, Time::from_ms(150), grace), Time::from_ms(160));
+        assert_eq!(patience(since, Time::from_secs(9), grace), Time::from_ms(200));
+    }
+
+    #[test]
+    fn nobody_says_goodbye_to_the_absent() {
+        assert!(is_worth_a_goodbye(Loss::Closed) && is_worth_a_goodbye(Loss::Garbage));
+        assert!(!is_worth_a_goodbye(Loss::Silent) && !is_worth_a_goodbye(Loss::System(libc::ENETDOWN)));
     }
 }

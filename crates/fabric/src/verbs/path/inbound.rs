@@ -36,12 +36,21 @@ impl Path {
     /// A packet has come.
     pub(in super::super) fn on_packet(&mut self, bytes: &[u8], world: &mut World<'_>) {
         world.counters.packets_received += 1;
+        if self.overhears() {
+            return self.overhear(bytes, world);
+        }
         self.hear(world, |path, world| path.read_packet(bytes, world));
     }
 
     /// A write with an immediate has come, and its bytes are in place.
     pub(in super::super) fn on_immediate(&mut self, immediate: u32, world: &mut World<'_>) {
         world.counters.immediates_received += 1;
+        if self.overhears() {
+            let arrival = self.tags_there.arrival(immediate);
+            return world
+                .signals
+                .extend(arrival.map(|arrival| Signal::Arrived { path: self.id, arrival }));
+        }
         self.hear(world, |path, world| {
             path.credits.received()?;
             let arrival = path.tags_there.arrival(immediate).ok_or(Garbage)?;
@@ -50,13 +59,36 @@ impl Path {
         });
     }
 
+    /// Is it being drained of what had come before it was lost? The peer was told that it has arrived, and holds it for done.
+    fn overhears(&self) -> bool {
+        matches!(self.phase, Phase::Failing { loss, .. } if loss != Loss::Garbage) && self.told
+    }
+
+    /// Hears what was said before the path was lost, and answers nothing.
+    fn overhear(&mut self, bytes: &[u8], world: &mut World<'_>) {
+        let Ok(Packet { piece: Some(piece), .. }) = Packet::decode(bytes, self.packet_size) else {
+            return;
+        };
+        match self.assembly.take(piece) {
+            Ok(Some(Frame::Message(payload))) => world.signals.push(Signal::Message { path: self.id, payload }),
+            Ok(Some(Frame::Bind { slot, tag })) => self.tags_there.bind(slot, tag),
+            Ok(Some(Frame::Arrived(arrival))) => world.signals.push(Signal::Arrived { path: self.id, arrival }),
+            // There is nobody left to answer, and who spoke garbage last is lost already.
+            Ok(_) | Err(_) => {}
+        }
+    }
+
     /// Lets the peer speak, unless this side has closed its ears; who speaks garbage is not heard again.
     fn hear(&mut self, world: &mut World<'_>, read: impl FnOnce(&mut Path, &mut World<'_>) -> Result<(), Garbage>) {
         match self.phase {
             // The first word of a peer makes its path one.
             Phase::Accepting { .. } | Phase::Greeting { .. } => self.enter(world),
             Phase::Live | Phase::Closing { .. } => {}
-            Phase::Introducing { .. } | Phase::Failing { .. } | Phase::Over => return,
+            Phase::Introducing { .. }
+            | Phase::Connecting { .. }
+            | Phase::Answering { .. }
+            | Phase::Failing { .. }
+            | Phase::Over => return,
         }
         self.probe_gap = PROBE_FIRST;
         match read(self, world) {
@@ -77,7 +109,7 @@ impl Path {
     }
 
     fn read_packet(&mut self, bytes: &[u8], world: &mut World<'_>) -> Result<(), Garbage> {
-        let packet = Packet::decode(bytes)?;
+        let packet = Packet::decode(bytes, self.packet_size)?;
         if packet.credits > 0 {
             self.credits.returned(packet.credits)?;
             self.unstall();
@@ -146,6 +178,7 @@ impl Path {
     }
 
     fn on_resolved(&mut self, key: &RegionKey, answer: Result<Location, Refusal>, world: &mut World<'_>) {
+        self.answered();
         let Some(index) = self.targets.by_key(key) else { return };
         let Some(target) = self.targets.at(index) else { return };
         if target.state != State::Asked {
@@ -154,7 +187,6 @@ impl Path {
         if let Ok(location) = answer {
             target.state = State::Known(location);
         }
-        self.answered();
         let awaits = |op: &OpenOp| matches!(&op.work, Work::Move(moving) if moving.target == index && moving.stage == Stage::AwaitsTarget);
         for serial in self.ops.pick(awaits) {
             let Some(Work::Move(moving)) = self.ops.find(serial).map(|op| &mut op.work) else {

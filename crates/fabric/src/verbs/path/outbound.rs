@@ -1,6 +1,6 @@
 //! From what waits to what the device has: packets while there are credits, moves while there is room.
 
-use weft_protocol::{Arrival, Loss};
+use weft_protocol::{Arrival, Failure, Loss};
 use weft_sys::verbs as sys;
 
 use super::super::batch::{INLINE_PACKET_BYTES_MAX, REQUESTS_MAX, Room, Sides};
@@ -60,7 +60,7 @@ impl Path {
     /// Packs frames into packets, as many as there are credits for.
     fn pack(&mut self, world: &mut World<'_>) {
         while let Some(mut outgoing) = self.parcels.pop_front() {
-            let bytes = outgoing.parcel.next_packet_bytes();
+            let bytes = outgoing.parcel.next_packet_bytes(self.packet_size);
             if self.credits.left() == 0 || !self.has_room_for_packet(bytes, world) {
                 self.parcels.push_front(outgoing);
                 break;
@@ -68,7 +68,8 @@ impl Path {
             self.credits.spend();
             let owed = self.credits.take_owed();
             let op = outgoing.op;
-            self.add_packet(bytes, op, world, |packet| outgoing.parcel.pack(owed, packet));
+            let size = self.packet_size;
+            self.add_packet(bytes, op, world, |packet| outgoing.parcel.pack(owed, size, packet));
             if !outgoing.parcel.is_packed() {
                 self.parcels.push_front(outgoing);
             } else if let Some(Work::Message { packed }) = op.and_then(|op| self.ops.find(op)).map(|op| &mut op.work) {
@@ -119,7 +120,10 @@ impl Path {
         while let Some(&serial) = self.waiting.front() {
             match self.hand_over_move(serial, world) {
                 Step::Done => {
-                    self.waiting.pop_front();
+                    // One that has expired has been taken out already.
+                    if self.waiting.front() == Some(&serial) {
+                        self.waiting.pop_front();
+                    }
                 }
                 Step::Stalled => {
                     self.waiting.pop_front();
@@ -136,6 +140,11 @@ impl Path {
         let Some(op) = self.ops.find(serial) else {
             return Step::Done;
         };
+        // The last look at the clock: what is handed over touches far memory without asking anybody.
+        if op.deadline <= world.now {
+            self.end(serial, Failure::Expired, world);
+            return Step::Done;
+        }
         let Work::Move(moving) = &mut op.work else {
             return Step::Done;
         };
@@ -227,13 +236,14 @@ impl Path {
         }
         if let Telling::BindFirst { slot, .. } = telling {
             let mut parcel = Parcel::frame(&Frame::Bind { slot, tag: arrival.tag });
-            let bytes = parcel.next_packet_bytes();
+            let size = self.packet_size;
+            let bytes = parcel.next_packet_bytes(size);
             if !self.has_room_for_packet(bytes, world) {
                 return Err(Step::Full);
             }
             self.credits.spend();
             let owed = self.credits.take_owed();
-            self.add_packet(bytes, None, world, |packet| parcel.pack(owed, packet));
+            self.add_packet(bytes, None, world, |packet| parcel.pack(owed, size, packet));
             self.tags_here.bind(slot, arrival.tag);
         }
         Ok(Some((telling, arrival)))

@@ -35,6 +35,8 @@ pub enum Fault {
     NoPieces,
     #[error("{chunks} chunks, all ranks together; {max} is the most")]
     TooLarge { chunks: u64, max: u64 },
+    #[error("rank {rank}: scratch[{chunk}] is as long as a piece that no block has")]
+    BadExtent { rank: Rank, chunk: u32 },
     #[error("{ranks} ranks; {max} is the most that can be verified")]
     TooManyRanks { ranks: u32, max: u32 },
     #[error("{at}: there is no rank {peer} for it to talk to")]

@@ -23,7 +23,12 @@ pub fn serve(address: SocketAddr, overrides: &Overrides) -> Result<(), Complaint
         .with("listen", address.to_string())
         .start("bench-listener")?;
     let told = orders.address();
-    let told = told.strip_prefix("tcp:").unwrap_or(&told);
+    let port = told.rsplit(':').next().unwrap_or_default();
+    // At which of its addresses the other host reaches this one is not known here.
+    let told = match address.ip() {
+        ip if ip.is_unspecified() => format!("THIS-HOST:{port}"),
+        ip => format!("{ip}:{port}"),
+    };
     eprintln!("  Listening. On the other host, with the same WEFT_SECRET:");
     eprintln!("  weft bench transfer --connect {told} --transport tcp --mode write_bw");
     // Data over TCP comes to the same address, at a port of its own.

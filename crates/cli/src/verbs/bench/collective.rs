@@ -1,0 +1,229 @@
+//! `weft bench collective`: how long collectives take between ranks that it starts on this host, and how long they should.
+
+mod figure;
+mod forecast;
+mod plot;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use indicatif::{ProgressBar, ProgressStyle};
+use weft_plan::algorithms::Algorithm;
+use weft_plan::{Bytes, Datatype};
+
+use super::print_json;
+use crate::complaint::{Complain, Complaint, Exit};
+use crate::ends::{Allocation, Overrides};
+use crate::exercise::Kind;
+use crate::ranks::{Exercise, Formation, Ranks};
+use crate::table::{Align, Table};
+use figure::Figure;
+use forecast::Forecast;
+
+/// Fewer calls than these say nothing.
+const ITERATIONS_MIN: u64 = 3;
+/// What a rank keeps of every call takes memory.
+const ITERATIONS_MAX: u64 = 1 << 20;
+
+/// Measure collectives between ranks, each a process of its own on this host
+///
+/// Sizes and bandwidths are those of nccl-tests: the size is that of the larger of a rank's buffers; the algorithm bandwidth is the size
+/// over the time; and the bus bandwidth is what each rank's link carries: 2(n−1)/n of that for all-reduce, (n−1)/n for all-gather,
+/// reduce-scatter, all-to-all, gather and scatter, and all of it for the others. Every result is checked before it is measured.
+///
+/// Times are means of a repeat, of the slowest rank: the median and the least of the repeats. The 99th percentile is that of single
+/// calls on rank 0. Predictions are those of `weft explain` for the algorithm that ran.
+#[derive(Debug, Args)]
+pub struct Collective {
+    /// How many ranks take part
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [2],
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    ranks: Vec<u32>,
+    /// Which collectives
+    #[arg(long, value_name = "LIST", value_delimiter = ',',
+          default_values = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all"],
+          value_parser = PossibleValuesParser::new(Kind::NAMES))]
+    op: Vec<String>,
+    /// How much data
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = ["1KiB", "64KiB", "1MiB", "16MiB"])]
+    sizes: Vec<Bytes>,
+    /// By which algorithms; without this, the one that the communicator chooses
+    #[arg(long, value_name = "LIST", value_delimiter = ',',
+          value_parser = PossibleValuesParser::new(Algorithm::ALL.iter().map(|a| a.name())))]
+    algorithm: Vec<String>,
+    /// Of which elements
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = ["f32"],
+          value_parser = PossibleValuesParser::new(Datatype::ALL.map(|d| d.name())))]
+    datatype: Vec<String>,
+    /// How the ranks reach each other
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = ["shared_memory"])]
+    transport: Vec<Way>,
+    /// Who allocated the buffers: Weft, which lets ranks read each other's, or somebody else
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = ["mapped"])]
+    buffers: Vec<Allocation>,
+    /// Use one buffer for input and output, where the collective can
+    #[arg(long)]
+    in_place: bool,
+    /// Let ranks move from core to core; by default each stays on one of its own where there are enough, as under MPI launchers
+    #[arg(long)]
+    no_pin: bool,
+    /// How long to measure each point, all repeats together
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    secs: f64,
+    /// How often to measure each point
+    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
+    repeats: u64,
+    /// Predict from this platform file, which `weft doctor --platform FILE` writes, instead of the built-in laptop
+    #[arg(long, value_name = "FILE")]
+    platform: Option<PathBuf>,
+    /// Draw times over sizes, measured and predicted, into this SVG file
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Print one JSON object a line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// How ranks reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(super) enum Way {
+    /// Through an arena in shared memory
+    SharedMemory,
+    /// Through sockets
+    Tcp,
+    /// By RDMA network cards
+    Verbs,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Way::SharedMemory => "shared_memory",
+            Way::Tcp => "tcp",
+            Way::Verbs => "verbs",
+        }
+    }
+}
+
+impl Collective {
+    pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
+        if !(0.0..=3600.0).contains(&self.secs) {
+            return Err(Complaint::new(Exit::Usage, "--secs takes a number from 0 to 3600."));
+        }
+        let overrides = &overrides.without_log()?;
+        let platform = forecast::platform(self.platform.as_deref())?;
+        let exercises = self.exercises();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let rows = self.ranks.len() * self.transport.len() * exercises.len();
+        let bar = ProgressBar::new(rows as u64);
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}") {
+            bar.set_style(style);
+        }
+        let mut figures: Vec<Figure> = Vec::new();
+        for &ranks in &self.ranks {
+            for &way in &self.transport {
+                let overrides = overrides.with("transports", way.name());
+                let formation = Formation {
+                    count: ranks,
+                    arena: way == Way::SharedMemory,
+                    pin: !self.no_pin && ranks as usize <= cores,
+                };
+                let mut group = Ranks::spawn(formation, &overrides)?;
+                let forecast = Forecast::new(&platform, way, ranks);
+                for exercise in &exercises {
+                    bar.set_message(format!("{} of {}", exercise.collective, Bytes(exercise.bytes)));
+                    let figure = self.measure(&mut group, way, exercise, &forecast)?;
+                    bar.inc(1);
+                    if self.json {
+                        bar.suspend(|| print_json(&figure))?;
+                    }
+                    figures.push(figure);
+                }
+            }
+        }
+        bar.finish_and_clear();
+        if !self.json {
+            print!("{}", table(&figures));
+        }
+        if let Some(path) = &self.plot {
+            std::fs::write(path, plot::svg(&figures)).or_complain(Exit::Failed, || {
+                format!("The plot could not be written to {}.", path.display())
+            })?;
+        }
+        match figures.iter().find(|figure| !figure.ok) {
+            Some(wrong) => Err(Complaint::new(Exit::Differs, format!("The result of {wrong} is wrong."))),
+            None => Ok(()),
+        }
+    }
+
+    /// Everything that one group of ranks is to do.
+    fn exercises(&self) -> Vec<Exercise> {
+        let mut all = Vec::new();
+        let algorithms: Vec<Option<String>> = match self.algorithm.is_empty() {
+            true => vec![None],
+            false => self.algorithm.iter().cloned().map(Some).collect(),
+        };
+        for collective in &self.op {
+            let nothing = [Bytes(0)];
+            let sizes = if collective == "barrier" { &nothing } else { self.sizes.as_slice() };
+            for datatype in &self.datatype {
+                for &allocation in &self.buffers {
+                    for algorithm in &algorithms {
+                        all.extend(sizes.iter().map(|bytes| Exercise {
+                            collective: collective.clone(),
+                            bytes: bytes.0,
+                            datatype: datatype.clone(),
+                            algorithm: algorithm.clone(),
+                            allocation,
+                            in_place: self.in_place,
+                        }));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn measure(
+        &self,
+        group: &mut Ranks,
+        way: Way,
+        exercise: &Exercise,
+        forecast: &Forecast,
+    ) -> Result<Figure, Complaint> {
+        let tried = group.attempt(exercise)?;
+        let each = self.secs / self.repeats as f64;
+        let slowest = tried.iter().map(|tried| tried.ns).max().unwrap_or(0).max(1);
+        let iterations = (each * 1e9 / slowest as f64) as u64;
+        let iterations = iterations.clamp(ITERATIONS_MIN, ITERATIONS_MAX / self.repeats);
+        let measured = group.measure(iterations, self.repeats)?;
+        let predicted = forecast.of(exercise, &tried[0].algorithm);
+        Ok(Figure::new(way, exercise, &tried, iterations, &measured, predicted))
+    }
+}
+
+fn table(figures: &[Figure]) -> String {
+    let mut table = Table::new(&[
+        ("collective", Align::Left),
+        ("ranks", Align::Right),
+        ("transport", Align::Left),
+        ("buffers", Align::Left),
+        ("type", Align::Left),
+        ("algorithm", Align::Left),
+        ("size", Align::Right),
+        ("median", Align::Right),
+        ("least", Align::Right),
+        ("p99", Align::Right),
+        ("alg. GB/s", Align::Right),
+        ("bus GB/s", Align::Right),
+        ("predicted", Align::Right),
+        ("× predicted", Align::Right),
+        ("correct", Align::Left),
+    ]);
+    for figure in figures {
+        table.row(figure.cells());
+    }
+    table.render()
+}

@@ -1,0 +1,80 @@
+//! What the model says of a point before it is measured.
+
+use std::path::Path;
+
+use weft_plan::algorithms::{Algorithm, Grid};
+use weft_plan::cost::{Placement, Profile};
+use weft_plan::{Bytes, Collective, Platform, Problem, Rank, Time};
+
+use super::Way;
+use crate::complaint::{Complain, Complaint, Exit};
+use crate::ends::Allocation;
+use crate::exercise::{Kind, ROOT};
+use crate::ranks::Exercise;
+
+/// The platform of a file, or the built-in one.
+pub(super) fn platform(path: Option<&Path>) -> Result<Platform, Complaint> {
+    let Some(path) = path else {
+        return Ok(Platform::laptop());
+    };
+    let text = std::fs::read_to_string(path).or_complain(Exit::Usage, || {
+        format!("The platform file {} cannot be read.", path.display())
+    })?;
+    Platform::from_toml(&text).or_complain(Exit::Usage, || format!("{} is not a platform file.", path.display()))
+}
+
+/// Predicts for ranks that reach each other in one way.
+pub(super) struct Forecast {
+    ranks: u32,
+    /// By who allocated the buffers. A platform that says nothing of a way predicts nothing.
+    mapped: Option<Placement>,
+    foreign: Option<Placement>,
+}
+
+impl Forecast {
+    pub(super) fn new(platform: &Platform, way: Way, ranks: u32) -> Forecast {
+        let place = |platform: &Platform| {
+            let grid = match way {
+                Way::SharedMemory => Grid::flat(ranks),
+                // As if each were on a node of its own.
+                Way::Tcp | Way::Verbs => Grid { nodes: ranks, local: 1 },
+            };
+            Placement::on(platform, grid).ok()
+        };
+        let mut known = platform.clone();
+        match way {
+            Way::SharedMemory => {}
+            Way::Tcp => drop(known.transports.remove("verbs")),
+            Way::Verbs => drop(known.transports.remove("tcp")),
+        }
+        let mapped = place(&known);
+        let foreign = match way {
+            Way::SharedMemory => {
+                let cost = known.transports.get("shared_memory.foreign").copied();
+                cost.and_then(|cost| {
+                    known.transports.insert("shared_memory".to_string(), cost);
+                    place(&known)
+                })
+            }
+            Way::Tcp | Way::Verbs => mapped,
+        };
+        Forecast { ranks, mapped, foreign }
+    }
+
+    pub(super) fn of(&self, exercise: &Exercise, algorithm: &str) -> Option<Time> {
+        let placement = match exercise.allocation {
+            Allocation::Mapped => self.mapped?,
+            Allocation::Foreign => self.foreign?,
+        };
+        let collective = Collective::named(&exercise.collective, ROOT, Rank(1))?;
+        let can = Kind::named(&exercise.collective)?;
+        let problem = Problem {
+            in_place: can == Kind::Broadcast || exercise.in_place && can.has_in_place(),
+            ..Problem::new(collective, self.ranks)
+        };
+        let algorithm: Algorithm = algorithm.parse().ok()?;
+        let program = algorithm.program(&problem, placement.grid)?;
+        let profile = Profile::of(&problem, &*program, &placement);
+        Some(profile.predict(Bytes(exercise.bytes)).time)
+    }
+}
