@@ -6,7 +6,6 @@ import secrets
 import socket
 import weakref
 
-import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 import weft
@@ -95,6 +94,7 @@ def create(options, backend_options: object = None) -> Backend | ProcessGroup:
     backend = connect(options.store, rank, size, options.group_id, timeout)
     backend.options.global_ranks_in_group = options.global_ranks_in_group
     backend.options.group_name = options.group_id
-    # A group of its own spares every call the way through torch's dispatcher. One with other backends for other devices needs that way.
-    only = options.process_group.name() == "custom" if options.process_group is not None else False
-    return Group(options.store, rank, size, backend) if only and not torch.accelerator.is_available() else backend
+    # A group of its own spares every call the way through torch's dispatcher. One with other backends for other devices needs that way,
+    # and is named after one of those.
+    alone = options.process_group is None or options.process_group.name() == "custom"
+    return Group(options.store, rank, size, backend) if alone else backend
