@@ -12,6 +12,7 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
 SAYS = {
     "10_torch_tensor.py": "4194304 bytes over shared_memory; the last element is 1048575",
     "11_asyncio.py": "prefill says b'request 17'; block 42 holds 7",
+    "12_torch_ddp.py": "2 ranks over weft have learned it",
 }
 
 
@@ -25,8 +26,9 @@ def test_example(name, tmp_path):
         pytest.skip("torch is not installed: cargo xtask test --torch")
     # The secret of the user lies under this directory.
     environment = os.environ | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if "ddp" in name else []
     ran = subprocess.run(
-        [sys.executable, EXAMPLES / name], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *launcher, EXAMPLES / name], env=environment, capture_output=True, text=True, timeout=300
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == SAYS[name]

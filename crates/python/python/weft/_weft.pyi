@@ -21,6 +21,8 @@ _Spans: TypeAlias = Iterable[Sequence[int]] | _Array | tuple[int, Iterable[int] 
 # `bytearray`, `mmap`, `memoryview`, NumPy arrays, torch tensors in host memory, …
 _Buffer: TypeAlias = Any | _DlPack
 
+_Op: TypeAlias = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor"]
+
 class Agent:
     """Registers memory, publishes it, connects to other agents and moves bytes.
 
@@ -290,6 +292,193 @@ class Borrowed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+class Communicator:
+    """One rank of a group of processes that call the same things in the same order.
+
+    Calls of one communicator run one after the other, in the order in which they are made. Data is anything with the buffer protocol or
+    DLPack in host memory, or `Memory`; `datatype` says what its elements are where the object does not (f64, f32, f16, bf16, fp8_e4m3,
+    fp8_e5m2, i8 to i64, u8 to u64). With `wait=False` a call gives a `Pending` and goes on by itself; until its end nobody may touch its data.
+
+    A call that fails raises `CollectiveError` on every rank, and the group is of no further use: see `shrink`.
+    """
+
+    def __new__(
+        cls,
+        agent: Agent,
+        name: str,
+        rank: int,
+        size: int,
+        *,
+        members: Sequence[tuple[str, int]] | None = None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        shared_memory: bool = True,
+        channels: int | None = None,
+    ) -> Self:
+        """Joins the group `name` and waits for all its ranks, no longer than `timeout` seconds.
+
+        They find each other through the agent's rendezvous, or by `members`: the `address` and `epoch` of each rank's agent. `deadline` is
+        that of calls that name none.
+        """
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def all_reduce(
+        self,
+        data: _Buffer,
+        output: _Buffer | None = None,
+        *,
+        op: _Op = "sum",
+        datatype: str | None = None,
+        algorithm: str | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+    ) -> Pending | None:
+        """Every rank ends with the reduction of all data; in place where there is no output."""
+    def all_gather(
+        self,
+        data: _Buffer,
+        output: _Buffer,
+        *,
+        counts: Sequence[int] | None = None,
+        datatype: str | None = None,
+        algorithm: str | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+    ) -> Pending | None:
+        """Every rank ends with all data, one after the other. `counts` are the elements of each rank, where they differ."""
+    def reduce_scatter(
+        self,
+        data: _Buffer,
+        output: _Buffer,
+        *,
+        op: _Op = "sum",
+        counts: Sequence[int] | None = None,
+        datatype: str | None = None,
+        algorithm: str | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+    ) -> Pending | None:
+        """Each rank ends with the reduction of everyone's block for it."""
+    def broadcast(
+        self,
+        data: _Buffer,
+        root: int = 0,
+        *,
+        datatype: str | None = None,
+        algorithm: str | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+    ) -> Pending | None:
+        """Every rank ends with the root's data, in the same place."""
+    def reduce(
+        self,
+        data: _Buffer,
+        output: _Buffer | None = None,
+        root: int = 0,
+        *,
+        op: _Op = "sum",
+        datatype: str | None = None,
+        algorithm: str | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+    ) -> Pending | None:
+        """The root ends with the reduction of all data; others give no output."""
+    def gather(
+        self,
+        data: _Buffer,
+        output: _Buffer | None = None,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        datatype: str | None = None,
+        algorithm: str | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+    ) -> Pending | None:
+        """The root ends with all data, one after the other; others give no output."""
+    def scatter(
+        self,
+        data: _Buffer | None,
+        output: _Buffer,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        datatype: str | None = None,
+        algorithm: str | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+    ) -> Pending | None:
+        """Each rank ends with the root's block for it; others give no data."""
+    def all_to_all(
+        self,
+        data: _Buffer,
+        output: _Buffer,
+        *,
+        sent: Sequence[int] | None = None,
+        received: Sequence[int] | None = None,
+        datatype: str | None = None,
+        algorithm: str | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+    ) -> Pending | None:
+        """Block *r* of rank *s* becomes block *s* of rank *r*. `sent` and `received` are elements by rank, where they differ."""
+    def send(
+        self,
+        data: _Buffer,
+        to: int,
+        *,
+        datatype: str | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+    ) -> Pending | None:
+        """Sends to one rank, which must `receive` as many elements."""
+    def receive(
+        self,
+        data: _Buffer,
+        source: int,
+        *,
+        datatype: str | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+    ) -> Pending | None:
+        """Receives what one rank sends."""
+    def barrier(self, *, deadline: float | None = None, wait: bool = True) -> Pending | None:
+        """Nobody ends before everybody has begun."""
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Ranks that give the same colour form a group of their own, ordered by `key`; those that give none form none."""
+    def shrink(self, timeout: float = 10.0) -> Communicator:
+        """After a failure, a group of those that are left. All of them must call this; whoever does not in time is left out."""
+    def grow(self, name: str, size: int) -> Communicator:
+        """A group with more ranks: those of this one keep theirs, and new ones join under the same name and size."""
+    def _raw(
+        self,
+        kind: int,
+        input: tuple[int, int],
+        output: tuple[int, int],
+        datatype: int,
+        operator: int,
+        root: int,
+        deadline: float,
+        keep: object | None = None,
+        counts: Sequence[int] | None = None,
+        received: Sequence[int] | None = None,
+    ) -> Pending | None:
+        """A collective on addresses and lengths, which the caller vouches for."""
+
+class Pending:
+    """A call under way. It goes on by itself; dropping it does not end it. `await pending` waits for its end."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, one way or the other."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for the end, which comes at the deadline at the latest; with `timeout`, no longer than that."""
+    def poll(self) -> bool:
+        """Whether it has ended well; `False` while it is under way. Raises if it failed."""
+    def __await__(self) -> Generator[Any, None, None]: ...
 
 class Notification:
     """What a peer has told this agent."""

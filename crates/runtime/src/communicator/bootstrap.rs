@@ -127,7 +127,11 @@ impl Formation {
 
     pub(super) fn new(agent: &Agent, id: u64, options: JoinOptions) -> Formation {
         let board = Board::new(id, options.size);
-        agent.shared().lock().boards.push(board.clone());
+        agent.shared().act(|world, now| {
+            world.boards.push(board.clone());
+            // Others may have been quicker, and have said hello already.
+            board.hear(&mut world.core, now);
+        });
         Formation {
             agent: agent.clone(),
             board,

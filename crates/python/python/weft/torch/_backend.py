@@ -190,9 +190,31 @@ class Backend(c10d.Backend):
     def options(self) -> c10d.Backend.Options:
         return self._options
 
+    # torch asks a Python backend for these again and again until it answers itself.
+
     @property
     def supports_splitting(self) -> bool:
         return True
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
+    @property
+    def _supports_time_estimate(self) -> bool:
+        return False
+
+    @property
+    def supports_shrinking(self) -> bool:
+        return False
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return False
+
+    @property
+    def supports_window(self) -> bool:
+        return False
 
     def split(self, store, ranks: list[int], options) -> "Backend | None":
         from ._rendezvous import connect
@@ -550,9 +572,11 @@ class Group(dist.ProcessGroup):
         return "weft"
 
 
-def _straight(name: str, options: type, default: object) -> None:
+def _straight(name: str, options: type) -> None:
     """Adds a method to `Group` that skips torch's dispatcher, if it is called as torch itself calls it."""
-    usual = getattr(dist.ProcessGroup, name)
+    usual = getattr(dist.ProcessGroup, name, None)
+    if usual is None:
+        return  # Names have changed from version to version.
     ours = getattr(Backend, name)
 
     def method(self, *arguments, **keywords):
@@ -571,20 +595,25 @@ for _name, _options in {
     "reduce": c10d.ReduceOptions,
     "allgather": c10d.AllgatherOptions,
     "all_gather_single": c10d.AllgatherOptions,
+    "_allgather_base": c10d.AllgatherOptions,
     "all_gather_single_coalesced": c10d.AllgatherOptions,
+    "allgather_into_tensor_coalesced": c10d.AllgatherOptions,
     "gather": c10d.GatherOptions,
     "scatter": c10d.ScatterOptions,
     "reduce_scatter": c10d.ReduceScatterOptions,
     "reduce_scatter_single": c10d.ReduceScatterOptions,
+    "_reduce_scatter_base": c10d.ReduceScatterOptions,
     "reduce_scatter_single_coalesced": c10d.ReduceScatterOptions,
+    "reduce_scatter_tensor_coalesced": c10d.ReduceScatterOptions,
     "all_to_all_single": c10d.AllToAllOptions,
+    "alltoall_base": c10d.AllToAllOptions,
     "alltoall": c10d.AllToAllOptions,
     "barrier": c10d.BarrierOptions,
     "send": int,
     "recv": int,
     "recv_anysource": int,
 }.items():
-    _straight(_name, _options, None)
+    _straight(_name, _options)
 
 
 def _destroyed(*_arguments: object) -> None:

@@ -136,7 +136,7 @@ class Box:
     def peer(self, rank: int) -> weft.Peer:
         peer = self._peers.get(rank)
         if peer is None:
-            found = (peer for peer in self.room.agent().peers if peer.name == self._agents[rank])
+            found = (peer for peer in self.room.agent.peers if peer.name == self._agents[rank])
             peer = next(found, None)
             if peer is None:
                 raise dist.DistBackendError(f"rank {rank} is gone")
@@ -157,7 +157,7 @@ class Mailroom:
     """Sorts what comes to an agent by group, source and tag."""
 
     def __init__(self, agent: weft.Agent) -> None:
-        self.agent = weakref.ref(agent) if _weakly(agent) else (lambda: agent)
+        self.agent = agent
         self._boxes: dict[bytes, Box] = {}
         # What comes for groups that this rank has not joined yet.
         self._early: list[tuple[weft.Peer, bytes]] = []
@@ -192,7 +192,7 @@ class Mailroom:
             peer.notify(_HEAD.pack(_WHOLE, box.key, box.rank, message.tag, number, size) + payload)
             message.end()
             return
-        agent = self.agent()
+        agent = self.agent
         message.memory = agent.register(_bytes(tensor), writable=False)
         with self._lock:
             self._offers[number] = message
@@ -226,7 +226,7 @@ class Mailroom:
             with self._lock:
                 message = self._offers.pop(number, None)
             if message is not None:
-                _let_go(self.agent(), number, message)
+                _let_go(self.agent, number, message)
                 message.end()
             return
         if kind == _WHOLE:
@@ -260,7 +260,7 @@ class Mailroom:
 
     def _read(self, peer: weft.Peer, message: Message, key: bytes, number: int) -> None:
         try:
-            memory = self.agent().register(_bytes(message.tensor))
+            memory = self.agent.register(_bytes(message.tensor))
             taken = _HEAD.pack(_TAKEN, key, message.box.rank, message.tag, number, 0)
             peer.read(memory, peer.region(f"message-{number}"), notify=taken).wait()
             memory.release()
@@ -271,11 +271,12 @@ class Mailroom:
 
 def _listen(room: "weakref.ref[Mailroom]") -> None:
     while (here := room()) is not None:
-        agent = here.agent()
+        agent = here.agent
+        # A room that only this thread remembers is of no use to anybody.
         del here
         try:
             told = agent.notification(timeout=1.0)
-        except weft.Error:
+        except weft.Stopped:
             return
         here = room()
         if told is not None and here is not None:
@@ -283,14 +284,6 @@ def _listen(room: "weakref.ref[Mailroom]") -> None:
                 here._sort(told.peer, told.payload)
             except struct.error:
                 pass  # Not one of ours.
-
-
-def _weakly(agent: weft.Agent) -> bool:
-    try:
-        weakref.ref(agent)
-    except TypeError:
-        return False
-    return True
 
 
 def _let_go(agent: weft.Agent, number: int, message: Message) -> None:

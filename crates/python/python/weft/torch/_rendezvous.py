@@ -6,7 +6,6 @@ import secrets
 import socket
 import weakref
 
-import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 import weft
@@ -22,7 +21,9 @@ class Home:
         name = f"torch-{os.getpid()}-{secrets.token_hex(8)}"
         listen = os.environ.get("WEFT_LISTEN") or f"{_own_address(store)}:0"
         self.secret = secret
-        self.agent = weft.Agent(name, listen=listen, secret=secret)
+        # Ranks leave when they are done, which is nothing to warn of.
+        log = os.environ.get("WEFT_LOG", "error")
+        self.agent = weft.Agent(name, listen=listen, secret=secret, log=log)
         self.mailroom = Mailroom(self.agent)
         self._closing = weakref.finalize(self, self.agent.close)
 
@@ -93,6 +94,7 @@ def create(options, backend_options: object = None) -> Backend | ProcessGroup:
     backend = connect(options.store, rank, size, options.group_id, timeout)
     backend.options.global_ranks_in_group = options.global_ranks_in_group
     backend.options.group_name = options.group_id
-    # A group of its own spares every call the way through torch's dispatcher. One with other backends for other devices needs that way.
-    only = options.process_group.name() == "custom" if options.process_group is not None else False
-    return Group(options.store, rank, size, backend) if only and not torch.accelerator.is_available() else backend
+    # A group of its own spares every call the way through torch's dispatcher. One with other backends for other devices needs that way,
+    # and is named after one of those.
+    alone = options.process_group is None or options.process_group.name() == "custom"
+    return Group(options.store, rank, size, backend) if alone else backend
