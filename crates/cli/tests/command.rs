@@ -62,6 +62,7 @@ fn help_says_what_the_snapshot_says() {
         &["demo", "--help"],
         &["doctor", "--help"],
         &["bench", "transfer", "--help"],
+        &["bench", "collective", "--help"],
         &["explain", "--help"],
     ]
     .into_iter()
@@ -385,6 +386,46 @@ fn the_bench_prints_one_json_object_a_cell() {
             .iter()
             .all(|cell| cell["verified"] == true && cell["p50_us"].as_f64().unwrap() > 0.0)
     );
+}
+
+#[test]
+fn every_collective_is_benched_and_checked() {
+    let scratch = Scratch::new("collectives");
+    let plot = scratch.path("plot.svg");
+    let all = "all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,reduce,gather,scatter,barrier";
+    let line = format!("bench collective --json --ranks 3 --op {all} --sizes 100,64KiB --secs 0 --repeats 2 --plot");
+    let mut words: Vec<&str> = line.split(' ').collect();
+    words.push(plot.to_str().unwrap());
+    let points = json_lines(&output(&words));
+    assert_eq!(points.len(), 8 * 2 + 1);
+    for point in &points {
+        assert_eq!(point["ok"], true, "{point}");
+        assert_eq!((&point["bench"], &point["ranks"]), (&"coll".into(), &3.into()), "{point}");
+        assert_eq!(point["us_runs"].as_array().map(Vec::len), Some(2), "{point}");
+        assert!(point["p99_us"].as_f64() >= point["p50_us"].as_f64(), "{point}");
+        assert!(point["predicted_us"].as_f64().is_some_and(|us| us > 0.0), "{point}");
+    }
+    assert!(std::fs::read_to_string(plot).unwrap().contains("<svg"));
+}
+
+#[test]
+fn collectives_are_benched_by_any_way_in_any_memory_of_any_type() {
+    for (flags, impls) in [
+        ("--transport shared_memory,tcp --buffers mapped,foreign --datatype f32,bf16,fp8_e4m3", 4),
+        ("--in-place --op all-reduce,all-gather,reduce-scatter --datatype i64", 1),
+        ("--algorithm ring,two-shot --no-pin", 1),
+    ] {
+        let line = format!("bench collective --json --sizes 4KiB --secs 0 --repeats 1 {flags}");
+        let points = json_lines(&output(&line.split(' ').collect::<Vec<_>>()));
+        assert!(points.iter().all(|point| point["ok"] == true), "{points:?}");
+        let mut names: Vec<&str> = points.iter().filter_map(|point| point["impl"].as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), impls, "{names:?}");
+    }
+    let said = output(&["bench", "collective", "--op", "barrier", "--algorithm", "ring"]);
+    assert_eq!(said.status.code(), Some(1));
+    assert!(text(&said.stderr).contains("ring is not for this call"), "{}", text(&said.stderr));
 }
 
 fn json_lines(said: &Output) -> Vec<serde_json::Value> {

@@ -2,10 +2,12 @@
 //!
 //! Other work on the machine only ever slows a measurement down, so that the best of several repeats is the machine's own.
 
+mod neighbours;
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use weft_plan::platform::Memcpy;
+use weft_plan::platform::{Arena, Memcpy};
 use weft_plan::{Bandwidth, Bytes, Time};
 
 /// What was measured.
@@ -14,6 +16,8 @@ pub struct Calibration {
     pub memcpy: Memcpy,
     /// One system call that does nothing.
     pub system_call: Time,
+    /// Between ranks on two cores that see each other's memory; `None` where there is one core.
+    pub arena: Option<Arena>,
 }
 
 /// How to measure.
@@ -23,7 +27,7 @@ pub struct CalibrateOptions {
     pub streaming_bytes: Bytes,
     /// The size of each of the two buffers that stay in the core's own cache.
     pub cached_bytes: Bytes,
-    /// How long each of the three measurements goes on, once its buffers are there.
+    /// How long each of the measurements goes on, once its buffers are there.
     pub budget: Time,
 }
 
@@ -37,7 +41,7 @@ impl Default for CalibrateOptions {
     }
 }
 
-/// Measures on the calling thread.
+/// Measures on the calling thread, and what takes two on two others.
 pub fn calibrate(options: &CalibrateOptions) -> Calibration {
     let budget = options.budget.into();
     Calibration {
@@ -46,6 +50,7 @@ pub fn calibrate(options: &CalibrateOptions) -> Calibration {
             cached: copy_bandwidth(options.cached_bytes, budget),
         },
         system_call: system_call(budget),
+        arena: neighbours::neighbours(options.streaming_bytes, budget),
     }
 }
 
@@ -108,6 +113,10 @@ mod tests {
             assert!(measured.memcpy.streaming > Bandwidth::default());
             assert!(measured.memcpy.cached > Bandwidth::default());
             assert!(measured.system_call > Time::ZERO);
+            if let Some(arena) = measured.arena {
+                assert!(arena.latency > Time::ZERO && arena.cache > Bytes(0));
+                assert!(arena.reduce.streaming > Bandwidth::default() && arena.copy.cached > Bandwidth::default());
+            }
         }
     }
 }

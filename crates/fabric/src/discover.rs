@@ -159,6 +159,7 @@ pub fn machine_at(source: &Source) -> Discovery {
         memory: cores::total_memory(&proc),
         memcpy: None,
         reduction: None,
+        arena: None,
         gpus,
         nics,
         numa,

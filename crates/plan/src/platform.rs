@@ -23,7 +23,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::cost::LinkCost;
-use crate::units::{Bandwidth, Bytes};
+use crate::units::{Bandwidth, Bytes, Time};
 
 pub use cores::{CoreListError, Cores};
 pub use endpoint::{Endpoint, EndpointError, Part};
@@ -54,6 +54,9 @@ pub struct Machine {
     /// How fast one core reduces two arrays into one, in bytes of the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduction: Option<Bandwidth>,
+    /// What it costs ranks of this machine to take messages straight from each other's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arena: Option<Arena>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numa: Vec<NumaNode>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -70,6 +73,21 @@ pub struct Memcpy {
     pub streaming: Bandwidth,
     /// Between buffers that stay in the core's own cache.
     pub cached: Bandwidth,
+}
+
+/// Messages between ranks that see each other's memory. Sending is saying where the bytes are; whoever receives copies them, or
+/// reduces them with its own in the same pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Arena {
+    /// From one rank's word to another's having seen it.
+    pub latency: Time,
+    /// How fast a rank copies what another has written, while the other does the same.
+    pub copy: Memcpy,
+    /// How fast it reduces that with its own, in bytes of the result.
+    pub reduce: Memcpy,
+    /// The cache that the ranks share. Buffers that together are larger are streamed.
+    pub cache: Bytes,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -56,6 +56,8 @@ impl Doctor {
         found.absent.extend(opened.absent);
         let speed = calibrate(&CalibrateOptions::default());
         found.machine.memcpy = Some(speed.memcpy);
+        found.machine.reduction = speed.arena.map(|arena| arena.reduce.streaming);
+        found.machine.arena = speed.arena;
         let trials = WAYS.map(|way| Trial {
             way,
             outcome: attempt(way, &quiet),
@@ -139,6 +141,17 @@ fn print_machine(machine: &Machine, speed: Calibration) {
         "  memcpy of one core: {:.1} from memory to memory, {:.1} in its cache; a system call takes {:.0}",
         speed.memcpy.streaming, speed.memcpy.cached, speed.system_call
     );
+    if let Some(arena) = speed.arena {
+        println!(
+            "  two cores through {:.0} of cache: a word takes {:.0}, each copies {:.1} and reduces {:.1}; through memory, {:.1} and {:.1}",
+            arena.cache,
+            arena.latency,
+            arena.copy.cached,
+            arena.reduce.cached,
+            arena.copy.streaming,
+            arena.reduce.streaming
+        );
+    }
     for gpu in &machine.gpus {
         let memory = gpu.memory.map_or(String::new(), |bytes| format!(", {bytes:.1}"));
         println!("  GPU {}: {}{memory}", gpu.ordinal, gpu.name);

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::LinkCost;
 use crate::algorithms::Grid;
-use crate::platform::Platform;
+use crate::platform::{Arena, Platform};
 use crate::units::Bandwidth;
 
 /// Transports between nodes, the one that is used first.
@@ -25,6 +25,8 @@ pub struct Placement {
     pub reduction: Bandwidth,
     /// How fast one core copies.
     pub copy: Bandwidth,
+    /// How ranks of a node take messages from each other's memory, where that is known; then `local` is not looked at.
+    pub arena: Option<Arena>,
     /// Cores of a node. Ranks in excess of them take turns.
     pub cores: u32,
 }
@@ -57,13 +59,13 @@ impl Placement {
                 known: platform.transports.keys().cloned().collect::<Vec<_>>().join(", "),
             })
         };
+        let machine = platform.machines.first();
         // What is not used need not be known.
         let (local, across) = match (grid.local, grid.nodes) {
             (1, _) => (find(&ACROSS)?, find(&ACROSS)?),
             (_, 1) => (find(&[LOCAL])?, find(&[LOCAL])?),
             _ => (find(&[LOCAL])?, find(&ACROSS)?),
         };
-        let machine = platform.machines.first();
         let copy = machine
             .and_then(|machine| machine.memcpy)
             .map_or(local.bandwidth, |m| m.streaming);
@@ -78,6 +80,7 @@ impl Placement {
             rails: if by_rail { (rails as u32).max(1) } else { 1 },
             reduction: machine.and_then(|machine| machine.reduction).unwrap_or(copy),
             copy,
+            arena: machine.and_then(|machine| machine.arena),
             cores: machine.map_or(0, |machine| machine.core_count() as u32),
         })
     }

@@ -2,8 +2,9 @@
 //!
 //! The model is that of the strict world: steps follow each other, and a step takes as long as its busiest rank or node. In a step a rank pays
 //! the latency of its farthest message once, a gap for each message, the bytes that it sends or receives (whichever is more) at the
-//! bandwidth of the link, and then what it copies and reduces itself; the ranks of a node share its rails and its cores. All of
-//! it is linear in the size, so that a program is looked at once and its time for a size is a sum over its different steps.
+//! bandwidth of the link, and then what it copies and reduces itself; the ranks of a node share its rails and its cores. Where they
+//! see each other's memory, sending costs nothing, and what is received is copied or reduced where it lies, at a speed that depends on
+//! whether all buffers fit the cache. A program is looked at once, and its time for a size is a sum over its different steps.
 //!
 //! ```
 //! use weft_plan::algorithms::{Grid, Ring};
@@ -23,6 +24,7 @@
 
 use super::{LinkCost, Placement};
 use crate::collective::{Collective, Problem};
+use crate::platform::Memcpy;
 use crate::schedule::{Op, Ops, Phase, Program, Shape, Slice};
 use crate::units::{Bytes, Rank, Time};
 
@@ -51,6 +53,8 @@ struct Load {
     /// Of all ranks of the node together.
     node: Traffic,
     reduced: f64,
+    /// Of that, what comes from ranks of the same node, and is reduced where it lies if they have an arena.
+    fused: f64,
     copied: f64,
 }
 
@@ -231,7 +235,13 @@ impl<'a> Look<'a> {
                 }
             }
             match op {
-                Op::ReceiveReduce { .. } | Op::Reduce { .. } => load.reduced += amount,
+                Op::ReceiveReduce { from, .. } => {
+                    load.reduced += amount;
+                    if grid.node(*from) == grid.node(rank) {
+                        load.fused += amount;
+                    }
+                }
+                Op::Reduce { .. } => load.reduced += amount,
                 Op::Copy { from, to } => {
                     // In place, many a copy is onto itself.
                     let pieces = self.pieces;
@@ -281,12 +291,32 @@ impl Load {
         };
         let rails = self.node.sent.max(self.node.taken) * bytes * rate(placement.across.bandwidth)
             / f64::from(placement.rails.max(1));
+        let away = busy(&self.across, &placement.across).max(rails);
+        let Some(arena) = &placement.arena else {
+            return Cost {
+                latency: latency(&self.local, &placement.local).max(latency(&self.across, &placement.across)),
+                transfer: (busy(&self.local, &placement.local) * crowding).max(away),
+                work: (self.reduced * rate(placement.reduction) + self.copied * rate(placement.copy))
+                    * bytes
+                    * crowding,
+            };
+        };
+        // Every rank of the node has an input and an output.
+        let footprint = 2.0 * bytes * f64::from(placement.grid.local);
+        let speed = |speed: Memcpy| match footprint > arena.cache.0 as f64 {
+            true => rate(speed.streaming),
+            false => rate(speed.cached),
+        };
+        // What is reduced as it comes is not copied before.
+        let taken = (self.local.taken - self.fused).max(0.0) * speed(arena.copy);
+        let here = match self.local.messages_sent + self.local.messages_taken {
+            0 => 0.0,
+            _ => arena.latency.as_ps() as f64,
+        };
         Cost {
-            latency: latency(&self.local, &placement.local).max(latency(&self.across, &placement.across)),
-            transfer: (busy(&self.local, &placement.local) * crowding)
-                .max(busy(&self.across, &placement.across))
-                .max(rails),
-            work: (self.reduced * rate(placement.reduction) + self.copied * rate(placement.copy)) * bytes * crowding,
+            latency: here.max(latency(&self.across, &placement.across)),
+            transfer: (taken * bytes * crowding).max(away),
+            work: (self.reduced * speed(arena.reduce) + self.copied * speed(arena.copy)) * bytes * crowding,
         }
     }
 }

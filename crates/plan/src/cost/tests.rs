@@ -17,6 +17,7 @@ fn cluster(grid: Grid) -> Placement {
         rails: grid.local,
         reduction: Bandwidth::from_gigabytes_per_sec(50.0),
         copy: Bandwidth::from_gigabytes_per_sec(80.0),
+        arena: None,
         cores: 0,
     }
 }

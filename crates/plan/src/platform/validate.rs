@@ -63,6 +63,12 @@ impl Machine {
         if let Some(reduction) = self.reduction {
             has_bandwidth(reduction, || format!("{path}.reduction"))?;
         }
+        if let Some(arena) = &self.arena {
+            for (name, speed) in [("copy", arena.copy), ("reduce", arena.reduce)] {
+                has_bandwidth(speed.streaming, || format!("{path}.arena.{name}.streaming"))?;
+                has_bandwidth(speed.cached, || format!("{path}.arena.{name}.cached"))?;
+            }
+        }
         unique(self.numa.iter().map(|n| n.id), |i| format!("{path}.numa[{i}].id"))?;
         unique(self.gpus.iter().map(|g| g.ordinal), |i| {
             format!("{path}.gpus[{i}].ordinal")

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::cost::{Placement, Profile};
-use weft_plan::{Bytes, Collective, Platform, Problem, Rank, Time};
+use weft_plan::{Bandwidth, Bytes, Collective, Platform, Problem, Rank, Time};
 
 use super::Way;
 use crate::complaint::{Complain, Complaint, Exit};
@@ -53,7 +53,7 @@ impl Forecast {
                 let cost = known.transports.get("shared_memory.foreign").copied();
                 cost.and_then(|cost| {
                     known.transports.insert("shared_memory".to_string(), cost);
-                    place(&known)
+                    Some(through_slots(place(&known)?, platform))
                 })
             }
             Way::Tcp | Way::Verbs => mapped,
@@ -77,4 +77,21 @@ impl Forecast {
         let profile = Profile::of(&problem, &*program, &placement);
         Some(profile.predict(Bytes(exercise.bytes)).time)
     }
+}
+
+/// What ranks cannot see is copied once more, by whoever sends it.
+fn through_slots(mut placement: Placement, platform: &Platform) -> Placement {
+    let memcpy = platform.machines.first().and_then(|machine| machine.memcpy);
+    if let (Some(arena), Some(memcpy)) = (&mut placement.arena, memcpy) {
+        for speed in [&mut arena.copy, &mut arena.reduce] {
+            speed.cached = one_after_the_other(speed.cached, memcpy.cached);
+            speed.streaming = one_after_the_other(speed.streaming, memcpy.streaming);
+        }
+    }
+    placement
+}
+
+fn one_after_the_other(a: Bandwidth, b: Bandwidth) -> Bandwidth {
+    let (a, b) = (a.bytes_per_sec() as f64, b.bytes_per_sec() as f64);
+    Bandwidth::from_bytes_per_sec((a * b / (a + b).max(1.0)) as u64)
 }
