@@ -64,10 +64,12 @@ impl Path {
     /// A message is copied when it is packed, so it ends at once; but one that has been begun goes on to its end.
     fn end_message(&mut self, serial: Serial, failure: Failure, world: &mut World<'_>) {
         let place = self.parcels.iter().position(|outgoing| outgoing.op == Some(serial));
-        if let Some(place) = place {
-            if self.parcels[place].parcel.is_begun() {
-                self.parcels[place].op = None;
-            } else {
+        match place {
+            // Too late: all of it is with the device.
+            None if failure == Failure::Cancelled => return,
+            None => {}
+            Some(place) if self.parcels[place].parcel.is_begun() => self.parcels[place].op = None,
+            Some(place) => {
                 self.parcels.remove(place);
             }
         }
