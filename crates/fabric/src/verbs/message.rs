@@ -146,6 +146,8 @@ pub(super) struct Location {
     pub len: u64,
     pub rkey: u32,
     pub access: Access,
+    /// Its words are operated on by devices.
+    pub atomics: bool,
 }
 
 impl Frame {
@@ -166,7 +168,8 @@ impl Frame {
                         .u64_fixed(location.iova)
                         .varint(location.len)
                         .varint(location.rkey.into())
-                        .access(location.access),
+                        .access(location.access)
+                        .u8(location.atomics.into()),
                     Err(refusal) => w.u8(1).refusal(*refusal),
                 };
             }
@@ -308,6 +311,11 @@ fn location(r: &mut Reader<'_>) -> Result<Location, DecodeError> {
         len: r.varint()?,
         rkey: r.u32()?,
         access: r.access()?,
+        atomics: match r.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(DecodeError::Invalid),
+        },
     };
     // Every address within the region can then be computed without a look at the numbers.
     location.iova.checked_add(location.len).ok_or(DecodeError::Overflow)?;
@@ -525,12 +533,13 @@ mod tests {
     }
 
     fn any_location() -> impl Strategy<Value = Location> {
-        (0u64..1 << 63, 0u64..1 << 63, any::<u32>(), any::<(bool, bool)>()).prop_map(
-            |(iova, len, rkey, (read, write))| Location {
+        (0u64..1 << 63, 0u64..1 << 63, any::<u32>(), any::<(bool, bool, bool)>()).prop_map(
+            |(iova, len, rkey, (read, write, atomics))| Location {
                 iova,
                 len,
                 rkey,
                 access: Access { read, write },
+                atomics,
             },
         )
     }

@@ -18,11 +18,11 @@ use weft_sys::verbs as sys;
 
 use super::address::Doorstep;
 use super::batch::Batch;
-use super::buffers::{Buffers, WINDOW};
+use super::buffers::{Buffers, Landing, WINDOW};
 use super::counters::VerbsCounters;
 use super::credits::Credits;
 use super::introduction::{Letter, QueueEnd};
-use super::message::{Assembly, FRAME_BYTES_MAX, Frame, PacketSize, Parcel, SUM_BYTES_MAX, SUM_RUNS_MAX};
+use super::message::{Assembly, FRAME_BYTES_MAX, Frame, Location, PacketSize, Parcel, SUM_BYTES_MAX, SUM_RUNS_MAX};
 use super::ops::{Moving, OpenOp, Ops, Serial, Stage, Work};
 use super::options::VerbsOptions;
 use super::queue::{AddressHandle, Connecting, QueuePair};
@@ -77,6 +77,8 @@ pub(super) struct Path {
     staging: Buffers,
     staged_next: usize,
     staged: usize,
+    /// Where what the device's atomic operations find lands; none where the peer is asked.
+    landing: Option<Landing>,
     credits: Credits,
     packet_size: PacketSize,
     assembly: Assembly,
@@ -173,6 +175,8 @@ struct Segment {
     op: Option<Serial>,
     /// It is sent from one of our buffers.
     staged: bool,
+    /// What an atomic operation finds lands here.
+    landing: Option<u32>,
 }
 
 /// What a path needs of the transport that it is part of.
@@ -186,6 +190,8 @@ pub(super) struct World<'a> {
     pub rail: &'a Rail,
     /// The last look at the completions, by its number, that found no more of them.
     pub dry: u64,
+    /// Devices carry out atomic operations, of this side and on its words.
+    pub device_atomics: bool,
     /// When this turn began.
     pub now: Time,
     pub clock: Clock,
@@ -199,6 +205,7 @@ pub(super) struct Parts {
     pub peer: Doorstep,
     pub pair: QueuePair,
     pub staging: Buffers,
+    pub landing: Option<Landing>,
     pub psn: u32,
 }
 
@@ -255,6 +262,7 @@ impl Path {
             staging: parts.staging,
             staged_next: 0,
             staged: 0,
+            landing: parts.landing,
             credits: Credits::new(WINDOW),
             packet_size: PacketSize::of_mtu(0),
             assembly: Assembly::default(),
@@ -282,8 +290,9 @@ impl Path {
         self.phase == Phase::Over
     }
     /// The buffers of a path that is over.
-    pub(super) fn into_staging(self) -> Buffers {
-        self.staging
+    pub(super) fn into_buffers(self) -> impl Iterator<Item = Buffers> {
+        let landing = self.landing.map(Landing::into_buffers);
+        [self.staging].into_iter().chain(landing)
     }
     /// Only a peer's introduction speaks for it.
     pub(super) fn is_half_open(&self) -> bool {
@@ -431,10 +440,7 @@ impl Path {
                 None
             }
             Body::Move(part) => self.take_move(op, part, world).err().map(Failure::Refused),
-            Body::Atomic(atomic) => {
-                self.take_atomic(op, atomic, world.now);
-                None
-            }
+            Body::Atomic(atomic) => self.take_atomic(op, atomic, world).err().map(Failure::Refused),
         };
         if let Some(failure) = refused {
             world.signals.push(Signal::Completed {
@@ -628,13 +634,11 @@ impl Path {
     /// Completes an operation that the device has nothing of.
     fn complete(&mut self, serial: Serial, outcome: Result<Done, Failure>, world: &mut World<'_>) {
         let Some(op) = self.ops.remove(serial) else { return };
-        if let Work::Move(moving) = &op.work {
-            if let Some(target) = self.targets.at(moving.target) {
-                target.moves -= 1;
-            }
-            if moving.stage == Stage::AwaitsSum {
-                self.answered();
-            }
+        if let Some(target) = op.work.target().and_then(|target| self.targets.at(target)) {
+            target.moves -= 1;
+        }
+        if matches!(&op.work, Work::Move(moving) if moving.stage == Stage::AwaitsSum) {
+            self.answered();
         }
         world.signals.push(Signal::Completed {
             path: self.id,
@@ -685,8 +689,11 @@ fn reads_here(rail: &Rail) -> u8 {
 }
 
 /// The rights of a queue pair that correspond to those of a region.
-fn rights(access: weft_protocol::Access) -> u32 {
-    let mut flags = 0;
+fn rights(location: &Location) -> u32 {
+    let (access, mut flags) = (location.access, 0);
+    if location.atomics {
+        flags |= sys::IBV_ACCESS_REMOTE_ATOMIC;
+    }
     if access.read {
         flags |= sys::IBV_ACCESS_REMOTE_READ;
     }

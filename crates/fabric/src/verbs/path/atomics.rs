@@ -1,15 +1,18 @@
-//! Atomic operations on a path: asked for in one frame, carried out by the target's CPU, and answered in another.
+//! Atomic operations on a path: asked for in one frame, carried out by the target's CPU, and answered in another; or carried out by the
+//! devices, where both ends want it.
 //!
 //! Only the CPU's own are atomic with those that come by other transports and from the owner: most devices are so among their own
 //! alone. Once a request is with the device, nobody here knows whether the target has seen it. So it is never repeated, and one
 //! that is not answered ends as unanswered or with its path, both of which say that it may have happened.
 
 use weft_plan::Time;
+use weft_protocol::atomic::check_word;
 use weft_protocol::{Atomic, Done, Failure, Op, Refusal};
 
 use super::super::INFLIGHT_OPS_MAX;
-use super::super::message::{AtomicAsk, Frame, Parcel};
-use super::super::ops::{Serial, Work};
+use super::super::message::{AtomicAsk, Frame, Location, Parcel};
+use super::super::ops::{Asking, AskingStage, NO_TARGET, Serial, Work};
+use super::super::targets::{Found, State};
 use super::{Outgoing, Path, World, open};
 use crate::far_clock::FarClock;
 
@@ -26,36 +29,94 @@ pub(super) struct Target {
 pub(super) struct TooMany;
 
 impl Path {
-    /// Asks the peer.
-    pub(super) fn take_atomic(&mut self, op: &Op, atomic: &Atomic, now: Time) {
-        let serial = self.ops.insert(open(op, Work::Atomic { sent: false }));
+    /// Asks the peer, or the device once it is known where the word is.
+    pub(super) fn take_atomic(&mut self, op: &Op, atomic: &Atomic, world: &mut World<'_>) -> Result<(), Refusal> {
+        let mut asking = Asking {
+            atomic: atomic.clone(),
+            target: NO_TARGET,
+            stage: AskingStage::AwaitsTarget,
+        };
+        if !world.device_atomics {
+            let serial = self.ops.insert(open(op, Work::Atomic(asking)));
+            self.question(serial, world);
+            return Ok(());
+        }
+        let key = atomic.region.key;
+        let (index, ask) = match self.targets.find_or_ask(&key) {
+            Found::Here(index) => (index, false),
+            Found::Ask(index) => (index, true),
+            Found::Full => return Err(Refusal::Unsupported),
+        };
+        let target = self.targets.at(index).ok_or(Refusal::UnknownKey)?;
+        let state = target.state;
+        if state == State::Revoked {
+            return Err(Refusal::Released);
+        }
+        target.moves += 1;
+        asking.target = index;
+        let serial = self.ops.insert(open(op, Work::Atomic(asking)));
+        if ask {
+            self.ask(&Frame::Resolve { key }, world.now);
+        }
+        if let State::Known(location) = state {
+            self.place_atomic(serial, Ok(location), world);
+        }
+        Ok(())
+    }
+
+    /// The peer has said where the word is, and who operates on it, or that it is out of reach.
+    pub(super) fn place_atomic(&mut self, serial: Serial, answer: Result<Location, Refusal>, world: &mut World<'_>) {
+        let Some(Work::Atomic(asking)) = self.ops.find(serial).map(|op| &mut op.work) else {
+            return;
+        };
+        let checked = answer.and_then(|location| {
+            check_word(location.access, location.len, asking.atomic.offset)?;
+            Ok(location)
+        });
+        match checked {
+            Ok(location) if location.atomics => {
+                asking.stage = AskingStage::Waiting;
+                self.waiting.push_back(serial);
+            }
+            Ok(_) => self.question(serial, world),
+            Err(refusal) => self.complete(serial, Err(refusal.into()), world),
+        }
+    }
+
+    /// Queues the question to the peer.
+    fn question(&mut self, serial: Serial, world: &World<'_>) {
+        let Some(op) = self.ops.find(serial) else { return };
+        let deadline = op.deadline;
+        let Work::Atomic(asking) = &mut op.work else { return };
+        asking.stage = AskingStage::Queued;
         let question = Frame::AtomicAsk(AtomicAsk {
             serial: serial.0,
-            deadline: op.deadline,
-            key: atomic.region.key,
-            offset: atomic.offset,
-            act: atomic.act,
+            deadline,
+            key: asking.atomic.region.key,
+            offset: asking.atomic.offset,
+            act: asking.atomic.act,
         });
         self.parcels.push_back(Outgoing {
             parcel: Parcel::frame(&question),
             op: Some(serial),
             answer: false,
         });
-        self.await_answer(now);
+        self.await_answer(world.now);
     }
 
-    /// Ends one early: without a trace where it has not been sent, else without an answer.
+    /// Ends one early: without a trace where it has not been sent, else without an answer. The device may still be at it, but not at
+    /// any memory of the poster's.
     pub(super) fn end_atomic(&mut self, serial: Serial, failure: Failure, world: &mut World<'_>) {
-        let sent = match self.ops.find(serial).map(|op| &op.work) {
-            Some(Work::Atomic { sent }) => *sent,
-            _ => return,
+        let Some(Work::Atomic(asking)) = self.ops.find(serial).map(|op| &op.work) else {
+            return;
         };
+        let (sent, queued) = (asking.is_sent(), asking.stage == AskingStage::Queued);
         let failure = match failure {
             Failure::Cancelled | Failure::Expired if sent => Failure::Unanswered,
             other => other,
         };
-        if !sent {
-            self.unqueue(serial);
+        self.unqueue(serial);
+        if queued {
             self.answered();
         }
         self.complete(serial, Err(failure), world);
@@ -65,7 +126,7 @@ impl Path {
         self.answered();
         if matches!(
             self.ops.find(serial).map(|op| &op.work),
-            Some(Work::Atomic { sent: true })
+            Some(Work::Atomic(asking)) if asking.stage == AskingStage::Asked
         ) {
             self.complete(serial, found.map(Done::found).map_err(Failure::Refused), world);
         }
