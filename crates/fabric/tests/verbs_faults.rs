@@ -12,7 +12,7 @@ use weft_fabric::verbs::VerbsOptions;
 use weft_fabric::{Clock, Live};
 use weft_plan::Time;
 use weft_protocol::{
-    Access, Arrival, Body, Direction, Failure, Leg, Loss, Memory, Op, PathId, Progress, Refusal, Transport,
+    Access, Arrival, Body, Direction, Failure, Leg, Loss, Memory, Op, PathId, Progress, Refusal, Signal, Transport,
 };
 
 /// Not a test: the other process, when this binary is started as one.
@@ -161,6 +161,76 @@ fn memory_that_goes_away_under_traffic_is_left_alone() {
             &whole_leg(&local, &remote(&again)),
         );
     }
+}
+
+/// Whoever has closed a path can promise at once that nothing more lands through it.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_closed_path_is_a_fence() {
+    for round in 0..5 {
+        let (mut near, mut far) = pair(VerbsOptions::default());
+        let (path, far_path) = connect(&mut near, &mut far);
+        let (local, theirs) = (near.region(3, Access::NONE), far.region(5, Access::READ_WRITE));
+        let leg = whole_leg(&local, &remote(&theirs));
+        carry(&mut near, &mut far, path, Direction::Read, &leg);
+        let ops = parts(&mut near, Direction::Write, &leg, 64 << 10);
+        near.post(path, &ops);
+        for _ in 0..round {
+            near.poll();
+        }
+        far.verbs.close(far_path);
+        // An emulated device may be in the middle of a packet.
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        theirs.memory.write(0, &vec![0xa5; LEN]);
+        until(&mut near, &mut far, "both ends to lose the path", |near, far| {
+            near.lost(path).is_some() && far.lost(far_path).is_some()
+        });
+        assert!(contents(&*theirs.memory) == vec![0xa5; LEN], "written after the close");
+        assert_eq!(far.lost(far_path).map(|(loss, _)| loss), Some(Loss::Closed));
+        for op in &ops {
+            let outcome = near.outcome(op.id).expect("completed before the path was lost");
+            assert!(matches!(outcome, Ok(_) | Err(Failure::PathLost { .. })), "{outcome:?}");
+        }
+    }
+}
+
+/// What a peer holds for done has arrived, even if nobody has looked before the path is closed.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn arrivals_and_messages_before_a_close_are_told() {
+    const WRITES: u32 = 20;
+    let (mut near, mut far) = pair(VerbsOptions::default());
+    let (path, far_path) = connect(&mut near, &mut far);
+    let (local, theirs) = (near.region(3, Access::NONE), far.region(5, Access::READ_WRITE));
+    let leg = whole_leg(&local, &remote(&theirs));
+    carry(&mut near, &mut far, path, Direction::Read, &leg);
+    let mut ops = vec![near.message(b"last words")];
+    for index in 0..WRITES {
+        let mut op = near.op(Direction::Write, &leg, 0..4096);
+        if let Body::Move(part) = &mut op.body {
+            part.arrival = Some(Arrival { tag: 7, index });
+        }
+        ops.push(op);
+    }
+    near.post(path, &ops);
+    near.until("the writes", |near| ops.iter().all(|op| near.outcome(op.id).is_some()));
+    assert!(ops.iter().all(|op| near.outcome(op.id).is_some_and(|o| o.is_ok())));
+    far.verbs.close(far_path);
+    far.until("the loss", |far| far.lost(far_path).is_some());
+    let arrived = far
+        .said
+        .iter()
+        .filter(|signal| matches!(signal, Signal::Arrived { .. }));
+    assert_eq!(arrived.count(), WRITES as usize);
+    let messages = far
+        .said
+        .iter()
+        .filter(|signal| matches!(signal, Signal::Message { .. }));
+    assert_eq!(messages.count(), 1);
+    assert!(
+        matches!(far.said.last(), Some(Signal::Lost { .. })),
+        "told after the loss"
+    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What the two ends of a path say to each other by SEND: frames, and the packets that carry them.
 //!
-//! A packet fills at most one receive buffer. Every packet returns the receive buffers that its sender has made free again
+//! A packet fills at most one receive buffer, and is at most what goes over the wire in one piece: a queue pair that fails has then
+//! either received it whole or not begun to, and no buffer goes down with it. Every packet returns the receive buffers that its sender has made free again
 //! since the last one; a packet of nothing else needs no credit itself. A frame longer than a packet goes in several, one
 //! after the other: queue pairs keep the order of what is sent.
 
@@ -9,11 +10,13 @@ use weft_protocol::frame::MESSAGE_BYTES_MAX;
 use weft_protocol::wire::{DecodeError, Reader, Writer};
 use weft_protocol::{Access, Arrival, Refusal, RegionKey};
 
+use super::rail::Mtu;
+
 /// A receive buffer.
 pub(super) const PACKET_BYTES: usize = 4096;
+/// What every path can carry in one piece.
+const PACKET_BYTES_MIN: usize = 256;
 const HEAD_BYTES: usize = 4;
-/// What one packet carries of a frame.
-const BODY_BYTES: usize = PACKET_BYTES - HEAD_BYTES;
 /// The longest frame: a message and its kind.
 pub(super) const FRAME_BYTES_MAX: usize = MESSAGE_BYTES_MAX + 1;
 /// Runs of the spans that one checksum is asked of.
@@ -22,6 +25,23 @@ pub(super) const SUM_RUNS_MAX: usize = 4096;
 pub(super) const SUM_BYTES_MAX: u64 = 16 << 20;
 /// Slots that tags of arrivals are bound to.
 pub(super) const TAG_SLOTS: u16 = 1 << 12;
+
+/// The bytes of the largest packet on one path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PacketSize(usize);
+
+impl PacketSize {
+    /// As large as the path's MTU, of this code, and a receive buffer allow.
+    pub(super) fn of_mtu(code: u8) -> PacketSize {
+        let mtu = Mtu::from_code(code.into()).map_or(PACKET_BYTES_MIN, Mtu::bytes);
+        PacketSize(mtu.clamp(PACKET_BYTES_MIN, PACKET_BYTES))
+    }
+
+    /// What one packet carries of a frame.
+    fn body(self) -> usize {
+        self.0 - HEAD_BYTES
+    }
+}
 
 const FIRST: u8 = 1;
 const LAST: u8 = 2;
@@ -275,13 +295,13 @@ impl Parcel {
     }
 
     /// How long its next packet is.
-    pub(super) fn next_packet_bytes(&self) -> usize {
-        HEAD_BYTES + (self.len() - self.packed).min(BODY_BYTES)
+    pub(super) fn next_packet_bytes(&self, size: PacketSize) -> usize {
+        HEAD_BYTES + (self.len() - self.packed).min(size.body())
     }
 
     /// Writes the next packet and returns its length. It returns `credits` to the peer.
-    pub(super) fn pack(&mut self, credits: u16, into: &mut [u8]) -> usize {
-        let total = self.next_packet_bytes();
+    pub(super) fn pack(&mut self, credits: u16, size: PacketSize, into: &mut [u8]) -> usize {
+        let total = self.next_packet_bytes(size);
         let body = &mut into[HEAD_BYTES..total];
         let at = self.packed;
         match &self.content {
@@ -334,14 +354,14 @@ pub(super) struct Piece<'a> {
 }
 
 impl<'a> Packet<'a> {
-    pub(super) fn decode(bytes: &'a [u8]) -> Result<Packet<'a>, DecodeError> {
+    pub(super) fn decode(bytes: &'a [u8], size: PacketSize) -> Result<Packet<'a>, DecodeError> {
         let (head, body) = bytes.split_first_chunk::<HEAD_BYTES>().ok_or(DecodeError::Truncated)?;
         let [flags, zero, low, high] = *head;
-        if zero != 0 || flags & !(FIRST | LAST) != 0 || body.len() > BODY_BYTES {
+        if zero != 0 || flags & !(FIRST | LAST) != 0 || body.len() > size.body() {
             return Err(DecodeError::Invalid);
         }
         // A middle piece fills its packet, so that it cannot be taken for one that only returns credits, nor be made of nothing.
-        let full = body.len() == BODY_BYTES;
+        let full = body.len() == size.body();
         let piece = match (flags & FIRST != 0, flags & LAST != 0, body.is_empty()) {
             (false, false, true) => None,
             (first, last, false) if last || full => Some(Piece { first, last, body }),
@@ -386,8 +406,9 @@ impl Assembly {
 /// What must hold for any packets: see [`crate::harness`].
 pub(crate) fn check(bytes: &[u8]) {
     let mut assembly = Assembly::default();
-    for chunk in bytes.chunks(PACKET_BYTES) {
-        let Ok(Packet { piece: Some(piece), .. }) = Packet::decode(chunk) else {
+    let size = PacketSize::of_mtu(bytes.first().copied().unwrap_or(0) % 8);
+    for chunk in bytes.chunks(size.0) {
+        let Ok(Packet { piece: Some(piece), .. }) = Packet::decode(chunk, size) else {
             continue;
         };
         let Ok(Some(frame)) = assembly.take(piece) else {
@@ -475,13 +496,16 @@ mod tests {
         ]
     }
 
-    fn packets(mut parcel: Parcel) -> Vec<Vec<u8>> {
+    const WHOLE: PacketSize = PacketSize(PACKET_BYTES);
+
+    fn packets(mut parcel: Parcel, size: PacketSize) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
         while !parcel.is_packed() {
             let mut buffer = [0xee; PACKET_BYTES];
-            let expected = parcel.next_packet_bytes();
-            let len = parcel.pack(packets.len() as u16, &mut buffer);
+            let expected = parcel.next_packet_bytes(size);
+            let len = parcel.pack(packets.len() as u16, size, &mut buffer);
             assert_eq!(len, expected);
+            assert!(len <= size.0);
             packets.push(buffer[..len].to_vec());
         }
         packets
@@ -489,18 +513,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_being_cut_and_put_together(frames in prop::collection::vec(any_frame(), 1..5)) {
+        fn frames_survive_being_cut_and_put_together(frames in prop::collection::vec(any_frame(), 1..5), mtu in 1u8..=5) {
+            let size = PacketSize::of_mtu(mtu);
             let mut assembly = Assembly::default();
             for frame in frames {
                 let parcel = match &frame {
                     Frame::Message(payload) => Parcel::message(payload.as_slice().into()),
                     other => Parcel::frame(other),
                 };
-                let packets = packets(parcel);
+                let packets = packets(parcel, size);
                 let mut found = None;
                 for (i, packet) in packets.iter().enumerate() {
                     prop_assert!(found.is_none(), "whole before its last packet");
-                    let packet = Packet::decode(packet).unwrap();
+                    let packet = Packet::decode(packet, size).unwrap();
                     prop_assert_eq!(usize::from(packet.credits), i);
                     found = assembly.take(packet.piece.unwrap()).unwrap();
                 }
@@ -526,14 +551,14 @@ mod tests {
     fn credits_travel_alone_too() {
         let mut buffer = [0; PACKET_BYTES];
         let len = pack_credits(77, &mut buffer);
-        let packet = Packet::decode(&buffer[..len]).unwrap();
+        let packet = Packet::decode(&buffer[..len], WHOLE).unwrap();
         assert_eq!((packet.credits, packet.piece), (77, None));
     }
 
     #[test]
     fn pieces_out_of_turn_and_frames_without_end_are_refused() {
-        let long = packets(Parcel::message(vec![7; 2 * PACKET_BYTES].into()));
-        let piece = |i: usize| Packet::decode(&long[i]).unwrap().piece.unwrap();
+        let long = packets(Parcel::message(vec![7; 2 * PACKET_BYTES].into()), WHOLE);
+        let piece = |i: usize| Packet::decode(&long[i], WHOLE).unwrap().piece.unwrap();
         let mut assembly = Assembly::default();
         assert_eq!(assembly.take(piece(1)), Err(DecodeError::Invalid), "the middle first");
         let mut assembly = Assembly::default();
@@ -550,11 +575,24 @@ mod tests {
     }
 
     #[test]
+    fn a_packet_is_as_large_as_its_path_carries_in_one_piece() {
+        for (code, bytes) in [(1, 256), (3, 1024), (5, 4096)] {
+            let size = PacketSize::of_mtu(code);
+            assert_eq!(size, PacketSize(bytes));
+            let packets = packets(Parcel::message(vec![3; 2 * PACKET_BYTES].into()), size);
+            assert_eq!(packets.iter().map(Vec::len).max(), Some(bytes));
+            // One that another path could carry is not taken.
+            let longer = vec![0; bytes + 1];
+            assert_eq!(Packet::decode(&longer, size), Err(DecodeError::Invalid));
+        }
+    }
+
+    #[test]
     fn the_longest_message_fits() {
-        let longest = packets(Parcel::message(vec![3; MESSAGE_BYTES_MAX].into()));
+        let longest = packets(Parcel::message(vec![3; MESSAGE_BYTES_MAX].into()), WHOLE);
         let mut assembly = Assembly::default();
         let last = longest.iter().map(|packet| {
-            let piece = Packet::decode(packet).unwrap().piece.unwrap();
+            let piece = Packet::decode(packet, WHOLE).unwrap().piece.unwrap();
             assembly.take(piece).unwrap()
         });
         assert_eq!(last.last().flatten(), Some(Frame::Message(vec![3; MESSAGE_BYTES_MAX])));

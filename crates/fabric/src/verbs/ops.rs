@@ -15,6 +15,8 @@ pub(super) struct OpenOp {
     pub posted: u32,
     /// The device has given one of them back unfinished.
     pub flushed: bool,
+    /// The device of the peer has refused it: no byte of it lands any more.
+    pub refused: bool,
     /// It ends with this as soon as the device has none of it, and since when.
     pub ending: Option<(Failure, Time)>,
 }
@@ -130,6 +132,7 @@ mod tests {
             work: Work::Message { packed: false },
             posted: 0,
             flushed: false,
+            refused: false,
             ending: None,
         }
     }

@@ -19,7 +19,7 @@ use super::buffers::{Buffers, WINDOW};
 use super::counters::VerbsCounters;
 use super::credits::Credits;
 use super::introduction::{Letter, QueueEnd};
-use super::message::{Assembly, FRAME_BYTES_MAX, Frame, Parcel, SUM_BYTES_MAX, SUM_RUNS_MAX};
+use super::message::{Assembly, FRAME_BYTES_MAX, Frame, PacketSize, Parcel, SUM_BYTES_MAX, SUM_RUNS_MAX};
 use super::ops::{Moving, OpenOp, Ops, Serial, Stage, Work};
 use super::options::VerbsOptions;
 use super::queue::{Connecting, QueuePair};
@@ -67,6 +67,7 @@ pub(super) struct Path {
     staged_next: usize,
     staged: usize,
     credits: Credits,
+    packet_size: PacketSize,
     assembly: Assembly,
     targets: Targets,
     /// Our regions that the peer knows the place of, and whether it has been asked to let go of them.
@@ -88,6 +89,8 @@ pub(super) struct Path {
     /// A write was under way when the path was lost.
     unfenced: bool,
     bye_said: bool,
+    /// The device has said that nothing more is received through the queue pair.
+    received_all: bool,
     /// Letters for the peer that whoever called is to send.
     pub letters: Vec<Letter>,
 }
@@ -113,10 +116,12 @@ enum Phase {
     Closing {
         until: Time,
     },
-    /// The queue pair is in error; what the device had comes back.
+    /// The queue pair is in error; what the device had comes back, and what it had received is heard.
     Failing {
         loss: Loss,
         until: Time,
+        /// The look at the completions after which this began. What had come before is known after a later one that finds no more.
+        since: u64,
     },
     Over,
 }
@@ -154,6 +159,8 @@ pub(super) struct World<'a> {
     pub counters: &'a mut VerbsCounters,
     pub options: &'a VerbsOptions,
     pub rail: &'a Rail,
+    /// The last look at the completions, by its number, that found no more of them.
+    pub dry: u64,
     pub now: Time,
 }
 
@@ -219,6 +226,7 @@ impl Path {
             staged_next: 0,
             staged: 0,
             credits: Credits::new(WINDOW),
+            packet_size: PacketSize::of_mtu(0),
             assembly: Assembly::default(),
             targets: Targets::default(),
             granted: HashMap::new(),
@@ -233,6 +241,7 @@ impl Path {
             stirred: false,
             unfenced: false,
             bye_said: false,
+            received_all: false,
             letters: Vec::new(),
         }
     }
@@ -308,6 +317,7 @@ impl Path {
         let Some(pair) = &self.pair else {
             return Err(std::io::ErrorKind::NotConnected.into());
         };
+        let mtu = mtu_here(world).min(end.mtu);
         let asked = u8::try_from(world.rail.device.attributes().max_qp_init_rd_atom).unwrap_or(u8::MAX);
         pair.connect(
             world.rail,
@@ -315,7 +325,7 @@ impl Path {
                 peer: &self.peer,
                 end,
                 psn: self.psn,
-                mtu: mtu_here(world).min(end.mtu),
+                mtu,
                 reads_here: reads_here(world.rail),
                 reads_there: asked.min(end.reads),
                 traffic_class: world.options.traffic_class,
@@ -325,6 +335,7 @@ impl Path {
             },
         )?;
         self.credits.open(end.credits);
+        self.packet_size = PacketSize::of_mtu(mtu);
         Ok(())
     }
 
@@ -435,7 +446,7 @@ impl Path {
         let phase = match self.phase {
             Phase::Introducing { repeat, until, .. } => repeat.min(until),
             // All that is left is for somebody to come by and end it.
-            Phase::Failing { .. } if self.segments.is_empty() => Time::ZERO,
+            Phase::Failing { .. } if self.segments.is_empty() && self.received_all => Time::ZERO,
             Phase::Greeting { until }
             | Phase::Accepting { until }
             | Phase::Closing { until }
@@ -512,10 +523,10 @@ impl Path {
     /// Completes an operation that the device has nothing of.
     fn complete(&mut self, serial: Serial, outcome: Result<Done, Failure>, world: &mut World<'_>) {
         let Some(op) = self.ops.remove(serial) else { return };
-        if let Work::Move(moving) = &op.work
-            && let Some(target) = self.targets.at(moving.target)
-        {
-            target.moves -= 1;
+        if let Work::Move(moving) = &op.work {
+            if let Some(target) = self.targets.at(moving.target) {
+                target.moves -= 1;
+            }
             if moving.stage == Stage::AwaitsSum {
                 self.answered();
             }
@@ -535,6 +546,7 @@ fn open(op: &Op, work: Work) -> OpenOp {
         work,
         posted: 0,
         flushed: false,
+        refused: false,
         ending: None,
     }
 }

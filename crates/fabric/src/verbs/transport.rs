@@ -77,6 +77,8 @@ pub struct Verbs {
     pub(super) slept_until: Time,
     next_path: u32,
     taken: Box<[sys::ibv_wc]>,
+    /// The last look at the completions that found no more of them.
+    dry: u64,
     /// Paths for which something has completed in this round.
     stirred: Vec<PathId>,
     pub(super) wake: OwnedFd,
@@ -191,6 +193,7 @@ impl Verbs {
             slept_until: Time::ZERO,
             next_path: 0,
             taken: vec![sys::ibv_wc::default(); COMPLETIONS].into(),
+            dry: 0,
             stirred: Vec::new(),
             wake,
             armed: false,
@@ -223,6 +226,7 @@ impl Verbs {
             counters: &mut self.counters,
             options: &self.options,
             rail: &self.rail,
+            dry: self.dry,
             now,
         };
         let result = act(path, &mut world);
@@ -251,6 +255,7 @@ impl Verbs {
             }
             if count < taken.len() {
                 empty = true;
+                self.dry = self.counters.polls;
                 break;
             }
         }
@@ -258,11 +263,12 @@ impl Verbs {
         if now >= self.earliest {
             self.on_timeout(now);
         }
-        if now >= self.events_at {
+        let failing = self.paths.iter().any(Path::is_failing);
+        if now >= self.events_at || failing {
             self.look_at_events(now);
         }
         // A queue pair's number may be given to the next one, so its last completions are taken before it goes.
-        if empty && self.paths.iter().any(Path::is_failing) {
+        if empty && failing {
             self.reap(now);
         }
         any
@@ -302,6 +308,7 @@ impl Verbs {
             counters: &mut self.counters,
             options: &self.options,
             rail: &self.rail,
+            dry: self.dry,
             now,
         };
         if completion.status != sys::IBV_WC_SUCCESS {
@@ -394,6 +401,7 @@ impl Verbs {
                 counters: &mut self.counters,
                 options: &self.options,
                 rail: &self.rail,
+                dry: self.dry,
                 now,
             };
             Path::accepting(parts, end, &world).map(|path| (path, number))
@@ -522,6 +530,12 @@ impl Verbs {
                     sys::IBV_EVENT_QP_FATAL => Loss::System(libc::EIO),
                     // The peer has asked for what it has no right to.
                     sys::IBV_EVENT_QP_REQ_ERR | sys::IBV_EVENT_QP_ACCESS_ERR => Loss::Garbage,
+                    sys::IBV_EVENT_QP_LAST_WQE_REACHED => {
+                        if let Some(id) = self.path_of(number) {
+                            self.with_path(id, now, |path, world| path.on_received_all(world));
+                        }
+                        return;
+                    }
                     _ => return,
                 };
                 if let Some(id) = self.path_of(number) {
@@ -598,6 +612,7 @@ impl Transport for Verbs {
             counters: &mut self.counters,
             options: &self.options,
             rail: &self.rail,
+            dry: self.dry,
             now,
         };
         let path = Path::introducing(parts, self.doorstep.clone(), &world);

@@ -118,7 +118,7 @@ impl Path {
         let ending = op.ending.map(|(failure, _)| failure);
         let write = matches!(&op.work, Work::Move(moving) if moving.is_write());
         let failure = match ending {
-            Some(failure @ Failure::Refused(_)) => failure,
+            Some(failure) if op.refused => failure,
             // Packets of a write may still be on their way; a read, or a message, has no more to land anywhere.
             _ if write => Failure::PathLost { loss, fenced: false },
             Some(failure) => failure,
@@ -132,14 +132,18 @@ impl Path {
     pub(super) fn on_failed(&mut self, status: sys::ibv_wc_status, world: &mut World<'_>) {
         let loss = match status {
             sys::IBV_WC_RETRY_EXC_ERR | sys::IBV_WC_RNR_RETRY_EXC_ERR | sys::IBV_WC_RESP_TIMEOUT_ERR => Loss::Silent,
-            sys::IBV_WC_REM_ACCESS_ERR | sys::IBV_WC_REM_INV_REQ_ERR | sys::IBV_WC_REM_OP_ERR => {
+            sys::IBV_WC_REM_ACCESS_ERR => {
                 // The device of the peer has refused what the peer itself had allowed: the memory has gone in the meantime.
                 let first = self.segments.front().and_then(|segment| segment.op);
-                if let Some(op) = first.and_then(|op| self.ops.find(op)) {
+                if let Some(op) = first.and_then(|op| self.ops.find(op))
+                    && matches!(op.work, Work::Move(_))
+                {
                     op.ending = Some((Refusal::Released.into(), world.now));
+                    op.refused = true;
                 }
                 Loss::ClosedByPeer
             }
+            sys::IBV_WC_REM_INV_REQ_ERR | sys::IBV_WC_REM_OP_ERR => Loss::ClosedByPeer,
             sys::IBV_WC_LOC_PROT_ERR | sys::IBV_WC_LOC_ACCESS_ERR => Loss::System(libc::EFAULT),
             _ => Loss::System(libc::EIO),
         };
@@ -158,16 +162,17 @@ impl Path {
             Phase::Closing { .. } => Loss::Closed,
             _ => loss,
         };
+        // Nothing has come through a queue pair that was never connected.
+        self.received_all |= matches!(self.phase, Phase::Introducing { .. });
         self.phase = Phase::Failing {
             loss,
             until: world.now.saturating_add(DRAIN_MAX),
+            since: world.counters.polls,
         };
         self.waiting.clear();
         self.stalled.clear();
         self.parcels.clear();
-        if !self.segments.is_empty() {
-            self.reset_queue(world);
-        }
+        self.reset_queue(world);
         for serial in self.ops.pick(|op| op.posted == 0) {
             let ending = self.ops.find(serial).and_then(|op| op.ending);
             let failure = ending.map_or(Failure::PathLost { loss, fenced: true }, |(failure, _)| failure);
@@ -175,10 +180,22 @@ impl Path {
         }
     }
 
-    /// Moves the queue pair to its error state, and posts a last request: once that has come back, everything has.
+    /// The device will receive nothing more through the queue pair. What it has received is among the completions.
+    pub(in super::super) fn on_received_all(&mut self, world: &World<'_>) {
+        self.received_all = true;
+        if let Phase::Failing { since, .. } = &mut self.phase {
+            *since = world.counters.polls;
+        }
+    }
+
+    /// Moves the queue pair to its error state, so that the peer touches nothing through it any more, and posts a last request:
+    /// once that has come back, everything has.
     fn reset_queue(&mut self, world: &mut World<'_>) {
         let Some(pair) = &self.pair else { return };
         let failed = pair.fail().is_ok();
+        if self.segments.is_empty() {
+            return;
+        }
         world.batch.clear();
         world.batch.send_nothing();
         let (id, posted) = (self.id, self.posted);
@@ -196,9 +213,10 @@ impl Path {
         world.batch.clear();
     }
 
-    /// Closes the path. What the device has may finish; the rest has ended.
+    /// Closes the path. After it returns the peer touches no memory of ours through it. Where it could not anyway, what the device
+    /// has may finish; the rest has ended.
     pub(in super::super) fn close(&mut self, world: &mut World<'_>) {
-        if !matches!(self.phase, Phase::Live) {
+        if !matches!(self.phase, Phase::Live) || self.admitted != 0 {
             return self.lose(Loss::Closed, world);
         }
         self.phase = Phase::Closing {
@@ -234,10 +252,11 @@ impl Path {
 
     /// Ends a path that the device has given everything back of, or that has taken too long about it. True if this was its end.
     pub(in super::super) fn reap(&mut self, world: &mut World<'_>) -> bool {
-        let Phase::Failing { loss, until } = self.phase else {
+        let Phase::Failing { loss, until, since } = self.phase else {
             return false;
         };
-        if !self.segments.is_empty() && world.now < until {
+        let is_drained = self.segments.is_empty() && self.received_all;
+        if world.dry <= since || !is_drained && world.now < until {
             return false;
         }
         // Once the queue pair is destroyed no device touches anything through it, here and from there.

@@ -36,18 +36,46 @@ impl Path {
     /// A packet has come.
     pub(in super::super) fn on_packet(&mut self, bytes: &[u8], world: &mut World<'_>) {
         world.counters.packets_received += 1;
+        if self.overhears() {
+            return self.overhear(bytes, world);
+        }
         self.hear(world, |path, world| path.read_packet(bytes, world));
     }
 
     /// A write with an immediate has come, and its bytes are in place.
     pub(in super::super) fn on_immediate(&mut self, immediate: u32, world: &mut World<'_>) {
         world.counters.immediates_received += 1;
+        if self.overhears() {
+            let arrival = self.tags_there.arrival(immediate);
+            return world
+                .signals
+                .extend(arrival.map(|arrival| Signal::Arrived { path: self.id, arrival }));
+        }
         self.hear(world, |path, world| {
             path.credits.received()?;
             let arrival = path.tags_there.arrival(immediate).ok_or(Garbage)?;
             world.signals.push(Signal::Arrived { path: path.id, arrival });
             Ok(())
         });
+    }
+
+    /// Is it being drained of what had come before it was lost? The peer was told that it has arrived, and holds it for done.
+    fn overhears(&self) -> bool {
+        matches!(self.phase, Phase::Failing { loss, .. } if loss != Loss::Garbage) && self.told
+    }
+
+    /// Hears what was said before the path was lost, and answers nothing.
+    fn overhear(&mut self, bytes: &[u8], world: &mut World<'_>) {
+        let Ok(Packet { piece: Some(piece), .. }) = Packet::decode(bytes, self.packet_size) else {
+            return;
+        };
+        match self.assembly.take(piece) {
+            Ok(Some(Frame::Message(payload))) => world.signals.push(Signal::Message { path: self.id, payload }),
+            Ok(Some(Frame::Bind { slot, tag })) => self.tags_there.bind(slot, tag),
+            Ok(Some(Frame::Arrived(arrival))) => world.signals.push(Signal::Arrived { path: self.id, arrival }),
+            // There is nobody left to answer, and who spoke garbage last is lost already.
+            Ok(_) | Err(_) => {}
+        }
     }
 
     /// Lets the peer speak, unless this side has closed its ears; who speaks garbage is not heard again.
@@ -77,7 +105,7 @@ impl Path {
     }
 
     fn read_packet(&mut self, bytes: &[u8], world: &mut World<'_>) -> Result<(), Garbage> {
-        let packet = Packet::decode(bytes)?;
+        let packet = Packet::decode(bytes, self.packet_size)?;
         if packet.credits > 0 {
             self.credits.returned(packet.credits)?;
             self.unstall();

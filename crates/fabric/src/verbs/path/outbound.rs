@@ -60,7 +60,7 @@ impl Path {
     /// Packs frames into packets, as many as there are credits for.
     fn pack(&mut self, world: &mut World<'_>) {
         while let Some(mut outgoing) = self.parcels.pop_front() {
-            let bytes = outgoing.parcel.next_packet_bytes();
+            let bytes = outgoing.parcel.next_packet_bytes(self.packet_size);
             if self.credits.left() == 0 || !self.has_room_for_packet(bytes, world) {
                 self.parcels.push_front(outgoing);
                 break;
@@ -68,7 +68,8 @@ impl Path {
             self.credits.spend();
             let owed = self.credits.take_owed();
             let op = outgoing.op;
-            self.add_packet(bytes, op, world, |packet| outgoing.parcel.pack(owed, packet));
+            let size = self.packet_size;
+            self.add_packet(bytes, op, world, |packet| outgoing.parcel.pack(owed, size, packet));
             if !outgoing.parcel.is_packed() {
                 self.parcels.push_front(outgoing);
             } else if let Some(Work::Message { packed }) = op.and_then(|op| self.ops.find(op)).map(|op| &mut op.work) {
@@ -235,13 +236,14 @@ impl Path {
         }
         if let Telling::BindFirst { slot, .. } = telling {
             let mut parcel = Parcel::frame(&Frame::Bind { slot, tag: arrival.tag });
-            let bytes = parcel.next_packet_bytes();
+            let size = self.packet_size;
+            let bytes = parcel.next_packet_bytes(size);
             if !self.has_room_for_packet(bytes, world) {
                 return Err(Step::Full);
             }
             self.credits.spend();
             let owed = self.credits.take_owed();
-            self.add_packet(bytes, None, world, |packet| parcel.pack(owed, packet));
+            self.add_packet(bytes, None, world, |packet| parcel.pack(owed, size, packet));
             self.tags_here.bind(slot, arrival.tag);
         }
         Ok(Some((telling, arrival)))
