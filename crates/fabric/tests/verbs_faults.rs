@@ -6,13 +6,15 @@ mod verbs_peer;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use verbs_peer::{End, LEN, Peer, all_rails, connect, remote, until, whole_leg};
 use weft_fabric::verbs::VerbsOptions;
 use weft_fabric::{Clock, Live};
 use weft_plan::Time;
 use weft_protocol::{
-    Access, Arrival, Body, Direction, Failure, Leg, Loss, Memory, Op, PathId, Progress, Refusal, Signal, Transport,
+    Access, Arrival, Body, Direction, Failure, Leg, Loss, Memory, Op, PathId, PeerAddress, Progress, Refusal, Signal,
+    Transport,
 };
 
 /// Not a test: the other process, when this binary is started as one.
@@ -351,6 +353,54 @@ fn a_frozen_peer_delays_only_what_needs_it() {
     near.until("a move after the thaw", |near| near.outcome(op.id).is_some());
     near.outcome(op.id).expect("completed").expect("the peer is back");
     assert_eq!(near.lost(path), None);
+}
+
+/// The kernel looks for a neighbour that is not there for longer than a second. Nobody else waits for that.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn an_absent_peer_blocks_nobody() {
+    const RESOLVING: Duration = Duration::from_secs(1);
+    let (mut near, mut far) = pair(VerbsOptions::default());
+    // The neighbour of this rail with the host number 77.
+    let own = near.address().0;
+    let absent = PeerAddress(format!("{}4d{}", &own[..36], &own[38..]));
+    let mut longest = Duration::ZERO;
+    let mut timed = |act: &mut dyn FnMut()| {
+        let begun = Instant::now();
+        act();
+        longest = longest.max(begun.elapsed());
+    };
+    let mut opening = Vec::new();
+    timed(&mut || {
+        for _ in 0..3 {
+            opening.push(near.verbs.open(&absent, near.clock.now()).expect("open starts"));
+        }
+    });
+    let healthy = near.verbs.open(&far.address(), near.clock.now()).expect("open starts");
+    while !near.opened(healthy) {
+        timed(&mut || near.poll());
+        far.poll();
+    }
+    assert!(opening.iter().all(|path| near.lost(*path).is_none()), "{:?}", near.said);
+    timed(&mut || near.verbs.close(opening[0]));
+    let give_up = near.clock.now().saturating_add(Time::from_secs(60));
+    while !opening.iter().all(|path| near.lost(*path).is_some()) {
+        timed(&mut || near.poll());
+        far.poll();
+        assert!(near.clock.now() < give_up, "{:?}", near.said);
+    }
+    assert_eq!(near.lost(opening[0]).map(|(loss, _)| loss), Some(Loss::Closed));
+    assert_eq!(near.lost(opening[1]).map(|(loss, _)| loss), Some(Loss::Unreachable));
+    assert!(near.lost(healthy).is_none());
+    near.verbs.open(&absent, near.clock.now()).expect("open starts");
+    near.poll();
+    timed(&mut || {
+        drop(std::mem::replace(
+            &mut near,
+            End::start(&all_rails()[0], VerbsOptions::default(), 8, Clock::start()),
+        ))
+    });
+    assert!(longest < RESOLVING, "somebody waited for {longest:?}");
 }
 
 /// Takes the last rail's interface down in mid-transfer, and up again.

@@ -55,6 +55,8 @@ pub(super) struct Batch {
     packets: Box<[[u8; INLINE_PACKET_BYTES_MAX]]>,
     len: usize,
     pieces_len: usize,
+    /// Of the moves in the list.
+    bytes: u64,
     limits: Limits,
 }
 
@@ -76,6 +78,7 @@ impl Batch {
             packets: vec![[0; INLINE_PACKET_BYTES_MAX]; REQUESTS_MAX].into(),
             len: 0,
             pieces_len: 0,
+            bytes: 0,
             limits,
         };
         let first = batch.requests.as_mut_ptr();
@@ -90,6 +93,10 @@ impl Batch {
     }
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+    /// Bytes that the list moves.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
@@ -108,6 +115,7 @@ impl Batch {
     pub(super) fn clear(&mut self) {
         self.len = 0;
         self.pieces_len = 0;
+        self.bytes = 0;
     }
 
     /// Adds a SEND of a short packet that `fill` writes.
@@ -176,6 +184,7 @@ impl Batch {
                 pieces += 1;
                 bytes += take;
                 bytes_left -= take;
+                self.bytes += take;
                 reached += take;
                 near += take;
                 far += take;
@@ -406,6 +415,7 @@ mod tests {
                 let reached = batch.move_bytes(&leg, at..leg.bytes(), &sides(direction), Room { requests, bytes });
                 prop_assert!(reached > at, "no progress");
                 prop_assert!(reached - at <= bytes);
+                prop_assert_eq!(batch.bytes(), reached - at);
                 prop_assert!(batch.len() <= requests && batch.len() <= REQUESTS_MAX);
                 all.extend(moved(&batch, &limits));
                 at = reached;

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use weft_plan::Time;
 use weft_protocol::Memory;
 use weft_sys::verbs as sys;
 
@@ -42,6 +43,15 @@ impl Buffers {
             bytes_each,
             count,
         })
+    }
+
+    /// Ends the registration with the memory. One that is only dropped would stay pinned until somebody looked for it.
+    pub(super) fn give_back(self, registrations: &mut Registrations, now: Time) {
+        let Buffers {
+            memory, registration, ..
+        } = self;
+        drop(memory);
+        registrations.release(registration, now);
     }
 
     pub(super) fn count(&self) -> usize {

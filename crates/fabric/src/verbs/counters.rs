@@ -24,6 +24,8 @@ pub struct VerbsCounters {
     pub immediates_received: u64,
     /// Queue pairs that were reset because of an error, and why they were is told by the path's loss.
     pub failed_paths: u64,
+    /// How often the queue pair for introductions had failed and was started again.
+    pub datagram_revivals: u64,
 }
 
 impl VerbsCounters {
@@ -42,6 +44,7 @@ impl VerbsCounters {
             ("immediates_sent", self.immediates_sent),
             ("immediates_received", self.immediates_received),
             ("failed_paths", self.failed_paths),
+            ("datagram_revivals", self.datagram_revivals),
         ]
     }
 }

@@ -5,12 +5,16 @@
 //! to the first: the token says which path is meant, and only the two ends know it. A goodbye says that the sender's queue
 //! pair is gone, where it could not be said on the path.
 
+use std::net::Ipv4Addr;
+
 use weft_protocol::wire::{DecodeError, Reader, Writer};
 
 use super::address::Doorstep;
 
 /// No datagram is longer.
 pub(super) const LETTER_BYTES_MAX: usize = 128;
+/// The device puts the sender's route before every datagram.
+pub(super) const ROUTE_BYTES: usize = 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"weftverb");
 const VERSION: u8 = 1;
 
@@ -26,7 +30,7 @@ mod kind {
 pub(super) enum Letter {
     Introduction {
         token: u128,
-        /// Where the answer goes to.
+        /// Where the sender believes to be. The answer goes where the datagram came from, with the key from here.
         from: Doorstep,
         end: QueueEnd,
     },
@@ -118,6 +122,28 @@ impl Letter {
     }
 }
 
+/// The address that a datagram came from, out of the route before it: an IPv6 header or its like on InfiniBand, an IPv4 header in the
+/// last of these bytes on RoCE over IPv4.
+pub(super) fn sender(route: &[u8; ROUTE_BYTES]) -> Option<[u8; 16]> {
+    let (_, ipv4) = route.split_last_chunk::<20>()?;
+    let is_ipv4 = ipv4[0] == 0x45;
+    // What stands before an IPv4 header need not be zero, and what ends an IPv6 header may look like one.
+    if route[0] >> 4 == 6 && !(is_ipv4 && has_right_sum(ipv4)) {
+        return route[8..24].try_into().ok();
+    }
+    let address: [u8; 4] = ipv4[12..16].try_into().ok().filter(|_| is_ipv4)?;
+    Some(Ipv4Addr::from(address).to_ipv6_mapped().octets())
+}
+
+/// Is the checksum of an IPv4 header its own?
+fn has_right_sum(header: &[u8; 20]) -> bool {
+    let words = header
+        .chunks_exact(2)
+        .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
+    let sum: u32 = words.sum();
+    (sum & 0xffff) + (sum >> 16) == 0xffff
+}
+
 fn encode_end(w: &mut Writer, end: &QueueEnd) {
     w.varint(end.qpn.into())
         .varint(end.psn.into())
@@ -191,6 +217,33 @@ mod tests {
             any::<u128>().prop_map(|token| Letter::NoRoom { token }),
             any::<u128>().prop_map(|token| Letter::Goodbye { token }),
         ]
+    }
+
+    #[test]
+    fn the_sender_is_who_the_network_says() {
+        let mut ipv6 = [0u8; ROUTE_BYTES];
+        ipv6[0] = 0x60;
+        ipv6[8..24].copy_from_slice(&[0xfe; 16]);
+        assert_eq!(sender(&ipv6), Some([0xfe; 16]));
+        // The end of an address that looks like the beginning of another header.
+        ipv6[20] = 0x45;
+        assert_eq!(sender(&ipv6).map(|gid| gid[12]), Some(0x45));
+        let mut ipv4 = [0u8; ROUTE_BYTES];
+        ipv4[20] = 0x45;
+        ipv4[32..36].copy_from_slice(&[10, 77, 0, 2]);
+        let expected = "::ffff:10.77.0.2".parse::<std::net::Ipv6Addr>().map(|ip| ip.octets());
+        assert_eq!(sender(&ipv4), expected.clone().ok());
+        // Anything may stand before a header whose checksum is right.
+        ipv4[0] = 0x60;
+        assert_ne!(sender(&ipv4), expected.clone().ok());
+        let sum: u32 = ipv4[20..]
+            .chunks(2)
+            .map(|w| u32::from(w[0]) << 8 | u32::from(w[1]))
+            .sum();
+        let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+        ipv4[30..32].copy_from_slice(&sum.to_be_bytes());
+        assert_eq!(sender(&ipv4), expected.ok());
+        assert_eq!(sender(&[0; ROUTE_BYTES]), None);
     }
 
     proptest! {

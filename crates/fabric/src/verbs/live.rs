@@ -32,11 +32,12 @@ impl Live for Verbs {
             self.counters.wakeups += u64::from(told);
             self.armed = told == 0;
         }
-        if !self.armed {
+        if !self.armed && !self.gone {
             self.completions.arm();
             self.counters.arms += 1;
             self.armed = true;
         }
+        self.setup.hush();
         let now = self.clock.now();
         self.look_at_events(now);
         // What had come before the device was asked wakes nobody.
@@ -50,7 +51,7 @@ impl Live for Verbs {
 }
 
 /// A descriptor that is readable whenever one of these is.
-pub(super) fn watch(watched: [BorrowedFd<'_>; 2]) -> io::Result<OwnedFd> {
+pub(super) fn watch<const N: usize>(watched: [BorrowedFd<'_>; N]) -> io::Result<OwnedFd> {
     // SAFETY: a system call without pointers; what it returns is checked before it is owned.
     let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     if epoll < 0 {

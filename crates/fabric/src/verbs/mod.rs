@@ -22,6 +22,7 @@ mod queue;
 pub mod rail;
 mod regions;
 pub mod registration;
+mod setup;
 mod tags;
 mod targets;
 mod transport;

@@ -15,10 +15,10 @@ pub(super) enum Completed {
     Request(PathId),
     /// A receive buffer of the pool.
     Receive(u32),
-    /// A datagram has come into this buffer.
-    Datagram(usize),
+    /// A datagram has come into this buffer, in this life of the queue pair.
+    Datagram(usize, u8),
     /// A datagram has gone out from this one.
-    DatagramSent(usize),
+    DatagramSent(usize, u8),
 }
 
 /// Paths are numbered below this, so that the kind has room.
@@ -37,20 +37,20 @@ pub(super) fn receive(buffer: u32) -> u64 {
     RECEIVE << KIND_BITS | u64::from(buffer)
 }
 
-pub(super) fn datagram(place: usize) -> u64 {
-    DATAGRAM << KIND_BITS | place as u64
+pub(super) fn datagram(place: usize, life: u8) -> u64 {
+    DATAGRAM << KIND_BITS | u64::from(life) << 32 | place as u64
 }
 
-pub(super) fn datagram_sent(place: usize) -> u64 {
-    DATAGRAM_SENT << KIND_BITS | place as u64
+pub(super) fn datagram_sent(place: usize, life: u8) -> u64 {
+    DATAGRAM_SENT << KIND_BITS | u64::from(life) << 32 | place as u64
 }
 
 pub(super) fn completed(number: u64) -> Completed {
     match number >> KIND_BITS {
         REQUEST => Completed::Request(PathId((number >> 32) as u32)),
         RECEIVE => Completed::Receive(number as u32),
-        DATAGRAM => Completed::Datagram(number as u32 as usize),
-        _ => Completed::DatagramSent(number as u32 as usize),
+        DATAGRAM => Completed::Datagram(number as u32 as usize, (number >> 32) as u8),
+        _ => Completed::DatagramSent(number as u32 as usize, (number >> 32) as u8),
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(completed(request(last, u64::MAX)), Completed::Request(last));
         assert_eq!(sequence(request(last, 5 | 7 << 32)), 5);
         assert_eq!(completed(receive(u32::MAX)), Completed::Receive(u32::MAX));
-        assert_eq!(completed(datagram(63)), Completed::Datagram(63));
-        assert_eq!(completed(datagram_sent(31)), Completed::DatagramSent(31));
+        assert_eq!(completed(datagram(63, 255)), Completed::Datagram(63, 255));
+        assert_eq!(completed(datagram_sent(31, 1)), Completed::DatagramSent(31, 1));
     }
 }

@@ -51,6 +51,8 @@ pub(super) enum Stage {
     AwaitsTarget,
     /// Its bytes are being handed to the device.
     Waiting,
+    /// The device has all of its bytes, but not the frame that tells of their arrival.
+    Telling,
     /// The device has, or has had, all of it.
     HandedOver,
     /// The bytes are in place; the peer is computing their checksum.

@@ -68,6 +68,8 @@ pub enum VerbsError {
     ServiceLevel { value: u8 },
     #[error("a device retries at most 7 times, not {value}")]
     Retries { value: u8 },
+    #[error("a path that may hand no bytes to its device moves none")]
+    SendBytes,
     #[error("the device offers {offered} {what}, and {needed} are needed")]
     Device {
         what: &'static str,
@@ -93,6 +95,9 @@ impl VerbsOptions {
         }
         if self.retries > 7 {
             return Err(VerbsError::Retries { value: self.retries });
+        }
+        if self.send_bytes == 0 {
+            return Err(VerbsError::SendBytes);
         }
         Ok(())
     }
@@ -137,5 +142,6 @@ mod tests {
             Err(VerbsError::ServiceLevel { .. })
         ));
         assert!(matches!(with(|o| o.retries = 8), Err(VerbsError::Retries { .. })));
+        assert!(matches!(with(|o| o.send_bytes = 0), Err(VerbsError::SendBytes)));
     }
 }

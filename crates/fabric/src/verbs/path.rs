@@ -8,6 +8,8 @@ mod inbound;
 mod outbound;
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
 
 use weft_plan::Time;
 use weft_protocol::{Body, Done, Failure, Loss, Move, Op, PathId, Refusal, RegionKey, Signal};
@@ -22,16 +24,17 @@ use super::introduction::{Letter, QueueEnd};
 use super::message::{Assembly, FRAME_BYTES_MAX, Frame, PacketSize, Parcel, SUM_BYTES_MAX, SUM_RUNS_MAX};
 use super::ops::{Moving, OpenOp, Ops, Serial, Stage, Work};
 use super::options::VerbsOptions;
-use super::queue::{Connecting, QueuePair};
+use super::queue::{AddressHandle, Connecting, QueuePair};
 use super::rail::Rail;
 use super::regions::Regions;
+use super::setup::{Errand, Outcome};
 use super::tags::Tags;
 use super::targets::{Found, State, Targets, permits};
 
 /// Packets that are sent from a buffer of ours at a time, because they do not fit into a request.
 pub(super) const STAGED_MAX: usize = 16;
-/// Frames that wait for credits. A peer that has more to be answered asks and never listens.
-const PARCELS_MAX: usize = 4096;
+/// Answers that wait for credits. A peer that has more to be answered asks and never listens.
+const ANSWERS_MAX: usize = 4096;
 /// How soon an introduction is repeated at first.
 const REPEAT_FIRST: Time = Time::from_ms(20);
 const REPEAT_MAX: Time = Time::from_ms(500);
@@ -45,8 +48,12 @@ pub(super) struct Path {
     pub token: u128,
     pub opened_here: bool,
     pub peer: Doorstep,
-    /// None once the path is over.
-    pair: Option<QueuePair>,
+    /// None once the path is over. Whoever connects it has a share.
+    pair: Option<Arc<QueuePair>>,
+    /// Where letters to the peer go, once it has been found.
+    pub route: Option<Arc<AddressHandle>>,
+    /// It is being looked for.
+    routing: bool,
     phase: Phase,
     /// The application above knows of it.
     told: bool,
@@ -57,6 +64,8 @@ pub(super) struct Path {
     /// Moves that cannot go on without credits.
     stalled: Vec<Serial>,
     parcels: VecDeque<Outgoing>,
+    /// Those among them that the peer has asked for.
+    answers: usize,
     segments: VecDeque<Segment>,
     /// Requests that have been handed to the device, and that have completed.
     posted: u64,
@@ -93,6 +102,8 @@ pub(super) struct Path {
     received_all: bool,
     /// Letters for the peer that whoever called is to send.
     pub letters: Vec<Letter>,
+    /// What takes too long to be done at once.
+    pub errands: Vec<Errand>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,11 +114,19 @@ enum Phase {
         gap: Time,
         until: Time,
     },
+    /// The peer has answered, and the queue pair is being connected.
+    Connecting {
+        until: Time,
+    },
     /// Connected; the first frame is on its way.
     Greeting {
         until: Time,
     },
-    /// A peer has introduced itself; its first frame is to come.
+    /// A peer has introduced itself, and the queue pair is being connected; then it is answered.
+    Answering {
+        until: Time,
+    },
+    /// The peer has been answered; its first frame is to come.
     Accepting {
         until: Time,
     },
@@ -132,11 +151,13 @@ enum Granted {
     Revoking,
 }
 
-/// A frame that waits for its turn, and the message that it completes.
+/// A frame that waits for its turn, and the operation that it is part of.
 #[derive(Debug)]
 struct Outgoing {
     parcel: Parcel,
     op: Option<Serial>,
+    /// The peer has asked for it.
+    answer: bool,
 }
 
 /// Requests of one operation, one after the other, that the device has.
@@ -190,18 +211,18 @@ impl Path {
             from,
             end,
         });
+        path.look_for_route(world);
         path
     }
 
-    /// A path that a peer opens. The answer is among the letters.
-    pub(super) fn accepting(parts: Parts, end: &QueueEnd, world: &World<'_>) -> std::io::Result<Path> {
-        let phase = Phase::Accepting {
+    /// A path that a peer opens. It is answered once the way to it has been found.
+    pub(super) fn accepting(parts: Parts, end: &QueueEnd, world: &World<'_>) -> Path {
+        let phase = Phase::Answering {
             until: world.now.saturating_add(world.options.open_max),
         };
         let mut path = Path::new(parts, false, phase);
-        path.connect(end, world)?;
-        path.answer(world);
-        Ok(path)
+        path.connect(end, world);
+        path
     }
 
     fn new(parts: Parts, opened_here: bool, phase: Phase) -> Path {
@@ -210,7 +231,9 @@ impl Path {
             token: parts.token,
             opened_here,
             peer: parts.peer,
-            pair: Some(parts.pair),
+            pair: Some(Arc::new(parts.pair)),
+            route: None,
+            routing: false,
             phase,
             told: opened_here,
             psn: parts.psn,
@@ -218,6 +241,7 @@ impl Path {
             waiting: VecDeque::new(),
             stalled: Vec::new(),
             parcels: VecDeque::new(),
+            answers: 0,
             segments: VecDeque::new(),
             posted: 0,
             completed: 0,
@@ -243,21 +267,26 @@ impl Path {
             bye_said: false,
             received_all: false,
             letters: Vec::new(),
+            errands: Vec::new(),
         }
     }
 
     pub(super) fn is_over(&self) -> bool {
         self.phase == Phase::Over
     }
+    /// The buffers of a path that is over.
+    pub(super) fn into_staging(self) -> Buffers {
+        self.staging
+    }
     /// Only a peer's introduction speaks for it.
     pub(super) fn is_half_open(&self) -> bool {
-        matches!(self.phase, Phase::Accepting { .. })
+        matches!(self.phase, Phase::Answering { .. } | Phase::Accepting { .. })
     }
     /// Takes operations.
     pub(super) fn is_open(&self) -> bool {
         matches!(
             self.phase,
-            Phase::Live | Phase::Introducing { .. } | Phase::Greeting { .. }
+            Phase::Live | Phase::Introducing { .. } | Phase::Connecting { .. } | Phase::Greeting { .. }
         )
     }
     pub(super) fn is_failing(&self) -> bool {
@@ -280,13 +309,19 @@ impl Path {
         self.lose(Loss::ClosedByPeer, world);
     }
     pub(super) fn number(&self) -> Option<u32> {
-        self.pair.as_ref().map(QueuePair::number)
+        self.pair.as_deref().map(QueuePair::number)
     }
 
     /// Repeats the answer to an introduction that was repeated.
     pub(super) fn answer(&mut self, world: &World<'_>) {
+        if !matches!(self.phase, Phase::Accepting { .. } | Phase::Live) {
+            return;
+        }
         let end = self.end_here(world);
         self.letters.push(Letter::Answer { token: self.token, end });
+        if self.route.is_none() {
+            self.look_for_route(world);
+        }
     }
 
     /// The peer has answered the introduction.
@@ -294,13 +329,49 @@ impl Path {
         let Phase::Introducing { until, .. } = self.phase else {
             return;
         };
-        if let Err(error) = self.connect(end, world) {
-            let loss = Loss::System(error.raw_os_error().unwrap_or(libc::EIO));
-            return self.lose(loss, world);
+        self.phase = Phase::Connecting { until };
+        self.connect(end, world);
+    }
+
+    /// Something has come of an errand.
+    pub(super) fn on_outcome(&mut self, outcome: Outcome, world: &mut World<'_>) {
+        self.routing = false;
+        self.route = self.route.take().or(outcome.route);
+        match (self.phase, outcome.connected) {
+            (Phase::Connecting { until }, Some(Ok(()))) => {
+                self.phase = Phase::Greeting { until };
+                self.say(&Frame::Ready);
+                self.pump(world);
+            }
+            (Phase::Answering { until }, Some(Ok(()))) => {
+                self.phase = Phase::Accepting { until };
+                self.answer(world);
+            }
+            (Phase::Connecting { .. } | Phase::Answering { .. }, Some(Err(error))) => {
+                self.lose(why_not_connected(&error), world);
+            }
+            _ => {}
         }
-        self.phase = Phase::Greeting { until };
-        self.say(&Frame::Ready);
-        self.pump(world);
+    }
+
+    /// Has the way to the peer looked for, which may take long.
+    fn look_for_route(&mut self, world: &World<'_>) {
+        if !std::mem::replace(&mut self.routing, true) {
+            let errand = self.errand(true, None, world);
+            self.errands.push(errand);
+        }
+    }
+
+    fn errand(&self, route: bool, connect: Option<(Arc<QueuePair>, Connecting)>, world: &World<'_>) -> Errand {
+        Errand {
+            path: Some(self.id),
+            peer: self.peer.clone(),
+            traffic_class: world.options.traffic_class,
+            service_level: world.options.service_level,
+            route,
+            connect,
+            letter: None,
+        }
     }
 
     fn end_here(&self, world: &World<'_>) -> QueueEnd {
@@ -313,30 +384,26 @@ impl Path {
         }
     }
 
-    fn connect(&mut self, end: &QueueEnd, world: &World<'_>) -> std::io::Result<()> {
-        let Some(pair) = &self.pair else {
-            return Err(std::io::ErrorKind::NotConnected.into());
-        };
+    /// Has the queue pair connected, which may take long.
+    fn connect(&mut self, end: &QueueEnd, world: &World<'_>) {
+        let Some(pair) = &self.pair else { return };
         let mtu = mtu_here(world).min(end.mtu);
         let asked = u8::try_from(world.rail.device.attributes().max_qp_init_rd_atom).unwrap_or(u8::MAX);
-        pair.connect(
-            world.rail,
-            Connecting {
-                peer: &self.peer,
-                end,
-                psn: self.psn,
-                mtu,
-                reads_here: reads_here(world.rail),
-                reads_there: asked.min(end.reads),
-                traffic_class: world.options.traffic_class,
-                service_level: world.options.service_level,
-                timeout_code: world.options.timeout_code(),
-                retries: world.options.retries,
-            },
-        )?;
+        let how = Connecting {
+            end: *end,
+            psn: self.psn,
+            mtu,
+            reads_here: reads_here(world.rail),
+            reads_there: asked.min(end.reads),
+            traffic_class: world.options.traffic_class,
+            service_level: world.options.service_level,
+            timeout_code: world.options.timeout_code(),
+            retries: world.options.retries,
+        };
+        let errand = self.errand(self.route.is_none(), Some((Arc::clone(pair), how)), world);
+        self.errands.push(errand);
         self.credits.open(end.credits);
         self.packet_size = PacketSize::of_mtu(mtu);
-        Ok(())
     }
 
     /// Takes an operation, if there is room. What cannot be is completed at once.
@@ -352,6 +419,7 @@ impl Path {
                 self.parcels.push_back(Outgoing {
                     parcel: Parcel::message(payload.clone()),
                     op: Some(serial),
+                    answer: false,
                 });
                 None
             }
@@ -415,7 +483,18 @@ impl Path {
         self.parcels.push_back(Outgoing {
             parcel: Parcel::frame(frame),
             op: None,
+            answer: false,
         });
+    }
+
+    /// Queues a frame that the peer has asked for.
+    fn reply(&mut self, frame: &Frame) {
+        self.parcels.push_back(Outgoing {
+            parcel: Parcel::frame(frame),
+            op: None,
+            answer: true,
+        });
+        self.answers += 1;
     }
 
     /// Queues a frame that the peer must answer.
@@ -436,7 +515,7 @@ impl Path {
     pub(super) fn next_timeout(&self, options: &VerbsOptions) -> Time {
         let ops = self.ops.iter().map(|(_, op)| match op.ending {
             None => op.deadline,
-            Some((_, since)) => since.max(self.moved).saturating_add(options.grace),
+            Some((_, since)) => ending::patience(since, self.moved, options.grace),
         });
         ops.chain([self.own_timeout()]).min().unwrap_or(Time::MAX)
     }
@@ -447,7 +526,9 @@ impl Path {
             Phase::Introducing { repeat, until, .. } => repeat.min(until),
             // All that is left is for somebody to come by and end it.
             Phase::Failing { .. } if self.segments.is_empty() && self.received_all => Time::ZERO,
-            Phase::Greeting { until }
+            Phase::Connecting { until }
+            | Phase::Answering { until }
+            | Phase::Greeting { until }
             | Phase::Accepting { until }
             | Phase::Closing { until }
             | Phase::Failing { until, .. } => until,
@@ -469,13 +550,23 @@ impl Path {
                     gap,
                     until,
                 };
-                self.letters.push(Letter::Introduction {
-                    token: self.token,
-                    from: from.clone(),
-                    end,
-                });
+                if self.route.is_none() {
+                    // The first one has not gone out yet.
+                    self.look_for_route(world);
+                } else {
+                    self.letters.push(Letter::Introduction {
+                        token: self.token,
+                        from: from.clone(),
+                        end,
+                    });
+                }
             }
-            Phase::Greeting { until } | Phase::Accepting { until } if until <= now => {
+            Phase::Connecting { until }
+            | Phase::Answering { until }
+            | Phase::Greeting { until }
+            | Phase::Accepting { until }
+                if until <= now =>
+            {
                 self.lose(Loss::Unreachable, world);
             }
             Phase::Closing { until } if until <= now => self.lose(Loss::Closed, world),
@@ -536,6 +627,14 @@ impl Path {
             op: op.id,
             outcome,
         });
+    }
+}
+
+/// The kernel's words for a peer that is not there differ.
+fn why_not_connected(error: &io::Error) -> Loss {
+    match error.raw_os_error() {
+        Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => Loss::Unreachable,
+        other => Loss::System(other.unwrap_or(libc::EIO)),
     }
 }
 

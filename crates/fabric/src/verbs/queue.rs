@@ -182,12 +182,13 @@ pub(super) struct QueuePair {
 
 // SAFETY: the library guards a queue pair with locks of its own.
 unsafe impl Send for QueuePair {}
+// SAFETY: as above.
+unsafe impl Sync for QueuePair {}
 
 /// How a connection is made: what both ends agreed on, and what this one was told.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Connecting<'a> {
-    pub peer: &'a Doorstep,
-    pub end: &'a QueueEnd,
+pub(super) struct Connecting {
+    pub end: QueueEnd,
     /// The number of the first packet that this end sends.
     pub psn: u32,
     pub mtu: u8,
@@ -202,8 +203,9 @@ pub(super) struct Connecting<'a> {
 
 /// How long a peer waits before it sends again what found no buffer: 0.64 ms. Honest peers never do.
 const RNR_TIMER: u8 = 12;
-/// How often it does. Seven would mean for ever.
-const RNR_RETRIES: u8 = 6;
+/// How often it does: for ever. Buffers are shared by all paths, so that one that finds none need not be at fault; who waits in vain
+/// gives up at a deadline.
+const RNR_RETRIES: u8 = 7;
 
 impl QueuePair {
     /// Makes a queue pair with as much room for inline bytes as asked for, or else as the device has.
@@ -293,14 +295,14 @@ impl QueuePair {
         )
     }
 
-    /// Connects a prepared queue pair; it can send and receive after this.
-    pub(super) fn connect(&self, rail: &Rail, how: Connecting<'_>) -> io::Result<()> {
+    /// Connects a prepared queue pair; it can send and receive after this. Takes a second and more where the peer is not there.
+    pub(super) fn connect(&self, rail: &Rail, peer: &Doorstep, how: &Connecting) -> io::Result<()> {
         let mut attributes = sys::ibv_qp_attr {
             qp_state: sys::IBV_QPS_RTR,
             path_mtu: how.mtu.into(),
             rq_psn: how.end.psn,
             dest_qp_num: how.end.qpn,
-            ah_attr: route(rail, how.peer, how.traffic_class, how.service_level),
+            ah_attr: route(rail, peer, how.traffic_class, how.service_level),
             max_dest_rd_atomic: how.reads_here,
             min_rnr_timer: RNR_TIMER,
             ..Default::default()
@@ -348,6 +350,15 @@ impl QueuePair {
     pub(super) fn fail(&self) -> io::Result<()> {
         let mut attributes = sys::ibv_qp_attr {
             qp_state: sys::IBV_QPS_ERR,
+            ..Default::default()
+        };
+        self.modify(&mut attributes, sys::IBV_QP_STATE)
+    }
+
+    /// Empties the queue pair, so that it can be started again. What was posted does not come back any more.
+    pub(super) fn reset(&self) -> io::Result<()> {
+        let mut attributes = sys::ibv_qp_attr {
+            qp_state: sys::IBV_QPS_RESET,
             ..Default::default()
         };
         self.modify(&mut attributes, sys::IBV_QP_STATE)
@@ -414,8 +425,11 @@ pub(super) struct AddressHandle {
 
 // SAFETY: the library guards an address handle with locks of its own.
 unsafe impl Send for AddressHandle {}
+// SAFETY: as above.
+unsafe impl Sync for AddressHandle {}
 
 impl AddressHandle {
+    /// Takes a second and more where the peer is not there.
     pub(super) fn new(
         domain: &Arc<ProtectionDomain>,
         rail: &Rail,

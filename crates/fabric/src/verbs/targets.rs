@@ -32,6 +32,8 @@ pub(super) struct Targets {
     entries: Vec<Option<Target>>,
     free: Vec<u32>,
     by_key: HashMap<RegionKey, u32>,
+    /// Slots that the peer wants back and that have not been let go of.
+    revoked: Vec<u32>,
     /// The one that was found last, which is usually the one that is wanted next.
     last: Option<(RegionKey, u32)>,
 }
@@ -80,10 +82,36 @@ impl Targets {
         self.by_key.get(key).copied()
     }
 
-    /// The region in this slot of the peer's, of which there is never more than one.
-    pub(super) fn by_slot(&self, slot: u32) -> Option<u32> {
-        let found = self.by_key.iter().find(|(key, _)| key.slot == slot);
+    /// Marks what is known of a slot of the peer's as wanted back, under whatever keys; returns which that are.
+    pub(super) fn revoke(&mut self, slot: u32) -> Vec<u32> {
+        let found: Vec<u32> = self.with_slot(slot).collect();
+        for &index in &found {
+            if let Some(target) = self.at(index) {
+                target.state = State::Revoked;
+            }
+        }
+        if !found.is_empty() && !self.revoked.contains(&slot) {
+            self.revoked.push(slot);
+        }
+        found
+    }
+
+    /// The slots that the peer wants back.
+    pub(super) fn revoked(&self) -> &[u32] {
+        &self.revoked
+    }
+
+    pub(super) fn with_slot(&self, slot: u32) -> impl Iterator<Item = u32> + '_ {
+        let found = self.by_key.iter().filter(move |(key, _)| key.slot == slot);
         found.map(|(_, index)| *index)
+    }
+
+    /// Forgets all that is known of a slot.
+    pub(super) fn remove_slot(&mut self, slot: u32) {
+        for index in self.with_slot(slot).collect::<Vec<_>>() {
+            self.remove(index);
+        }
+        self.revoked.retain(|revoked| *revoked != slot);
     }
 
     pub(super) fn remove(&mut self, index: u32) {
@@ -92,14 +120,6 @@ impl Targets {
             self.free.push(index);
             self.last = None;
         }
-    }
-
-    pub(super) fn revoked(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        let entries = self.entries.iter().enumerate();
-        entries.filter_map(|(index, target)| match target {
-            Some(target) if target.state == State::Revoked => Some((index as u32, target.key.slot)),
-            _ => None,
-        })
     }
 
     /// Forgets a region that no move is open on. Should its owner want it back, it is let go of already.
@@ -161,10 +181,32 @@ mod tests {
             panic!("an unknown region was found");
         };
         assert_eq!(targets.find_or_ask(&key(3)), Found::Here(index));
-        assert_eq!(targets.by_slot(3), Some(index));
+        assert_eq!(targets.with_slot(3).collect::<Vec<_>>(), [index]);
         targets.remove(index);
-        assert_eq!(targets.by_slot(3), None);
+        assert_eq!(targets.with_slot(3).count(), 0);
         assert!(matches!(targets.find_or_ask(&key(3)), Found::Ask(_)));
+    }
+
+    #[test]
+    fn a_slot_is_given_back_under_all_of_its_keys() {
+        let mut targets = Targets::default();
+        let guessed = RegionKey { secret: 6, ..key(3) };
+        for key in [key(3), guessed, key(4)] {
+            assert!(matches!(targets.find_or_ask(&key), Found::Ask(_)));
+        }
+        assert_eq!(targets.revoke(3).len(), 2);
+        assert_eq!(targets.revoke(3).len(), 2, "asked twice");
+        assert_eq!(targets.revoked(), [3]);
+        assert!(
+            targets
+                .with_slot(3)
+                .collect::<Vec<_>>()
+                .into_iter()
+                .all(|i| targets.at(i).unwrap().state == State::Revoked)
+        );
+        targets.remove_slot(3);
+        assert_eq!((targets.with_slot(3).count(), targets.with_slot(4).count()), (0, 1));
+        assert!(targets.revoked().is_empty() && targets.revoke(3).is_empty());
     }
 
     #[test]

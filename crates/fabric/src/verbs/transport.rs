@@ -1,5 +1,8 @@
 //! The rail as a transport: who is called for which completion, and what the rest of the house sees.
 
+mod endings;
+mod meeting;
+
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -14,19 +17,19 @@ use weft_sys::verbs as sys;
 
 use super::address::{Doorstep, NAME};
 use super::batch::{Batch, Limits};
-use super::buffers::{BUFFERS_PER_PATH, Buffers, Pool};
+use super::buffers::{BUFFERS_PER_PATH, Pool};
 use super::counters::VerbsCounters;
 use super::datagrams::{self, Datagrams};
-use super::device::{Device, DeviceEvent, ProtectionDomain};
-use super::introduction::{Letter, QueueEnd};
+use super::device::{Device, ProtectionDomain};
 use super::message::PACKET_BYTES;
 use super::number::{self, Completed};
 use super::options::{VerbsError, VerbsOptions};
-use super::path::{Parts, Path, STAGED_MAX, World};
+use super::path::{Path, World};
 use super::queue::{CompletionQueue, QueuePair, QueueSize, ReceiveQueue};
 use super::rail::Rail;
 use super::regions::Regions;
 use super::registration::Registrations;
+use super::setup::Setup;
 use super::{INFLIGHT_OPS_MAX, live};
 use crate::Clock;
 
@@ -34,8 +37,8 @@ use crate::Clock;
 const COMPLETIONS: usize = 64;
 /// How many times, before others get their turn.
 const ROUNDS_MAX: usize = 8;
-/// Paths that peers have begun to open; one more pushes the oldest of them out.
-const HALF_OPEN_MAX: usize = 64;
+/// Introductions that are looked at in one turn. Whoever is not heard repeats his.
+const INTRODUCTIONS_PER_TURN: usize = 4;
 /// How often somebody who never sleeps looks whether the device has anything to say.
 const EVENTS_EVERY: Time = Time::from_ms(5);
 /// What is asked of a device; a part of it will do.
@@ -52,6 +55,7 @@ pub struct Verbs {
     /// In the order of their numbers, which only grow.
     pub(super) paths: Vec<Path>,
     pub(super) datagrams: Datagrams,
+    pub(super) setup: Setup,
     receives: Arc<ReceiveQueue>,
     pool: Pool,
     pub(super) completions: Arc<CompletionQueue>,
@@ -85,6 +89,12 @@ pub struct Verbs {
     /// The device has been asked to wake a sleeper, and it is not known to have.
     pub(super) armed: bool,
     events_at: Time,
+    /// A failed datagram queue pair is not started again before this.
+    revive_at: Time,
+    /// Introductions that are looked at before the others get their turn.
+    introductions_left: usize,
+    /// The device has been taken away, and says nothing more.
+    pub(super) gone: bool,
     /// Why no path can be opened now.
     down: Option<Loss>,
 }
@@ -127,7 +137,7 @@ impl Verbs {
         let receives = Arc::new(receives);
         let mut registrations = Registrations::new(&domain, options.registration);
         let qkey = random().map_err(failed("finding a random number"))? as u32 & 0x7fff_ffff;
-        let datagrams = Datagrams::start(&rail, &domain, &completions, &mut registrations, qkey, number::datagram)?;
+        let datagrams = Datagrams::start(&rail, &domain, &completions, &mut registrations, qkey)?;
         let mut queue_size = QueueSize {
             sends: sends + 1,
             receives: 0,
@@ -153,10 +163,13 @@ impl Verbs {
             cost.bandwidth = bandwidth;
         }
         let doorstep = datagrams.doorstep(&rail);
-        let wake = live::watch([completions.channel(), rail.device.as_fd()]).map_err(failed("an epoll descriptor"))?;
+        let setup = Setup::start(&domain, &rail).map_err(failed("starting a thread"))?;
+        let watched = [completions.channel(), rail.device.as_fd(), setup.bell()];
+        let wake = live::watch(watched).map_err(failed("an epoll descriptor"))?;
         Ok(Verbs {
             paths: Vec::new(),
             datagrams,
+            setup,
             receives,
             pool: Pool::default(),
             completions,
@@ -198,6 +211,9 @@ impl Verbs {
             wake,
             armed: false,
             events_at: Time::ZERO,
+            revive_at: Time::ZERO,
+            introductions_left: 0,
+            gone: false,
             down: None,
         })
     }
@@ -215,11 +231,9 @@ impl Verbs {
         self.paths.binary_search_by_key(&id, |path| path.id).ok()
     }
 
-    /// Runs `act` on a path with what it needs of the rest, and sends what it has to say to its peer outside of the path.
-    fn with_path<T>(&mut self, id: PathId, now: Time, act: impl FnOnce(&mut Path, &mut World<'_>) -> T) -> Option<T> {
-        let index = self.path_index(id)?;
-        let path = &mut self.paths[index];
-        let mut world = World {
+    /// The paths, what they need of the rest, and what has been received for them.
+    fn split(&mut self, now: Time) -> (&mut Vec<Path>, World<'_>, &Pool) {
+        let world = World {
             regions: &mut self.regions,
             signals: &mut self.ready,
             batch: &mut self.batch,
@@ -229,11 +243,24 @@ impl Verbs {
             dry: self.dry,
             now,
         };
-        let result = act(path, &mut world);
+        (&mut self.paths, world, &self.pool)
+    }
+
+    /// Runs `act` on a path with what it needs of the rest, sends what it has to say to its peer outside of the path, and has done
+    /// what takes long.
+    fn with_path<T>(&mut self, id: PathId, now: Time, act: impl FnOnce(&mut Path, &mut World<'_>) -> T) -> Option<T> {
+        let index = self.path_index(id)?;
+        let (paths, mut world, _) = self.split(now);
+        let result = act(&mut paths[index], &mut world);
+        let path = &mut self.paths[index];
         self.earliest = self.earliest.min(path.own_timeout());
-        for letter in path.letters.drain(..) {
-            self.datagrams
-                .send(&letter, &path.peer, &self.rail, &self.options, number::datagram_sent);
+        if let Some(route) = &path.route {
+            for letter in path.letters.drain(..) {
+                self.datagrams.send(&letter, &path.peer, route);
+            }
+        }
+        for errand in path.errands.drain(..) {
+            self.setup.send(errand);
         }
         Some(result)
     }
@@ -242,6 +269,7 @@ impl Verbs {
     pub(super) fn turn(&mut self, now: Time) -> bool {
         let mut taken = std::mem::take(&mut self.taken);
         let (mut any, mut empty) = (false, false);
+        self.introductions_left = INTRODUCTIONS_PER_TURN;
         for _ in 0..ROUNDS_MAX {
             let count = self.completions.poll(&mut taken);
             self.counters.polls += 1;
@@ -260,6 +288,10 @@ impl Verbs {
             }
         }
         self.taken = taken;
+        any |= self.hear_of_errands(now);
+        if self.datagrams.is_broken() && now >= self.revive_at {
+            self.revive_datagrams(now);
+        }
         if now >= self.earliest {
             self.on_timeout(now);
         }
@@ -275,7 +307,6 @@ impl Verbs {
     }
 
     fn on_completion(&mut self, completion: &sys::ibv_wc, now: Time) {
-        let failed = completion.status != sys::IBV_WC_SUCCESS;
         match number::completed(completion.wr_id) {
             Completed::Request(id) => {
                 self.with_path(id, now, |path, world| path.on_sent(completion, world));
@@ -288,35 +319,25 @@ impl Verbs {
                 }
                 self.pool.spend(buffer);
             }
-            Completed::Datagram(place) => {
-                let len = if failed { 0 } else { completion.byte_len };
-                if let Some(letter) = self.datagrams.received(place, len, number::datagram) {
-                    self.on_letter(letter, now);
+            Completed::Datagram(place, life) => {
+                if let Some((letter, from)) = self.datagrams.received(place, life, completion, &self.rail) {
+                    self.on_letter(letter, from, now);
                 }
             }
-            Completed::DatagramSent(place) => self.datagrams.sent(place),
+            Completed::DatagramSent(place, life) => self.datagrams.sent(place, life, completion),
         }
     }
 
     fn on_received(&mut self, id: PathId, buffer: u32, completion: &sys::ibv_wc, now: Time) {
         let Some(index) = self.path_index(id) else { return };
-        let path = &mut self.paths[index];
-        let mut world = World {
-            regions: &mut self.regions,
-            signals: &mut self.ready,
-            batch: &mut self.batch,
-            counters: &mut self.counters,
-            options: &self.options,
-            rail: &self.rail,
-            dry: self.dry,
-            now,
-        };
+        let (paths, mut world, pool) = self.split(now);
+        let path = &mut paths[index];
         if completion.status != sys::IBV_WC_SUCCESS {
             path.lose(Loss::Garbage, &mut world);
         } else if completion.opcode == sys::IBV_WC_RECV_RDMA_WITH_IMM {
             path.on_immediate(u32::from_be(completion.imm_data), &mut world);
         } else {
-            match self.pool.received(buffer, completion.byte_len) {
+            match pool.received(buffer, completion.byte_len) {
                 Some(bytes) => path.on_packet(bytes, &mut world),
                 None => path.lose(Loss::Garbage, &mut world),
             }
@@ -351,109 +372,6 @@ impl Verbs {
         self.stirred = stirred;
     }
 
-    fn on_letter(&mut self, letter: Letter, now: Time) {
-        match letter {
-            Letter::Introduction { token, from, end } => self.on_introduction(token, from, &end, now),
-            Letter::Answer { token, end } => {
-                if let Some(id) = self.by_token(token, true) {
-                    self.with_path(id, now, |path, world| path.on_answer(&end, world));
-                }
-            }
-            Letter::NoRoom { token } => {
-                if let Some(id) = self.by_token(token, true) {
-                    self.with_path(id, now, |path, world| path.on_no_room(world));
-                }
-            }
-            Letter::Goodbye { token } => {
-                let ends = [self.by_token(token, true), self.by_token(token, false)];
-                for id in ends.into_iter().flatten() {
-                    self.with_path(id, now, |path, world| path.on_goodbye(world));
-                }
-            }
-        }
-    }
-
-    fn by_token(&self, token: u128, opened_here: bool) -> Option<PathId> {
-        let found = self
-            .paths
-            .iter()
-            .find(|path| path.token == token && path.opened_here == opened_here);
-        found.map(|path| path.id)
-    }
-
-    fn on_introduction(&mut self, token: u128, from: Doorstep, end: &QueueEnd, now: Time) {
-        if let Some(id) = self.by_token(token, false) {
-            self.with_path(id, now, |path, world| path.answer(world));
-            return;
-        }
-        let half_open = || self.paths.iter().filter(|path| path.is_half_open());
-        if half_open().count() >= HALF_OPEN_MAX
-            && let Some(oldest) = half_open().next().map(|path| path.id)
-        {
-            self.with_path(oldest, now, |path, world| path.lose(Loss::Unreachable, world));
-        }
-        let made = self.parts(token, from.clone()).map(|parts| {
-            let number = (parts.pair.number(), parts.id);
-            let world = World {
-                regions: &mut self.regions,
-                signals: &mut self.ready,
-                batch: &mut self.batch,
-                counters: &mut self.counters,
-                options: &self.options,
-                rail: &self.rail,
-                dry: self.dry,
-                now,
-            };
-            Path::accepting(parts, end, &world).map(|path| (path, number))
-        });
-        match made {
-            Ok(Ok((path, number))) => self.insert(path, number, now),
-            Ok(Err(_)) => self.pool.remove_path(),
-            Err(_) => self.datagrams.send(
-                &Letter::NoRoom { token },
-                &from,
-                &self.rail,
-                &self.options,
-                number::datagram_sent,
-            ),
-        }
-    }
-
-    fn insert(&mut self, path: Path, (number, id): (u32, PathId), now: Time) {
-        self.by_number.insert(number, id);
-        self.paths.push(path);
-        self.with_path(id, now, |_, _| ());
-    }
-
-    /// What a new path is made of.
-    fn parts(&mut self, token: u128, peer: Doorstep) -> Result<Parts, Loss> {
-        if self.paths.len() >= self.paths_max || self.next_path >= number::PATHS_MAX {
-            return Err(Loss::System(libc::ENOBUFS));
-        }
-        let short = |error: VerbsError| match error {
-            VerbsError::System { source, .. } => system(&source),
-            _ => Loss::System(libc::ENOMEM),
-        };
-        let staging = Buffers::new(STAGED_MAX, PACKET_BYTES, &mut self.registrations).map_err(short)?;
-        let pair = QueuePair::new(&self.domain, &self.completions, Some(&self.receives), self.queue_size)
-            .and_then(|pair| pair.prepare(self.rail.port).map(|()| pair))
-            .map_err(|error| system(&error))?;
-        let psn = random().map_err(|error| system(&error))? as u32 & 0xff_ffff;
-        self.pool
-            .add_path(&self.receives, &mut self.registrations, number::receive)
-            .map_err(short)?;
-        let id = PathId(self.next_path);
-        self.next_path += 1;
-        Ok(Parts {
-            id,
-            token,
-            peer,
-            pair,
-            staging,
-            psn,
-        })
-    }
-
     fn on_timeout(&mut self, now: Time) {
         let (options, doorstep) = (&self.options, self.doorstep.clone());
         let due = self.paths.iter().filter(|path| path.next_timeout(options) <= now);
@@ -472,87 +390,9 @@ impl Verbs {
     pub(super) fn next_due(&self) -> Time {
         let paths = self.paths.iter().map(|path| path.next_timeout(&self.options));
         let kept = self.registrations.next_timeout();
+        let revival = self.datagrams.is_broken().then_some(self.revive_at);
+        let kept = kept.into_iter().chain(revival);
         paths.chain(kept).min().unwrap_or(Time::MAX)
-    }
-
-    /// Ends the paths that the device has given everything back of.
-    fn reap(&mut self, now: Time) {
-        let failing: Vec<PathId> = self
-            .paths
-            .iter()
-            .filter(|path| path.is_failing())
-            .map(|path| path.id)
-            .collect();
-        for id in failing {
-            let number = self.path_index(id).and_then(|index| self.paths[index].number());
-            if self.with_path(id, now, |path, world| path.reap(world)) == Some(true) {
-                if let Some(number) = number {
-                    self.by_number.remove(&number);
-                }
-                self.last_number = None;
-                self.pool.remove_path();
-            }
-        }
-        self.paths.retain(|path| !path.is_over());
-    }
-
-    /// Hears what the device has to say beside completions.
-    pub(super) fn look_at_events(&mut self, now: Time) {
-        self.events_at = now.saturating_add(EVENTS_EVERY);
-        loop {
-            match self.rail.device.next_event() {
-                Ok(None) => return,
-                Ok(Some(event)) => self.on_event(event, now),
-                Err(_) => {
-                    // A device that has been taken away says nothing more, and would be asked again and again.
-                    self.events_at = Time::MAX;
-                    live::unwatch(&self.wake, self.rail.device.as_fd());
-                    return self.lose_all(Loss::System(libc::ENODEV), now);
-                }
-            }
-        }
-    }
-
-    fn on_event(&mut self, event: DeviceEvent, now: Time) {
-        match event {
-            DeviceEvent::DeviceFatal => self.lose_all(Loss::System(libc::ENODEV), now),
-            DeviceEvent::PortDown { port } if port == self.rail.port => {
-                self.lose_all(Loss::System(libc::ENETDOWN), now);
-            }
-            DeviceEvent::PortActive { port } if port == self.rail.port => {
-                self.down.take_if(|loss| *loss == Loss::System(libc::ENETDOWN));
-            }
-            DeviceEvent::Queue {
-                event: sys::IBV_EVENT_CQ_ERR | sys::IBV_EVENT_SRQ_ERR,
-            } => self.lose_all(Loss::System(libc::EIO), now),
-            DeviceEvent::QueuePair { number, event } => {
-                let loss = match event {
-                    sys::IBV_EVENT_QP_FATAL => Loss::System(libc::EIO),
-                    // The peer has asked for what it has no right to.
-                    sys::IBV_EVENT_QP_REQ_ERR | sys::IBV_EVENT_QP_ACCESS_ERR => Loss::Garbage,
-                    sys::IBV_EVENT_QP_LAST_WQE_REACHED => {
-                        if let Some(id) = self.path_of(number) {
-                            self.with_path(id, now, |path, world| path.on_received_all(world));
-                        }
-                        return;
-                    }
-                    _ => return,
-                };
-                if let Some(id) = self.path_of(number) {
-                    self.with_path(id, now, |path, world| path.lose(loss, world));
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// The rail is gone, for a while or for good.
-    fn lose_all(&mut self, loss: Loss, now: Time) {
-        self.down = Some(loss);
-        let ids: Vec<PathId> = self.paths.iter().map(|path| path.id).collect();
-        for id in ids {
-            self.with_path(id, now, |path, world| path.lose(loss, world));
-        }
     }
 }
 
@@ -605,17 +445,9 @@ impl Transport for Verbs {
         let token = random().map_err(|error| system(&error))?;
         let parts = self.parts(token, peer)?;
         let number = (parts.pair.number(), parts.id);
-        let world = World {
-            regions: &mut self.regions,
-            signals: &mut self.ready,
-            batch: &mut self.batch,
-            counters: &mut self.counters,
-            options: &self.options,
-            rail: &self.rail,
-            dry: self.dry,
-            now,
-        };
-        let path = Path::introducing(parts, self.doorstep.clone(), &world);
+        let doorstep = self.doorstep.clone();
+        let (_, world, _) = self.split(now);
+        let path = Path::introducing(parts, doorstep, &world);
         self.insert(path, number, now);
         Ok(number.1)
     }
@@ -666,31 +498,6 @@ impl Transport for Verbs {
         }
     }
 }
-
-impl Drop for Verbs {
-    /// Tells the peers, as far as that is possible at once.
-    fn drop(&mut self) {
-        for mut path in std::mem::take(&mut self.paths) {
-            let letter = Letter::Goodbye { token: path.token };
-            path.destroy();
-            self.datagrams
-                .send(&letter, &path.peer, &self.rail, &self.options, number::datagram_sent);
-        }
-        let until = self.clock.now().saturating_add(GOODBYE_MAX);
-        let mut taken = [sys::ibv_wc::default(); 16];
-        while self.datagrams.is_sending() && self.clock.now() < until {
-            let count = self.completions.poll(&mut taken);
-            for completion in &taken[..count] {
-                if let Completed::DatagramSent(place) = number::completed(completion.wr_id) {
-                    self.datagrams.sent(place);
-                }
-            }
-        }
-    }
-}
-
-/// How long the end of a rail waits for its last words to go out.
-const GOODBYE_MAX: Time = Time::from_ms(20);
 
 fn system(error: &std::io::Error) -> Loss {
     Loss::System(error.raw_os_error().unwrap_or(libc::EIO))

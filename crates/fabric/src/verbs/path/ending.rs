@@ -1,5 +1,6 @@
 //! How operations and paths end: on time, once, and not before the device is done with the memory.
 
+use weft_plan::Time;
 use weft_protocol::{Done, Failure, Loss, Refusal, Signal};
 use weft_sys::verbs as sys;
 
@@ -9,9 +10,15 @@ use super::super::ops::{OpenOp, Serial, Stage, Work};
 use super::{Outgoing, Parcel, Path, Phase, Segment, World};
 
 /// How long a queue pair in error may take to give everything back. Destroying it is a fence as well, if a slower one.
-const DRAIN_MAX: weft_plan::Time = weft_plan::Time::from_secs(1);
+const DRAIN_MAX: Time = Time::from_secs(1);
 /// Progress of others puts the end of a wait off, but not for longer than so many graces.
 const GRACES_MAX: u64 = 10;
+
+/// How long the device is waited for over what has ended at `since`, when it last completed anything at `moved`.
+pub(super) fn patience(since: Time, moved: Time, grace: Time) -> Time {
+    let most = Time::from_ps(grace.as_ps().saturating_mul(GRACES_MAX));
+    since.max(moved).saturating_add(grace).min(since.saturating_add(most))
+}
 
 impl Path {
     pub(in super::super) fn cancel(&mut self, id: weft_protocol::OpId, world: &mut World<'_>) {
@@ -27,13 +34,7 @@ impl Path {
             self.end(serial, Failure::Expired, world);
         }
         let (moved, grace) = (self.moved, world.options.grace);
-        let stuck = |op: &OpenOp| {
-            op.ending.is_some_and(|(_, since)| {
-                since.max(moved).saturating_add(grace) <= now
-                    || weft_plan::Time::from_ps(since.as_ps().saturating_add(grace.as_ps().saturating_mul(GRACES_MAX)))
-                        <= now
-            })
-        };
+        let stuck = |op: &OpenOp| op.ending.is_some_and(|(_, since)| patience(since, moved, grace) <= now);
         if !self.ops.pick(stuck).is_empty() {
             self.lose(Loss::Silent, world);
         }
@@ -75,6 +76,7 @@ impl Path {
     fn unqueue(&mut self, serial: Serial) {
         self.waiting.retain(|waiting| *waiting != serial);
         self.stalled.retain(|stalled| *stalled != serial);
+        self.parcels.retain(|outgoing| outgoing.op != Some(serial));
     }
 
     /// Goes on with an operation that the device has nothing of any more.
@@ -163,7 +165,8 @@ impl Path {
             _ => loss,
         };
         // Nothing has come through a queue pair that was never connected.
-        self.received_all |= matches!(self.phase, Phase::Introducing { .. });
+        let connecting = matches!(self.phase, Phase::Connecting { .. } | Phase::Answering { .. });
+        self.received_all |= connecting || matches!(self.phase, Phase::Introducing { .. });
         self.phase = Phase::Failing {
             loss,
             until: world.now.saturating_add(DRAIN_MAX),
@@ -172,7 +175,11 @@ impl Path {
         self.waiting.clear();
         self.stalled.clear();
         self.parcels.clear();
-        self.reset_queue(world);
+        self.answers = 0;
+        // One that is being connected is in other hands, and ends with them.
+        if !connecting {
+            self.reset_queue(world);
+        }
         for serial in self.ops.pick(|op| op.posted == 0) {
             let ending = self.ops.find(serial).and_then(|op| op.ending);
             let failure = ending.map_or(Failure::PathLost { loss, fenced: true }, |(failure, _)| failure);
@@ -230,6 +237,7 @@ impl Path {
             self.end(serial, closed, world);
         }
         self.parcels.retain(|outgoing| outgoing.parcel.is_begun());
+        self.answers = self.parcels.iter().filter(|outgoing| outgoing.answer).count();
         self.go_on_closing(world);
         self.pump(world);
     }
@@ -247,6 +255,7 @@ impl Path {
         self.parcels.push_back(Outgoing {
             parcel: Parcel::frame(&Frame::Bye),
             op: None,
+            answer: false,
         });
     }
 
@@ -274,10 +283,37 @@ impl Path {
                 fenced: !self.unfenced,
             });
         }
-        if !self.bye_said || loss != Loss::ClosedByPeer {
+        if is_worth_a_goodbye(loss) && !(self.bye_said && loss == Loss::ClosedByPeer) {
             self.letters.push(super::Letter::Goodbye { token: self.token });
         }
         self.phase = Phase::Over;
         true
+    }
+}
+
+/// Is there somebody who may hear it? A letter that cannot arrive keeps others waiting.
+fn is_worth_a_goodbye(loss: Loss) -> bool {
+    !matches!(
+        loss,
+        Loss::Silent | Loss::Unreachable | Loss::System(libc::ENETDOWN | libc::ENODEV)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_of_others_puts_the_end_of_a_wait_off_but_not_for_ever() {
+        let (grace, since) = (Time::from_ms(10), Time::from_ms(100));
+        assert_eq!(patience(since, Time::ZERO, grace), Time::from_ms(110));
+        assert_eq!(patience(since, Time::from_ms(150), grace), Time::from_ms(160));
+        assert_eq!(patience(since, Time::from_secs(9), grace), Time::from_ms(200));
+    }
+
+    #[test]
+    fn nobody_says_goodbye_to_the_absent() {
+        assert!(is_worth_a_goodbye(Loss::Closed) && is_worth_a_goodbye(Loss::Garbage));
+        assert!(!is_worth_a_goodbye(Loss::Silent) && !is_worth_a_goodbye(Loss::System(libc::ENETDOWN)));
     }
 }

@@ -84,7 +84,11 @@ impl Path {
             // The first word of a peer makes its path one.
             Phase::Accepting { .. } | Phase::Greeting { .. } => self.enter(world),
             Phase::Live | Phase::Closing { .. } => {}
-            Phase::Introducing { .. } | Phase::Failing { .. } | Phase::Over => return,
+            Phase::Introducing { .. }
+            | Phase::Connecting { .. }
+            | Phase::Answering { .. }
+            | Phase::Failing { .. }
+            | Phase::Over => return,
         }
         self.probe_gap = PROBE_FIRST;
         match read(self, world) {
@@ -126,7 +130,7 @@ impl Path {
             Frame::Message(payload) => world.signals.push(Signal::Message { path: self.id, payload }),
             Frame::Resolve { key } => {
                 let answer = self.locate(&key, world);
-                self.say(&Frame::Resolved { key, answer });
+                self.reply(&Frame::Resolved { key, answer });
             }
             Frame::Resolved { key, answer } => self.on_resolved(&key, answer, world),
             Frame::Revoke { slot } => self.on_revoke(slot, world),
@@ -146,7 +150,7 @@ impl Path {
                     }
                     digest.finish()
                 });
-                self.say(&Frame::Summed { serial, sum });
+                self.reply(&Frame::Summed { serial, sum });
             }
             Frame::Summed { serial, sum } => self.on_summed(Serial(serial), sum, world),
             Frame::Probe | Frame::Ready => {}
@@ -204,14 +208,12 @@ impl Path {
 
     /// The peer wants its memory back.
     fn on_revoke(&mut self, slot: u32, world: &mut World<'_>) {
-        let Some(index) = self.targets.by_slot(slot) else {
+        let known = self.targets.revoke(slot);
+        if known.is_empty() {
             // Forgotten in the meantime, so there is nothing left to let go of.
-            return self.say(&Frame::Revoked { slot });
-        };
-        if let Some(target) = self.targets.at(index) {
-            target.state = State::Revoked;
+            return self.reply(&Frame::Revoked { slot });
         }
-        let uses = |op: &OpenOp| matches!(&op.work, Work::Move(moving) if moving.target == index && moving.stage != Stage::HandedOver);
+        let uses = |op: &OpenOp| matches!(&op.work, Work::Move(moving) if known.contains(&moving.target) && moving.stage != Stage::HandedOver);
         for serial in self.ops.pick(uses) {
             self.end(serial, Refusal::Released.into(), world);
         }
@@ -220,26 +222,21 @@ impl Path {
 
     /// Tells the peer of the regions that it wants back and that the device has nothing left of.
     pub(super) fn let_go_of_revoked(&mut self) {
-        loop {
-            let ops = &self.ops;
-            let busy = |index: u32| {
-                let uses =
-                    |op: &OpenOp| op.posted > 0 && matches!(&op.work, Work::Move(moving) if moving.target == index);
-                ops.iter().any(|(_, op)| uses(op))
-            };
-            let free = self.targets.revoked().find(|(index, _)| !busy(*index));
-            let Some((index, slot)) = free else { return };
+        // Usually there are none.
+        for slot in self.targets.revoked().to_vec() {
+            let known: Vec<u32> = self.targets.with_slot(slot).collect();
+            let uses = |op: &OpenOp| matches!(&op.work, Work::Move(moving) if known.contains(&moving.target));
+            if self.ops.iter().any(|(_, op)| op.posted > 0 && uses(op)) {
+                continue;
+            }
             // Moves that wait for a checksum of theirs outlive what is known of the region.
-            for serial in self
-                .ops
-                .pick(|op| matches!(&op.work, Work::Move(moving) if moving.target == index))
-            {
+            for serial in self.ops.pick(uses) {
                 if let Some(Work::Move(moving)) = self.ops.find(serial).map(|op| &mut op.work) {
                     moving.target = NO_TARGET;
                 }
             }
-            self.targets.remove(index);
-            self.say(&Frame::Revoked { slot });
+            self.targets.remove_slot(slot);
+            self.reply(&Frame::Revoked { slot });
         }
     }
 

@@ -9,7 +9,7 @@ use super::super::number;
 use super::super::ops::{Serial, Stage, Work};
 use super::super::tags::Telling;
 use super::super::targets::State;
-use super::{Outgoing, PARCELS_MAX, Path, Phase, STAGED_MAX, Segment, World};
+use super::{ANSWERS_MAX, Outgoing, Path, Phase, STAGED_MAX, Segment, World};
 
 /// Requests that a move may need beside those of its bytes: the binding of its tag, and one more so that it makes progress.
 const SPARE: usize = 2;
@@ -30,14 +30,15 @@ impl Path {
         if !matches!(self.phase, Phase::Live | Phase::Greeting { .. } | Phase::Closing { .. }) {
             return;
         }
-        if self.parcels.len() > PARCELS_MAX {
+        if self.answers > ANSWERS_MAX {
             return self.lose(Loss::Garbage, world);
         }
         loop {
             world.batch.clear();
             self.pack(world);
             self.hand_over(world);
-            let more = world.batch.len() + SPARE > REQUESTS_MAX || !self.parcels.is_empty();
+            let full = world.batch.len() + SPARE > REQUESTS_MAX || world.batch.bytes() >= list_bytes_max(world);
+            let more = full || !self.parcels.is_empty();
             if world.batch.is_empty() || !self.ring(world) || !more {
                 return;
             }
@@ -72,8 +73,13 @@ impl Path {
             self.add_packet(bytes, op, world, |packet| outgoing.parcel.pack(owed, size, packet));
             if !outgoing.parcel.is_packed() {
                 self.parcels.push_front(outgoing);
-            } else if let Some(Work::Message { packed }) = op.and_then(|op| self.ops.find(op)).map(|op| &mut op.work) {
-                *packed = true;
+            } else {
+                self.answers -= usize::from(outgoing.answer);
+                match op.and_then(|op| self.ops.find(op)).map(|op| &mut op.work) {
+                    Some(Work::Message { packed }) => *packed = true,
+                    Some(Work::Move(moving)) => moving.stage = Stage::HandedOver,
+                    None => {}
+                }
             }
         }
         // Credits travel with packets; alone only where no packet goes and the peer may soon have none.
@@ -136,7 +142,8 @@ impl Path {
 
     fn hand_over_move(&mut self, serial: Serial, world: &mut World<'_>) -> Step {
         let requests = self.room(world);
-        let bytes = world.options.send_bytes.saturating_sub(self.posted_bytes);
+        let window = world.options.send_bytes.saturating_sub(self.posted_bytes);
+        let bytes = window.min(list_bytes_max(world).saturating_sub(world.batch.bytes()));
         let Some(op) = self.ops.find(serial) else {
             return Step::Done;
         };
@@ -194,7 +201,10 @@ impl Path {
         moving.at = reached;
         let done = reached == end;
         if done {
-            moving.stage = Stage::HandedOver;
+            moving.stage = match telling {
+                Some((Telling::Frame, _)) => Stage::Telling,
+                _ => Stage::HandedOver,
+            };
         }
         let handed = reached - range.start;
         if world.batch.len() > before {
@@ -204,9 +214,11 @@ impl Path {
             return Step::Full;
         }
         match telling {
+            // Part of the move: it is not done before this has arrived.
             Some((Telling::Frame, arrival)) => self.parcels.push_back(Outgoing {
                 parcel: Parcel::frame(&Frame::Arrived(arrival)),
-                op: None,
+                op: Some(serial),
+                answer: false,
             }),
             Some((Telling::Immediate(immediate) | Telling::BindFirst { immediate, .. }, _)) => {
                 self.credits.spend();
@@ -364,6 +376,12 @@ impl Path {
             self.waiting.push_front(serial);
         }
     }
+}
+
+/// Bytes of one list. Its last request alone is signalled, so that with longer ones the device would run dry before anybody knew that
+/// there is room again.
+fn list_bytes_max(world: &World<'_>) -> u64 {
+    (world.options.send_bytes / 4).max(1)
 }
 
 fn inline_max(world: &World<'_>) -> usize {

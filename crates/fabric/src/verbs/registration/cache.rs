@@ -37,6 +37,9 @@ pub(super) struct Cache<R> {
     idle: BTreeMap<u64, Idle>,
     idle_bytes: u64,
     next_turn: u64,
+    /// How many there may be before those that nobody handed back are looked for. It grows with their number, so that inserting stays
+    /// cheap.
+    look_at: usize,
 }
 
 #[derive(Debug)]
@@ -63,6 +66,7 @@ impl<R> Cache<R> {
             idle: BTreeMap::new(),
             idle_bytes: 0,
             next_turn: 0,
+            look_at: 0,
         }
     }
 
@@ -79,8 +83,11 @@ impl<R> Cache<R> {
     pub(super) fn insert(&mut self, memory: &Arc<dyn Memory>, registration: &Arc<R>) {
         // A share that was dropped and not handed back started no clock. Its memory is kept by its users, so without one there
         // are none.
-        self.kept
-            .retain(|_, kept| kept.turn.is_some() || kept.memory.strong_count() > 0);
+        if self.kept.len() >= self.look_at {
+            self.kept
+                .retain(|_, kept| kept.turn.is_some() || kept.memory.strong_count() > 0);
+            self.look_at = 2 * self.kept.len() + 1;
+        }
         let kept = Kept {
             memory: Arc::downgrade(memory),
             len: memory.len(),
@@ -216,11 +223,13 @@ mod tests {
     #[test]
     fn a_share_that_is_dropped_and_not_handed_back_is_not_kept_for_ever() {
         let mut cache = Cache::new(OPTIONS);
-        let (first, second) = (memory(8), memory(8));
-        cache.insert(&first, &Arc::new(1));
-        drop(first);
-        cache.insert(&second, &Arc::new(2));
-        assert_eq!(cache.kept.len(), 1);
+        let in_use = memory(8);
+        cache.insert(&in_use, &Arc::new(0));
+        for number in 0..100 {
+            cache.insert(&memory(8), &Arc::new(number));
+            assert!(cache.kept.len() <= 4, "{} are kept", cache.kept.len());
+        }
+        assert!(cache.reuse(&in_use).is_some());
     }
 
     proptest! {
