@@ -32,9 +32,11 @@ use crate::observe::Observer;
 use crate::report::report;
 use crate::transfer::Cell;
 
-/// How often the progress thread looks in while others turn the core.
-const LOOK_IN: Duration = Duration::from_micros(250);
-/// For this long after the last waiting thread has left, the progress thread assumes that another comes.
+/// How soon the progress thread looks in for the first time while others turn the core. The longer they have, the more seldom it does: each look
+/// takes a core away from somebody, perhaps from those who turn.
+const LOOK_IN: Time = Time::from_us(250);
+const LOOK_IN_MAX: Time = Time::from_ms(1);
+/// For at least this long after the last waiting thread has left, the progress thread assumes that another comes.
 const GRACE: Time = Time::from_us(200);
 /// How long a caller that has posted something large takes to come back and wait for it, if it does.
 const CALLER_RETURNS: Time = Time::from_us(10);
@@ -327,7 +329,7 @@ impl Shared {
             let (progress, any) = world.turn(self, now, &mut later);
             let found = check(&mut world);
             if found.is_some() || now >= deadline || world.stopped {
-                let due = world.core.next_timeout();
+                let due = self.due_while_asleep(&world);
                 drop(world);
                 self.finish(&mut later);
                 self.ring_if_due(due, Progress::Idle);
@@ -345,7 +347,7 @@ impl Shared {
             // Nothing has happened for a while: leave the turning to the progress thread and sleep.
             world.sleepers += 1;
             driving.stop();
-            self.ring_if_due(world.core.next_timeout(), Progress::Idle);
+            self.ring_if_due(self.due_while_asleep(&world), Progress::Idle);
             let left = Duration::from(deadline.saturating_sub(now));
             let mut found = None;
             let sleeps_on = |world: &mut World| {
@@ -391,7 +393,7 @@ impl Shared {
         let now = self.clock.now();
         let mut later = Later::default();
         world.turn(self, now, &mut later);
-        let due = world.core.next_timeout();
+        let due = self.due_while_asleep(&world);
         drop(world);
         self.finish(&mut later);
         self.ring_if_due(due, Progress::Idle);
@@ -404,10 +406,19 @@ impl Shared {
         let mut world = self.lock();
         world.turn(self, self.clock.now(), &mut later);
         look(&mut world);
-        let due = world.core.next_timeout();
+        let due = self.due_while_asleep(&world);
         drop(world);
         self.finish(&mut later);
         self.ring_if_due(due, Progress::Idle);
+    }
+
+    /// When something falls due, of the transports as well: their timers move with every turn. None while the progress thread is awake, and finds out
+    /// by itself.
+    fn due_while_asleep(&self, world: &World) -> Option<Time> {
+        match self.asleep_until.load(Ordering::Relaxed) {
+            0 => None,
+            _ => world.next_timeout(),
+        }
     }
 
     /// Wakes the progress thread where it would sleep past something.
@@ -470,11 +481,14 @@ impl Shared {
         let _ = self.progress.set(std::thread::current());
         let mut spin_until = self.clock.now();
         let mut later = Later::default();
+        let mut look_in = Time::ZERO;
         while !self.stopping.load(Ordering::Acquire) {
-            if self.others_turn() {
-                std::thread::park_timeout(LOOK_IN);
+            if self.others_turn(look_in) {
+                look_in = look_in.saturating_add(look_in).clamp(LOOK_IN, LOOK_IN_MAX);
+                std::thread::park_timeout(look_in.into());
                 continue;
             }
+            look_in = Time::ZERO;
             let mut world = self.lock();
             let now = self.clock.now();
             let (progress, any) = world.turn(self, now, &mut later);
@@ -517,12 +531,13 @@ impl Shared {
         }
     }
 
-    fn others_turn(&self) -> bool {
+    /// Does anybody turn the core, or has anybody since the last look, which was so long ago?
+    fn others_turn(&self, last_look: Time) -> bool {
         if self.drivers.load(Ordering::Relaxed) > 0 {
             return true;
         }
         let until = self.driven_until.load(Ordering::Relaxed);
-        until != 0 && self.clock.now() < Time::from_ps(until).saturating_add(GRACE)
+        until != 0 && self.clock.now() < Time::from_ps(until).saturating_add(last_look.max(GRACE))
     }
 
     /// Does what had to wait for the mutex to be free.
