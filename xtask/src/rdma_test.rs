@@ -53,9 +53,9 @@ pub struct Arguments {
     /// Processors of each machine.
     #[arg(long, default_value_t = 2)]
     cpus: u32,
-    /// After how many seconds a machine is turned off.
-    #[arg(long, default_value_t = 180)]
-    timeout: u64,
+    /// After how many seconds a machine is turned off; by default what the part needs on a slow machine.
+    #[arg(long)]
+    timeout: Option<u64>,
     /// Keep the kernels' messages under target/vm, as console or console.PART; those of a second machine with .1 added.
     #[arg(long)]
     keep_console: bool,
@@ -113,6 +113,16 @@ impl Part {
         }
     }
 
+    /// For a part that goes well this is plenty, boot included.
+    fn time_limit(self) -> Duration {
+        let seconds = match self {
+            Part::Perftest => 360,
+            Part::Link => 240,
+            _ => 180,
+        };
+        Duration::from_secs(seconds)
+    }
+
     /// Whether it runs the command.
     fn needs_weft(self) -> bool {
         matches!(self, Part::Perftest | Part::Siw)
@@ -131,12 +141,13 @@ const FAR_CONTROL: &str = "10.76.0.1:7700";
 const NEAR_LISTEN: &str = "10.76.0.1:0";
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
+    let timeout = arguments.timeout.map(Duration::from_secs);
     let machine = Machine {
         memory_mib: arguments.memory,
         cpus: arguments.cpus,
         rails: arguments.rails,
         modules: arguments.modules.clone(),
-        timeout: Duration::from_secs(arguments.timeout),
+        timeout: timeout.unwrap_or(Machine::default().timeout),
         kvm: arguments.kvm,
         console: arguments.keep_console.then(|| vm::cache().join("console")),
     };
@@ -147,17 +158,17 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         [] => &Part::ALL,
         some => some,
     };
-    run_parts(parts, &machine)?;
+    run_parts(parts, &machine, timeout)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The parts whose verdict does not depend on how fast and how busy the machine is.
 pub fn run_tests() -> Result<(), Error> {
     let tests = Part::ALL.into_iter().filter(|part| *part != Part::Perftest);
-    run_parts(&tests.collect::<Vec<_>>(), &Machine::default())
+    run_parts(&tests.collect::<Vec<_>>(), &Machine::default(), None)
 }
 
-fn run_parts(parts: &[Part], machine: &Machine) -> Result<(), Error> {
+fn run_parts(parts: &[Part], machine: &Machine, timeout: Option<Duration>) -> Result<(), Error> {
     let started = Instant::now();
     install_missing(NEEDED)?;
     let host = Host::prepare()?;
@@ -165,7 +176,18 @@ fn run_parts(parts: &[Part], machine: &Machine) -> Result<(), Error> {
     let prepared = started.elapsed().as_secs_f64();
     let reports = parts
         .iter()
-        .map(|part| run_part(*part, &host, &built, machine))
+        .map(|part| {
+            let timeout = timeout.unwrap_or(part.time_limit());
+            run_part(
+                *part,
+                &host,
+                &built,
+                Machine {
+                    timeout,
+                    ..machine.clone()
+                },
+            )
+        })
         .collect::<Result<Vec<Report>, Error>>()?;
     println!("\nprepared and built in {prepared:.0} s");
     for report in &reports {
@@ -186,10 +208,9 @@ fn run_parts(parts: &[Part], machine: &Machine) -> Result<(), Error> {
     }
 }
 
-fn run_part(part: Part, host: &Host, built: &Built, machine: &Machine) -> Result<Report, Error> {
+fn run_part(part: Part, host: &Host, built: &Built, mut machine: Machine) -> Result<Report, Error> {
     println!("\n== {} (Linux {})", part.name(), host.kernel_version());
     let started = Instant::now();
-    let mut machine = machine.clone();
     if let Some(console) = &mut machine.console {
         console.set_extension(part.name());
     }

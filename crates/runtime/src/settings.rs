@@ -148,8 +148,8 @@ settings! {
     verbs_service_level: u8 = "verbs.service_level", "0", within 0..=15;
     /// How long an RDMA device waits for an acknowledgement before it sends again; rounded up to 4.096 µs times a power of two.
     verbs_timeout: Duration = "verbs.timeout", "67ms", within 4_096..=8_796_093_022_208;
-    /// How often an RDMA device sends again before its path is lost.
-    verbs_retries: u8 = "verbs.retries", "7", within 0..=7;
+    /// How often an RDMA device sends again before its path is lost; 7, the most there is, means for ever to some devices.
+    verbs_retries: u8 = "verbs.retries", "6", within 0..=7;
     /// The largest RDMA packet in bytes, a power of two; by default the port's own.
     verbs_mtu: Option<u16> = "verbs.mtu", "", within 256..=4096;
     /// Whether an RDMA device looks pages up as it needs them, instead of having memory pinned; auto does where pinning fails.

@@ -235,6 +235,17 @@ mod tests {
     }
 
     #[test]
+    fn rails_are_by_default_what_the_transport_means_them_to_be() {
+        let settings = Settings::from_sources(&Sources::default()).expect("the defaults are valid");
+        let (ours, theirs) = (verbs_options(&settings), VerbsOptions::default());
+        assert_eq!((ours.timeout, ours.retries), (theirs.timeout, theirs.retries));
+        assert_eq!(
+            (ours.traffic_class, ours.service_level, ours.mtu),
+            (theirs.traffic_class, theirs.service_level, theirs.mtu)
+        );
+    }
+
+    #[test]
     fn packets_have_sizes_that_devices_know() {
         let with = |value: &str| Settings::from_sources(&Sources::default().set("verbs.mtu", value));
         assert_eq!(verbs_options(&with("2048").expect("a size")).mtu, Some(Mtu::Bytes2048));

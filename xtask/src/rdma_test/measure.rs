@@ -1,11 +1,12 @@
 //! The table beside perftest, made inside a virtual machine: both sides in turn, in one boot, several times, and the ratio of the medians.
 //!
 //! In emulation an absolute figure means little. What carries over to real cards is how often a batch of blocks bothers the kernel, the
-//! card and the completion queue; that stands below the table.
+//! card and the completion queue; that stands above the table.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -18,9 +19,12 @@ pub struct Arguments {
     /// The command to measure.
     #[arg(long)]
     weft: PathBuf,
-    /// How often the whole is measured.
+    /// How often the whole is measured, if there is time.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
+    /// After how many seconds no further round is begun that would probably end later.
+    #[arg(long, default_value_t = 180)]
+    budget: u64,
 }
 
 const KIB: u64 = 1 << 10;
@@ -129,27 +133,25 @@ struct Row {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     let mut rows = rows();
     let mut scaling = Vec::new();
-    for repeat in 0..arguments.repeats {
+    let (started, budget) = (Instant::now(), Duration::from_secs(arguments.budget));
+    // First, so that a slow machine shows at least what does not depend on its speed.
+    println!("{}", Costs::count(arguments)?);
+    for round in 1..=arguments.repeats {
+        let begun = Instant::now();
         for row in &mut rows {
-            let other = match &row.other {
-                Other::Perftest(test) => figure_of_perftest(test, row.unit)?,
-                Other::Weft(workload) => figure_of_weft(arguments, *workload, row.unit)?,
-            };
-            let ours = figure_of_weft(arguments, row.ours, row.unit)?;
-            let (other_text, ours_text) = (row.unit.show(other), row.unit.show(ours));
-            println!("round {}: {}: {other_text} : {ours_text}", repeat + 1, row.name);
-            row.figures.push((other, ours));
+            row.measure(arguments, round)?;
         }
-        let rails = [1, 2].map(|rails| writes(64 * KIB, rails).bandwidth());
-        let [one, two] = rails;
+        let [one, two] = [1, 2].map(|rails| writes(64 * KIB, rails).bandwidth());
         scaling.push(two?.0 / one?.0);
+        if started.elapsed() + begun.elapsed() > budget {
+            break;
+        }
     }
-    println!("\n{}", table(&rows));
+    println!("\nmedians of {} rounds\n{}", scaling.len(), table(&rows));
     println!(
         "Two ib_write_bw of 64 KiB at once, one on each rail, together reach {:.2} × one: what the processors of this machine allow.",
         median(scaling.iter().copied())
     );
-    println!("\n{}", Costs::count(arguments)?);
     let missed = rows.iter().filter(|row| !row.bound.holds(row.ratio())).count();
     println!("verdict: {} of {} rows reached", rows.len() - missed, rows.len());
     Ok(if missed == 0 {
@@ -232,6 +234,18 @@ fn writes(bytes: u64, rails: u32) -> Perftest {
 }
 
 impl Row {
+    fn measure(&mut self, arguments: &Arguments, round: usize) -> Result<(), Error> {
+        let other = match &self.other {
+            Other::Perftest(test) => figure_of_perftest(test, self.unit)?,
+            Other::Weft(workload) => figure_of_weft(arguments, *workload, self.unit)?,
+        };
+        let ours = figure_of_weft(arguments, self.ours, self.unit)?;
+        let (other_text, ours_text) = (self.unit.show(other), self.unit.show(ours));
+        println!("round {round}: {}: {other_text} : {ours_text}", self.name);
+        self.figures.push((other, ours));
+        Ok(())
+    }
+
     /// Ours by the other's, of the medians.
     fn ratio(&self) -> f64 {
         self.ours_median() / self.other_median()

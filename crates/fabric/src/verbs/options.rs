@@ -33,6 +33,7 @@ pub struct VerbsOptions {
     /// How long a new path may take until both ends have heard of each other.
     pub open_max: Time,
     /// How long a device may take, without any progress, over what has been cancelled or has expired. After that the queue is reset.
+    /// Longer than the device itself takes to give up a peer that does not answer, so that this is only for one which hangs.
     pub grace: Time,
     /// How long peers may take to let go of a region. After that the device is told to refuse them, and they lose the path.
     pub release_max: Time,
@@ -54,7 +55,7 @@ impl Default for VerbsOptions {
             send_bytes: 4 << 20,
             paths_max: 256,
             open_max: Time::from_secs(5),
-            grace: Time::from_ms(200),
+            grace: Time::from_secs(1),
             release_max: Time::from_secs(2),
             atomics: AtomicsBy::Auto,
             registration: RegistrationOptions::default(),

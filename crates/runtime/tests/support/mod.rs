@@ -161,6 +161,11 @@ impl Child {
         writeln!(self.stdin, "{command}").expect("the second process listens");
     }
 
+    /// As [`tell`](Child::tell), where it may be dead.
+    pub fn tell_if_it_listens(&mut self, command: &str) {
+        let _ = writeln!(self.stdin, "{command}");
+    }
+
     pub fn answer(&mut self) -> String {
         let mut line = String::new();
         loop {
