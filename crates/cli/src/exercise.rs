@@ -106,7 +106,9 @@ impl Ready {
         let algorithm = match &exercise.algorithm {
             None => None,
             Some(name) => {
-                let algorithm = name.parse().map_err(|_| usage(format!("There is no algorithm `{name}`.")))?;
+                let algorithm = name
+                    .parse()
+                    .map_err(|_| usage(format!("There is no algorithm `{name}`.")))?;
                 Some(algorithm)
             }
         };
@@ -138,7 +140,10 @@ impl Ready {
                 let both = allocate(whole)?;
                 (stretch(&both, inputs), stretch(&both, outputs))
             }
-            false => (stretch(&allocate(inputs)?, inputs), stretch(&allocate(outputs)?, outputs)),
+            false => (
+                stretch(&allocate(inputs)?, inputs),
+                stretch(&allocate(outputs)?, outputs),
+            ),
         };
         let ready = Ready {
             group: group.clone(),
@@ -240,7 +245,9 @@ impl Values {
 
     /// The sum of everybody's.
     fn sum(datatype: Datatype, ranks: u64) -> Values {
-        Values::new(datatype, ranks, |at| (0..ranks).map(|rank| term(datatype, rank, at)).sum())
+        Values::new(datatype, ranks, |at| {
+            (0..ranks).map(|rank| term(datatype, rank, at)).sum()
+        })
     }
 
     fn new(datatype: Datatype, ranks: u64, value: impl Fn(u64) -> u64) -> Values {

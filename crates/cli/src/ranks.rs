@@ -45,7 +45,9 @@ pub enum Answer {
     Tried(Tried),
     Measured(Measured),
     /// It could not be done.
-    Failed { reason: String },
+    Failed {
+        reason: String,
+    },
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -400,7 +400,11 @@ fn every_collective_is_benched_and_checked() {
     assert_eq!(points.len(), 8 * 2 + 1);
     for point in &points {
         assert_eq!(point["ok"], true, "{point}");
-        assert_eq!((&point["bench"], &point["ranks"]), (&"coll".into(), &3.into()), "{point}");
+        assert_eq!(
+            (&point["bench"], &point["ranks"]),
+            (&"coll".into(), &3.into()),
+            "{point}"
+        );
         assert_eq!(point["us_runs"].as_array().map(Vec::len), Some(2), "{point}");
         assert!(point["p99_us"].as_f64() >= point["p50_us"].as_f64(), "{point}");
         assert!(point["predicted_us"].as_f64().is_some_and(|us| us > 0.0), "{point}");
@@ -411,7 +415,10 @@ fn every_collective_is_benched_and_checked() {
 #[test]
 fn collectives_are_benched_by_any_way_in_any_memory_of_any_type() {
     for (flags, impls) in [
-        ("--transport shared_memory,tcp --buffers mapped,foreign --datatype f32,bf16,fp8_e4m3", 4),
+        (
+            "--transport shared_memory,tcp --buffers mapped,foreign --datatype f32,bf16,fp8_e4m3",
+            4,
+        ),
         ("--in-place --op all-reduce,all-gather,reduce-scatter --datatype i64", 1),
         ("--algorithm ring,two-shot --no-pin", 1),
     ] {
@@ -425,7 +432,11 @@ fn collectives_are_benched_by_any_way_in_any_memory_of_any_type() {
     }
     let said = output(&["bench", "collective", "--op", "barrier", "--algorithm", "ring"]);
     assert_eq!(said.status.code(), Some(1));
-    assert!(text(&said.stderr).contains("ring is not for this call"), "{}", text(&said.stderr));
+    assert!(
+        text(&said.stderr).contains("ring is not for this call"),
+        "{}",
+        text(&said.stderr)
+    );
 }
 
 fn json_lines(said: &Output) -> Vec<serde_json::Value> {

@@ -96,7 +96,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         rows.iter().filter(|row| row.is_required()).count(),
         path.display()
     );
-    Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if missed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Keeps a point's figure, if it is the best so far and the result was right.

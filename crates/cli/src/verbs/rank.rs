@@ -79,7 +79,9 @@ fn attempt(group: &Communicator, exercise: &Exercise, ready: &mut Option<Ready>)
     *ready = Some(made);
     Ok(Tried {
         correct,
-        algorithm: algorithms.first().map_or(String::new(), |algorithm| algorithm.name().to_string()),
+        algorithm: algorithms
+            .first()
+            .map_or(String::new(), |algorithm| algorithm.name().to_string()),
         ns,
     })
 }

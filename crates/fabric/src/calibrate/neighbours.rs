@@ -141,7 +141,11 @@ impl Table {
     /// Reduces one's own half of both inputs.
     fn reduce(&self, own: usize) {
         let half = self.bytes / 2;
-        let cache = if half >= STREAM_MIN_BYTES { Cache::Bypass } else { Cache::Keep };
+        let cache = if half >= STREAM_MIN_BYTES {
+            Cache::Bypass
+        } else {
+            Cache::Keep
+        };
         let reducer = Reducer::new(Datatype::F32, Reduction::Sum);
         let at = |memory: &HostMemory| memory.as_ptr().wrapping_add(own * half);
         let (into, ours, theirs) = (at(&self.outputs[own]), at(&self.inputs[own]), at(&self.inputs[1 - own]));

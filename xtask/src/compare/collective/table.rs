@@ -163,7 +163,11 @@ fn name(point: &Point) -> String {
 }
 
 fn time(us: f64) -> String {
-    if us < 100.0 { format!("{us:.2}") } else { format!("{us:.0}") }
+    if us < 100.0 {
+        format!("{us:.2}")
+    } else {
+        format!("{us:.0}")
+    }
 }
 
 #[cfg(test)]
@@ -194,7 +198,12 @@ mod tests {
     #[test]
     fn weft_is_beside_the_fastest_of_the_others() {
         let at = point(2, "allreduce", MIB);
-        let best = [(Side::Weft, 50.0), (Side::Mpich, 200.0), (Side::IntelMpi, 100.0), (Side::Gloo, 9.0)];
+        let best = [
+            (Side::Weft, 50.0),
+            (Side::Mpich, 200.0),
+            (Side::IntelMpi, 100.0),
+            (Side::Gloo, 9.0),
+        ];
         let best: Best = best.into_iter().map(|(side, us)| ((side, at.clone()), us)).collect();
         let rows = rows(&best);
         assert_eq!(rows.len(), 1);

@@ -153,7 +153,10 @@ impl Collective {
             })?;
         }
         match figures.iter().find(|figure| !figure.ok) {
-            Some(wrong) => Err(Complaint::new(Exit::Differs, format!("The result of {wrong} is wrong."))),
+            Some(wrong) => Err(Complaint::new(
+                Exit::Differs,
+                format!("The result of {wrong} is wrong."),
+            )),
             None => Ok(()),
         }
     }
@@ -167,7 +170,11 @@ impl Collective {
         };
         for collective in &self.op {
             let nothing = [Bytes(0)];
-            let sizes = if collective == "barrier" { &nothing } else { self.sizes.as_slice() };
+            let sizes = if collective == "barrier" {
+                &nothing
+            } else {
+                self.sizes.as_slice()
+            };
             for datatype in &self.datatype {
                 for &allocation in &self.buffers {
                     for algorithm in &algorithms {

@@ -64,7 +64,13 @@ impl Figure {
         sorted.sort_by(f64::total_cmp);
         let us_med = sorted.get(repeats / 2).copied().unwrap_or(0.0);
         let us_min = sorted.first().copied().unwrap_or(0.0);
-        let rate = |us: f64| if us > 0.0 { round(exercise.bytes as f64 / us / 1e3) } else { 0.0 };
+        let rate = |us: f64| {
+            if us > 0.0 {
+                round(exercise.bytes as f64 / us / 1e3)
+            } else {
+                0.0
+            }
+        };
         let share = bus_share(&exercise.collective, ranks as f64);
         let predicted_us = predicted.map(|time| round(time.as_secs_f64() * 1e6));
         let cpu: u64 = measured.iter().map(|rank| rank.cpu_ns).sum();
@@ -110,7 +116,11 @@ impl Figure {
             buffers(self.buffers).to_string(),
             self.dtype.clone(),
             self.algorithm.clone(),
-            if sized { Bytes(self.bytes).to_string() } else { String::new() },
+            if sized {
+                Bytes(self.bytes).to_string()
+            } else {
+                String::new()
+            },
             time(self.us_med),
             time(self.us_min),
             time(self.p99_us),
@@ -132,7 +142,11 @@ impl Figure {
             dtype,
             ..
         } = self;
-        let algorithm = if self.is_chosen { "" } else { &format!(", {}", self.algorithm) };
+        let algorithm = if self.is_chosen {
+            ""
+        } else {
+            &format!(", {}", self.algorithm)
+        };
         format!(
             "{op}, {ranks} ranks, {transport}, {}, {dtype}{algorithm}",
             buffers(self.buffers)

@@ -38,7 +38,9 @@ pub(super) fn svg(figures: &[Figure]) -> String {
     line(format_args!(
         r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">"#
     ));
-    line(format_args!(r#"<rect width="{WIDTH}" height="{height}" fill="white"/>"#));
+    line(format_args!(
+        r#"<rect width="{WIDTH}" height="{height}" fill="white"/>"#
+    ));
     for (at, label) in sizes.marks(|bytes| Bytes(bytes as u64).to_string()) {
         let x = LEFT + at * (WIDTH - LEFT - RIGHT);
         let bottom = HEIGHT - BOTTOM;
@@ -63,7 +65,10 @@ pub(super) fn svg(figures: &[Figure]) -> String {
             (x, vertical(times.at(time)))
         };
         let measured = series.points.iter().map(|(size, time, _)| place(*size, *time));
-        let predicted = series.points.iter().filter_map(|(size, _, time)| Some(place(*size, (*time)?)));
+        let predicted = series
+            .points
+            .iter()
+            .filter_map(|(size, _, time)| Some(place(*size, (*time)?)));
         line(format_args!(
             r#"<path d="{}" fill="none" stroke="{colour}" stroke-width="2"/>"#,
             path(measured.clone())
@@ -73,7 +78,9 @@ pub(super) fn svg(figures: &[Figure]) -> String {
             path(predicted)
         ));
         for (x, y) in measured {
-            line(format_args!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="3" fill="{colour}"/>"#));
+            line(format_args!(
+                r#"<circle cx="{x:.1}" cy="{y:.1}" r="3" fill="{colour}"/>"#
+            ));
         }
         let y = HEIGHT + nth as f64 * LINE;
         line(format_args!(
@@ -96,7 +103,11 @@ fn series(figures: &[Figure]) -> Vec<Series> {
     let mut all: Vec<Series> = Vec::new();
     for figure in figures.iter().filter(|figure| figure.bytes > 0 && figure.us_med > 0.0) {
         let name = figure.series();
-        let point = (figure.bytes as f64, figure.us_med, figure.predicted_us.filter(|us| *us > 0.0));
+        let point = (
+            figure.bytes as f64,
+            figure.us_med,
+            figure.predicted_us.filter(|us| *us > 0.0),
+        );
         match all.iter_mut().find(|series| series.name == name) {
             Some(series) => series.points.push(point),
             None => all.push(Series {
@@ -120,7 +131,9 @@ struct Axis {
 
 impl Axis {
     fn sizes(series: &[Series]) -> Axis {
-        let sizes = series.iter().flat_map(|series| series.points.iter().map(|point| point.0));
+        let sizes = series
+            .iter()
+            .flat_map(|series| series.points.iter().map(|point| point.0));
         Axis::over(sizes, 4.0)
     }
 
