@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use verbs_peer::{End, LEN, Peer, all_rails, connect, remote, until, whole_leg};
-use weft_fabric::verbs::{Rail, VerbsOptions};
+use weft_fabric::verbs::{AtomicsBy, Rail, VerbsOptions};
 use weft_fabric::{Clock, Live};
 use weft_plan::Time;
 use weft_protocol::{
-    Access, Arrival, Body, Direction, Failure, Leg, Loss, Memory, Op, PathId, PeerAddress, Progress, Refusal, Signal,
-    Transport,
+    Access, Arrival, AtomicAct, Body, Direction, Done, Failure, Leg, Loss, Memory, Op, PathId, PeerAddress, Progress,
+    Refusal, Signal, Transport,
 };
 
 /// Not a test: the other process, when this binary is started as one.
@@ -469,6 +469,47 @@ fn a_rail_that_goes_down_fails_fast_and_comes_back() {
         "local memory was touched after the completions"
     );
     carry(&mut near, &mut far, path.expect("opened"), Direction::Read, &leg);
+}
+
+/// The device carries atomic operations out where both ends say so; else the peer does.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn atomics_are_carried_out_by_whom_both_ends_choose() {
+    let rail = all_rails().remove(0);
+    let clock = Clock::start();
+    for (near_by, far_by, by_device) in [
+        (AtomicsBy::Device, AtomicsBy::Device, 2),
+        (AtomicsBy::Device, AtomicsBy::Host, 0),
+        (AtomicsBy::Host, AtomicsBy::Device, 0),
+    ] {
+        let options = |atomics| VerbsOptions {
+            atomics,
+            ..VerbsOptions::default()
+        };
+        let mut near = End::start(&rail, options(near_by), 7, clock);
+        let mut far = End::start(&rail, options(far_by), 9, clock);
+        let (path, _) = connect(&mut near, &mut far);
+        let theirs = far.region(0, Access::READ_WRITE);
+        for (act, before) in [
+            (AtomicAct::FetchAdd(5), 0),
+            (AtomicAct::CompareSwap { expected: 5, new: 9 }, 5),
+        ] {
+            let op = near.atomic(&remote(&theirs), 8, act);
+            near.post(path, std::slice::from_ref(&op));
+            until(&mut near, &mut far, "an atomic operation", |near, _| {
+                near.outcome(op.id).is_some()
+            });
+            assert_eq!(near.outcome(op.id), Some(Ok(Done::found(before))));
+        }
+        let mut word = [0; 8];
+        theirs.memory.read(8, &mut word);
+        assert_eq!(u64::from_le_bytes(word), 9);
+        assert_eq!(
+            near.verbs.counters().device_atomics,
+            by_device,
+            "{near_by:?} {far_by:?}"
+        );
+    }
 }
 
 /// Whoever sleeps is woken by what comes, and by nothing else.

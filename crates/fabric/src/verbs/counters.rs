@@ -22,6 +22,8 @@ pub struct VerbsCounters {
     /// Arrivals that were told by an immediate, sent and received.
     pub immediates_sent: u64,
     pub immediates_received: u64,
+    /// Atomic operations that were handed to the device.
+    pub device_atomics: u64,
     /// Queue pairs that were reset because of an error, and why they were is told by the path's loss.
     pub failed_paths: u64,
     /// How often the queue pair for introductions had failed and was started again.
@@ -43,6 +45,7 @@ impl VerbsCounters {
             ("packets_received", self.packets_received),
             ("immediates_sent", self.immediates_sent),
             ("immediates_received", self.immediates_received),
+            ("device_atomics", self.device_atomics),
             ("failed_paths", self.failed_paths),
             ("datagram_revivals", self.datagram_revivals),
         ]

@@ -12,8 +12,8 @@ use weft_fabric::verbs::{Rail, RailOptions, Verbs, VerbsOptions, rails};
 use weft_fabric::{Clock, HostMemory};
 use weft_plan::{Place, Spans, Time};
 use weft_protocol::{
-    Access, Body, Direction, Done, Epoch, Failure, Leg, Loss, Move, Op, OpId, PathId, PeerAddress, Region, RegionKey,
-    RemoteRegion, Signal, Transport,
+    Access, Atomic, AtomicAct, Body, Direction, Done, Epoch, Failure, Leg, Loss, Move, Op, OpId, PathId, PeerAddress,
+    Region, RegionKey, RemoteRegion, Signal, Transport,
 };
 
 const ROLE: &str = "WEFT_TEST_VERBS_PEER_RAIL";
@@ -101,6 +101,19 @@ impl End {
                 range,
                 checksum: false,
                 arrival: None,
+            }),
+        }
+    }
+
+    pub fn atomic(&mut self, region: &RemoteRegion, offset: u64, act: AtomicAct) -> Op {
+        self.next_op += 1;
+        Op {
+            id: OpId(self.next_op),
+            deadline: self.clock.now().saturating_add(Time::from_secs(30)),
+            body: Body::Atomic(Atomic {
+                region: Arc::new(region.clone()),
+                offset,
+                act,
             }),
         }
     }

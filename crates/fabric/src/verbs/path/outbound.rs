@@ -249,6 +249,7 @@ impl Path {
         let Some((place, piece)) = self.landing.as_mut().and_then(Landing::take) else {
             return Step::Full;
         };
+        world.counters.device_atomics += 1;
         world.batch.atomic(location.iova + offset, location.rkey, act, piece);
         self.add_segment(Some(serial), 0, false, world);
         if let Some(segment) = self.segments.back_mut() {
