@@ -102,13 +102,14 @@ impl Part {
         }
     }
 
-    /// The test binary that it runs.
-    fn test(self) -> Option<&'static str> {
+    /// The test binaries that it runs.
+    fn tests(self) -> &'static [&'static str] {
         match self {
-            Part::Conformance => Some("verbs_conformance"),
-            Part::Faults => Some("verbs_faults"),
-            Part::Agents | Part::Link => Some("verbs"),
-            Part::Perftest | Part::Siw => None,
+            Part::Conformance => &["verbs_conformance"],
+            Part::Faults => &["verbs_faults"],
+            Part::Agents => &["verbs"],
+            Part::Link => &["verbs", "verbs_faults"],
+            Part::Perftest | Part::Siw => &[],
         }
     }
 
@@ -251,9 +252,11 @@ fn commands(part: Part, built: &Built) -> Result<Vec<String>, Error> {
         Part::Agents => vec![test("verbs", 1)?],
         Part::Link => {
             let near = test("verbs", 1)?;
+            // Only a rail with a cable has neighbours, and so some that are absent.
+            let absent = format!("{} --exact an_absent_peer_blocks_nobody", test("verbs_faults", 1)?);
             let far = quoted(built.test("verbs")?);
             vec![
-                format!("export FAR_CONTROL={FAR_CONTROL} NEAR_LISTEN={NEAR_LISTEN}\n{near}"),
+                format!("export FAR_CONTROL={FAR_CONTROL} NEAR_LISTEN={NEAR_LISTEN}\n{absent} || exit\n{near}"),
                 // A process for each test, until the near end has no more of them and turns itself off.
                 format!(
                     "export SECOND_PROCESS_LISTEN=10.76.0.2:0\n\

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod copy;
 pub mod cpu;
 pub mod discover;
+mod far_clock;
 pub mod harness;
 pub mod kernels;
 pub mod memory;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weft_fabric::memory::AllocateOptions;
-use weft_fabric::verbs::{Rail, RailOptions, Verbs, VerbsOptions, rails};
+use weft_fabric::verbs::{AtomicsBy, Rail, RailOptions, Verbs, VerbsOptions, rails};
 use weft_fabric::{Clock, HostMemory};
 use weft_plan::Time;
 use weft_protocol::conformance::{Ends, Harness, Side};
@@ -15,6 +15,7 @@ struct OverVerbs {
     initiator: Rail,
     target: Rail,
     kind: Kind,
+    atomics: AtomicsBy,
 }
 
 #[derive(Clone, Copy)]
@@ -32,6 +33,7 @@ impl OverVerbs {
             initiator: rail.clone(),
             target: rail,
             kind,
+            atomics: AtomicsBy::Host,
         }
     }
 
@@ -44,6 +46,7 @@ impl OverVerbs {
             initiator: rails.into_iter().next()?,
             target,
             kind: Kind::Mapped,
+            atomics: AtomicsBy::Host,
         };
         let Ends {
             mut initiator,
@@ -69,7 +72,11 @@ fn all_rails() -> Vec<Rail> {
 impl Harness for OverVerbs {
     fn ends(&mut self) -> Ends {
         let start = |rail: &Rail, epoch| {
-            let verbs = Verbs::start(VerbsOptions::default(), rail.clone(), epoch, self.clock);
+            let options = VerbsOptions {
+                atomics: self.atomics,
+                ..VerbsOptions::default()
+            };
+            let verbs = Verbs::start(options, rail.clone(), epoch, self.clock);
             Box::new(verbs.expect("the rail starts"))
         };
         Ends {
@@ -109,6 +116,26 @@ mod foreign_memory {
         #[ignore = "needs an RDMA device"]
         super::OverVerbs::on_one_rail(super::Kind::Foreign)
     );
+}
+
+/// What of the cases for atomic operations holds where the device carries them out. The owner must then leave the words alone, and the
+/// device looks at no clock.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn atomics_by_the_device() {
+    use weft_protocol::conformance as suite;
+    let mut over = OverVerbs {
+        atomics: AtomicsBy::Device,
+        ..OverVerbs::on_one_rail(Kind::Mapped)
+    };
+    suite::atomics_return_what_was_there(&mut over);
+    suite::atomics_follow_a_model(&mut over);
+    suite::atomics_without_the_right_are_refused(&mut over);
+    suite::misaligned_atomics_are_refused(&mut over);
+    suite::atomics_past_their_deadline_touch_nothing(&mut over);
+    suite::cancelled_atomics_are_told_honestly(&mut over);
+    suite::atomics_on_a_closed_path_are_told_honestly(&mut over);
+    suite::atomics_of_a_dead_peer_are_told_honestly(&mut over);
 }
 
 /// The whole suite between two devices. Where a host's packets to its own addresses never reach a wire, it is left out.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use verbs_peer::{End, LEN, Peer, all_rails, connect, remote, until, whole_leg};
-use weft_fabric::verbs::VerbsOptions;
+use weft_fabric::verbs::{Rail, VerbsOptions};
 use weft_fabric::{Clock, Live};
 use weft_plan::Time;
 use weft_protocol::{
@@ -355,11 +355,22 @@ fn a_frozen_peer_delays_only_what_needs_it() {
     assert_eq!(near.lost(path), None);
 }
 
+/// Does the kernel have to look for a peer on this rail? On an interface without a wire it does not.
+fn has_neighbours(rail: &Rail) -> bool {
+    let interface = rail.gid.interface.as_deref().unwrap_or_default();
+    let flags = std::fs::read_to_string(format!("/sys/class/net/{interface}/flags")).unwrap_or_default();
+    let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).unwrap_or(0);
+    flags & libc::IFF_NOARP as u32 == 0
+}
+
 /// The kernel looks for a neighbour that is not there for longer than a second. Nobody else waits for that.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn an_absent_peer_blocks_nobody() {
     const RESOLVING: Duration = Duration::from_secs(1);
+    if !has_neighbours(&all_rails()[0]) {
+        return eprintln!("left out: the rail has no neighbours, so none can be absent");
+    }
     let (mut near, mut far) = pair(VerbsOptions::default());
     // The neighbour of this rail with the host number 77.
     let own = near.address().0;

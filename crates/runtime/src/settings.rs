@@ -32,7 +32,7 @@ use weft_plan::Bytes;
 pub use page::{markdown, table};
 pub use secret::SecretError;
 pub use sources::{Origin, SettingsError, Sources};
-pub use value::{ForeignMemory, Hidden, RendezvousChoice, TransportChoice, When};
+pub use value::{AtomicsChoice, ForeignMemory, Hidden, RendezvousChoice, TransportChoice, When};
 
 use sources::Chosen;
 use value::Value;
@@ -154,6 +154,9 @@ settings! {
     verbs_mtu: Option<u16> = "verbs.mtu", "", within 256..=4096;
     /// Whether an RDMA device looks pages up as it needs them, instead of having memory pinned; auto does where pinning fails.
     verbs_odp: When = "verbs.odp", "auto";
+    /// Who carries out atomic operations over RDMA; auto leaves them to devices whose own are atomic with those of processors. With
+    /// device and others, all who touch a word must do it through one device, and deadlines end only the waiting.
+    verbs_atomics: AtomicsChoice = "verbs.atomics", "auto";
     /// How memory that Weft did not allocate crosses between processes; auto falls back to bounce where the kernel refuses.
     shared_memory_foreign: ForeignMemory = "shared_memory.foreign", "auto";
     /// Whether a second thread helps with large copies when a core is idle.

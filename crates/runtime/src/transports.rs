@@ -8,13 +8,13 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use weft_fabric::shared_memory::Foreign;
 use weft_fabric::tcp::{Tcp, TcpOptions, TlsOptions};
-use weft_fabric::verbs::{Mtu, OnDemandPaging, RailOptions, RegistrationOptions, Verbs, VerbsOptions};
+use weft_fabric::verbs::{AtomicsBy, Mtu, OnDemandPaging, RailOptions, RegistrationOptions, Verbs, VerbsOptions};
 use weft_fabric::{Clock, Live, SharedMemory, SharedMemoryOptions};
 use weft_protocol::agent::{Reach, Slot};
 use weft_protocol::region::Epoch;
 
 use crate::error::Error;
-use crate::settings::{ForeignMemory, Settings, TransportChoice, When};
+use crate::settings::{AtomicsChoice, ForeignMemory, Settings, TransportChoice, When};
 
 /// Equal at two agents that can share memory: the same boot of the same host, and the same network namespace, which is where the
 /// sockets that hand memory over have their names.
@@ -113,6 +113,11 @@ fn verbs_options(settings: &Settings) -> VerbsOptions {
         timeout: settings.verbs_timeout.into(),
         retries: settings.verbs_retries,
         mtu: settings.verbs_mtu.and_then(|bytes| Mtu::from_bytes(bytes.into())),
+        atomics: match settings.verbs_atomics {
+            AtomicsChoice::Auto => AtomicsBy::Auto,
+            AtomicsChoice::Device => AtomicsBy::Device,
+            AtomicsChoice::Host => AtomicsBy::Host,
+        },
         registration: RegistrationOptions {
             odp: match settings.verbs_odp {
                 When::Auto => OnDemandPaging::Auto,

@@ -20,7 +20,7 @@ impl Built {
     /// Builds what `parts` need.
     pub fn make(parts: &[Part]) -> Result<Built, Error> {
         let mut tests = HashMap::new();
-        let mut names: Vec<&str> = parts.iter().filter_map(|part| part.test()).collect();
+        let mut names: Vec<&str> = parts.iter().flat_map(|part| part.tests()).copied().collect();
         names.sort_unstable();
         names.dedup();
         if !names.is_empty() {

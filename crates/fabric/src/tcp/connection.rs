@@ -6,12 +6,12 @@ use weft_protocol::Loss;
 use weft_protocol::frame::{self, Frame};
 use weft_protocol::wire::DecodeError;
 
-use super::far_clock::FarClock;
 use super::inbound::Inbound;
 use super::outbound::{Flushed, Outbound};
 use super::socket::{Epoll, Vectors};
 use super::stream::Stream;
 use crate::Clock;
+use crate::far_clock::FarClock;
 
 #[derive(Debug)]
 pub(super) struct Connection {

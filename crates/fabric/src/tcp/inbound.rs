@@ -8,13 +8,13 @@ use weft_protocol::frame::{Ended, Frame, WriteRequest};
 use weft_protocol::memory::Digest;
 use weft_protocol::{Access, Arrival, Refusal, Region, RegionTable};
 
-use super::far_clock::FarClock;
 use super::gather::gather;
 use super::ops::{LocalOp, Ops, Stage};
 use super::outbound::Outbound;
 use super::socket::Vectors;
 use super::stream::Stream;
 use crate::Clock;
+use crate::far_clock::FarClock;
 
 /// Room for heads. It grows only while one long head is coming in.
 const BUFFER_BYTES: usize = 64 << 10;

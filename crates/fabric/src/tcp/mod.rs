@@ -15,7 +15,6 @@
 //! ```
 
 mod connection;
-mod far_clock;
 mod gather;
 mod inbound;
 mod ops;
@@ -277,7 +276,7 @@ impl Tcp {
                 });
                 let _ = outbound.flush(
                     stream,
-                    &far_clock::FarClock::default(),
+                    &crate::far_clock::FarClock::default(),
                     self.clock,
                     &mut self.vectors,
                     u32::MAX,

@@ -9,11 +9,11 @@ use weft_protocol::frame::{self, Ended, Frame, ReadRequest, WriteRequest};
 use weft_protocol::memory::Digest;
 use weft_protocol::{Move, Refusal, Region};
 
-use super::far_clock::FarClock;
 use super::gather::gather;
 use super::socket::Vectors;
 use super::stream::Stream;
 use crate::Clock;
+use crate::far_clock::FarClock;
 
 /// Payload of one data frame. Messages and acknowledgements pass between frames, so this bounds how long they wait.
 const DATA_BYTES: u64 = 1 << 20;

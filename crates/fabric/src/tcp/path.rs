@@ -16,12 +16,12 @@ use weft_protocol::{
 };
 
 use super::connection::{Connection, Gone, Join};
-use super::far_clock::FarClock;
 use super::gather::host;
 use super::inbound::{IncomingWrite, Payload, Placing, Received, Sink};
 use super::ops::{LocalOp, Ops, Stage};
 use super::socket::{Epoll, Vectors};
 use crate::Clock;
+use crate::far_clock::FarClock;
 use atomics::Atomics;
 
 /// Moves of at most this size go on the first connection, where nothing large is in their way.

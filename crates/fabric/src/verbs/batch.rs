@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use weft_protocol::{Direction, Leg};
+use weft_protocol::{AtomicAct, Direction, Leg};
 use weft_sys::verbs as sys;
 
 /// Requests of one list. A list is signalled at its end, so this also bounds how long a completion is put off.
@@ -205,6 +205,24 @@ impl Batch {
                 rkey: sides.rkey,
             },
         };
+    }
+
+    /// Adds an atomic operation on the far word at `remote`. What it held lands in the piece.
+    pub(super) fn atomic(&mut self, remote: u64, rkey: u32, act: AtomicAct, landing: sys::ibv_sge) {
+        let (opcode, compare_add, swap) = match act {
+            AtomicAct::FetchAdd(value) => (sys::IBV_WR_ATOMIC_FETCH_AND_ADD, value, 0),
+            AtomicAct::CompareSwap { expected, new } => (sys::IBV_WR_ATOMIC_CMP_AND_SWP, expected, new),
+        };
+        let request = self.begin(opcode);
+        request.wr = sys::ibv_send_wr_target {
+            atomic: sys::ibv_wr_atomic {
+                remote_addr: remote,
+                compare_add,
+                swap,
+                rkey,
+            },
+        };
+        self.piece(landing.addr, landing.length, landing.lkey);
     }
 
     /// Makes the last request tell the far end, once its bytes are there.

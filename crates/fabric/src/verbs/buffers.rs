@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use weft_plan::Time;
 use weft_protocol::Memory;
+use weft_protocol::atomic::WORD_BYTES;
 use weft_sys::verbs as sys;
 
 use super::credits::RESERVE;
@@ -88,6 +89,40 @@ impl Buffers {
         assert!(index < self.count, "a buffer that is not there");
         // SAFETY: as above, and borrowed by nobody else.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(index * self.bytes_each), self.bytes_each) }
+    }
+}
+
+/// Registered words that answers of the device land in.
+#[derive(Debug)]
+pub(super) struct Landing {
+    words: Buffers,
+    free: Vec<u32>,
+}
+
+impl Landing {
+    pub(super) fn new(count: usize, registrations: &mut Registrations) -> Result<Landing, VerbsError> {
+        Ok(Landing {
+            words: Buffers::new(count, WORD_BYTES as usize, registrations)?,
+            free: (0..count as u32).collect(),
+        })
+    }
+
+    /// A free word, and what the device calls it.
+    pub(super) fn take(&mut self) -> Option<(u32, sys::ibv_sge)> {
+        let place = self.free.pop()?;
+        Some((place, self.words.piece(place as usize)))
+    }
+
+    /// Frees a word that the device is done with, and returns what it has left there.
+    pub(super) fn give_back(&mut self, place: u32) -> u64 {
+        self.free.push(place);
+        // SAFETY: the request that named the word has come back.
+        let bytes = unsafe { self.words.bytes(place as usize, WORD_BYTES as usize) };
+        bytes.try_into().map_or(0, u64::from_ne_bytes)
+    }
+
+    pub(super) fn into_buffers(self) -> Buffers {
+        self.words
     }
 }
 

@@ -5,10 +5,10 @@
 //! since the last one; a packet of nothing else needs no credit itself. A frame longer than a packet goes in several, one
 //! after the other: queue pairs keep the order of what is sent.
 
-use weft_plan::Spans;
+use weft_plan::{Spans, Time};
 use weft_protocol::frame::MESSAGE_BYTES_MAX;
 use weft_protocol::wire::{DecodeError, Reader, Writer};
-use weft_protocol::{Access, Arrival, Refusal, RegionKey};
+use weft_protocol::{Access, Arrival, AtomicAct, Refusal, RegionKey};
 
 use super::rail::Mtu;
 
@@ -59,6 +59,10 @@ mod kind {
     pub const PROBE: u8 = 10;
     pub const READY: u8 = 11;
     pub const BYE: u8 = 12;
+    pub const ATOMIC_ASK: u8 = 13;
+    pub const ATOMIC_ANSWER: u8 = 14;
+    pub const READ_CLOCK: u8 = 15;
+    pub const CLOCK: u8 = 16;
 }
 
 /// One thing that an end says.
@@ -105,6 +109,33 @@ pub(super) enum Frame {
     Ready,
     /// The last frame.
     Bye,
+    /// "Do this to a word of yours."
+    AtomicAsk(AtomicAsk),
+    /// What the word held, or why it was left alone.
+    AtomicAnswer {
+        serial: u64,
+        found: Result<u64, Refusal>,
+    },
+    /// "It is this late here. How late is it there?"
+    ReadClock {
+        sent: Time,
+    },
+    Clock {
+        /// From the question.
+        sent: Time,
+        read: Time,
+    },
+}
+
+/// An atomic operation that is asked for. There is no way to take it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AtomicAsk {
+    pub serial: u64,
+    /// On the asker's clock.
+    pub deadline: Time,
+    pub key: RegionKey,
+    pub offset: u64,
+    pub act: AtomicAct,
 }
 
 /// Where a region is, for the device of a peer that has shown its key.
@@ -115,6 +146,8 @@ pub(super) struct Location {
     pub len: u64,
     pub rkey: u32,
     pub access: Access,
+    /// Its words are operated on by devices.
+    pub atomics: bool,
 }
 
 impl Frame {
@@ -135,7 +168,8 @@ impl Frame {
                         .u64_fixed(location.iova)
                         .varint(location.len)
                         .varint(location.rkey.into())
-                        .access(location.access),
+                        .access(location.access)
+                        .u8(location.atomics.into()),
                     Err(refusal) => w.u8(1).refusal(*refusal),
                 };
             }
@@ -169,6 +203,19 @@ impl Frame {
             }
             Frame::Bye => {
                 w.u8(kind::BYE);
+            }
+            Frame::AtomicAsk(ask) => {
+                w.u8(kind::ATOMIC_ASK).varint(ask.serial).varint(ask.deadline.as_ps());
+                w.key(&ask.key).varint(ask.offset).act(ask.act);
+            }
+            Frame::AtomicAnswer { serial, found } => {
+                w.u8(kind::ATOMIC_ANSWER).varint(*serial).found(*found);
+            }
+            Frame::ReadClock { sent } => {
+                w.u8(kind::READ_CLOCK).varint(sent.as_ps());
+            }
+            Frame::Clock { sent, read } => {
+                w.u8(kind::CLOCK).varint(sent.as_ps()).varint(read.as_ps());
             }
         }
         w.buf
@@ -211,6 +258,22 @@ impl Frame {
             kind::PROBE => Frame::Probe,
             kind::READY => Frame::Ready,
             kind::BYE => Frame::Bye,
+            kind::ATOMIC_ASK => Frame::AtomicAsk(AtomicAsk {
+                serial: r.varint()?,
+                deadline: time(&mut r)?,
+                key: r.key()?,
+                offset: r.varint()?,
+                act: r.act()?,
+            }),
+            kind::ATOMIC_ANSWER => Frame::AtomicAnswer {
+                serial: r.varint()?,
+                found: r.found()?,
+            },
+            kind::READ_CLOCK => Frame::ReadClock { sent: time(&mut r)? },
+            kind::CLOCK => Frame::Clock {
+                sent: time(&mut r)?,
+                read: time(&mut r)?,
+            },
             _ => return Err(DecodeError::Invalid),
         };
         r.end()?;
@@ -229,6 +292,10 @@ fn answer<'a, T>(
     }
 }
 
+fn time(r: &mut Reader<'_>) -> Result<Time, DecodeError> {
+    r.varint().map(Time::from_ps)
+}
+
 /// Runs may overlap, so that a few of them can name more bytes than anybody has.
 fn spans(r: &mut Reader<'_>) -> Result<Spans, DecodeError> {
     let spans = r.spans(SUM_RUNS_MAX)?;
@@ -244,6 +311,11 @@ fn location(r: &mut Reader<'_>) -> Result<Location, DecodeError> {
         len: r.varint()?,
         rkey: r.u32()?,
         access: r.access()?,
+        atomics: match r.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(DecodeError::Invalid),
+        },
     };
     // Every address within the region can then be computed without a look at the numbers.
     location.iova.checked_add(location.len).ok_or(DecodeError::Overflow)?;
@@ -425,176 +497,4 @@ pub(crate) fn check(bytes: &[u8]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use weft_plan::Run;
-    use weft_protocol::Epoch;
-
-    use super::*;
-
-    fn any_key() -> impl Strategy<Value = RegionKey> {
-        (any::<u64>(), any::<u32>(), any::<u128>()).prop_map(|(epoch, slot, secret)| RegionKey {
-            epoch: Epoch(epoch),
-            slot,
-            secret,
-        })
-    }
-
-    fn any_spans() -> impl Strategy<Value = Spans> {
-        prop::collection::vec((0u64..1 << 40, 1u64..1 << 10, 0u64..1 << 20, 1u64..20), 0..300).prop_map(|runs| {
-            let mut spans = Spans::new();
-            for (offset, len, gap, count) in runs {
-                let stride = if count == 1 { len } else { len + gap };
-                spans.push_run(Run {
-                    offset,
-                    len,
-                    stride,
-                    count,
-                });
-            }
-            spans
-        })
-    }
-
-    fn any_refusal() -> impl Strategy<Value = Refusal> {
-        prop::sample::select(&Refusal::ALL[..])
-    }
-
-    fn any_location() -> impl Strategy<Value = Location> {
-        (0u64..1 << 63, 0u64..1 << 63, any::<u32>(), any::<(bool, bool)>()).prop_map(
-            |(iova, len, rkey, (read, write))| Location {
-                iova,
-                len,
-                rkey,
-                access: Access { read, write },
-            },
-        )
-    }
-
-    fn any_frame() -> impl Strategy<Value = Frame> {
-        prop_oneof![
-            prop::collection::vec(any::<u8>(), 0..3 * PACKET_BYTES).prop_map(Frame::Message),
-            any_key().prop_map(|key| Frame::Resolve { key }),
-            (
-                any_key(),
-                prop_oneof![any_location().prop_map(Ok), any_refusal().prop_map(Err)]
-            )
-                .prop_map(|(key, answer)| Frame::Resolved { key, answer }),
-            any::<u32>().prop_map(|slot| Frame::Revoke { slot }),
-            any::<u32>().prop_map(|slot| Frame::Revoked { slot }),
-            (0..TAG_SLOTS, any::<u64>()).prop_map(|(slot, tag)| Frame::Bind { slot, tag }),
-            (any::<u64>(), any::<u32>()).prop_map(|(tag, index)| Frame::Arrived(Arrival { tag, index })),
-            (any::<u64>(), any_key(), any_spans()).prop_map(|(serial, key, spans)| Frame::Sum { serial, key, spans }),
-            (
-                any::<u64>(),
-                prop_oneof![any::<u64>().prop_map(Ok), any_refusal().prop_map(Err)]
-            )
-                .prop_map(|(serial, sum)| Frame::Summed { serial, sum }),
-            Just(Frame::Probe),
-            Just(Frame::Ready),
-            Just(Frame::Bye),
-        ]
-    }
-
-    const WHOLE: PacketSize = PacketSize(PACKET_BYTES);
-
-    fn packets(mut parcel: Parcel, size: PacketSize) -> Vec<Vec<u8>> {
-        let mut packets = Vec::new();
-        while !parcel.is_packed() {
-            let mut buffer = [0xee; PACKET_BYTES];
-            let expected = parcel.next_packet_bytes(size);
-            let len = parcel.pack(packets.len() as u16, size, &mut buffer);
-            assert_eq!(len, expected);
-            assert!(len <= size.0);
-            packets.push(buffer[..len].to_vec());
-        }
-        packets
-    }
-
-    proptest! {
-        #[test]
-        fn frames_survive_being_cut_and_put_together(frames in prop::collection::vec(any_frame(), 1..5), mtu in 1u8..=5) {
-            let size = PacketSize::of_mtu(mtu);
-            let mut assembly = Assembly::default();
-            for frame in frames {
-                let parcel = match &frame {
-                    Frame::Message(payload) => Parcel::message(payload.as_slice().into()),
-                    other => Parcel::frame(other),
-                };
-                let packets = packets(parcel, size);
-                let mut found = None;
-                for (i, packet) in packets.iter().enumerate() {
-                    prop_assert!(found.is_none(), "whole before its last packet");
-                    let packet = Packet::decode(packet, size).unwrap();
-                    prop_assert_eq!(usize::from(packet.credits), i);
-                    found = assembly.take(packet.piece.unwrap()).unwrap();
-                }
-                prop_assert_eq!(found, Some(frame));
-            }
-        }
-
-        #[test]
-        fn garbage_is_refused_not_believed(bytes in prop::collection::vec(any::<u8>(), 0..2 * PACKET_BYTES)) {
-            check(&bytes);
-        }
-
-        #[test]
-        fn a_frame_with_flipped_bytes_is_refused_or_another_frame(frame in any_frame(), at in any::<prop::sample::Index>(), flip in 1u8..) {
-            let mut bytes = frame.encode();
-            let at = at.index(bytes.len());
-            bytes[at] ^= flip;
-            check(&bytes);
-        }
-    }
-
-    #[test]
-    fn credits_travel_alone_too() {
-        let mut buffer = [0; PACKET_BYTES];
-        let len = pack_credits(77, &mut buffer);
-        let packet = Packet::decode(&buffer[..len], WHOLE).unwrap();
-        assert_eq!((packet.credits, packet.piece), (77, None));
-    }
-
-    #[test]
-    fn pieces_out_of_turn_and_frames_without_end_are_refused() {
-        let long = packets(Parcel::message(vec![7; 2 * PACKET_BYTES].into()), WHOLE);
-        let piece = |i: usize| Packet::decode(&long[i], WHOLE).unwrap().piece.unwrap();
-        let mut assembly = Assembly::default();
-        assert_eq!(assembly.take(piece(1)), Err(DecodeError::Invalid), "the middle first");
-        let mut assembly = Assembly::default();
-        assembly.take(piece(0)).unwrap();
-        assert_eq!(
-            assembly.take(piece(0)),
-            Err(DecodeError::Invalid),
-            "the beginning twice"
-        );
-        let mut assembly = Assembly::default();
-        assembly.take(piece(0)).unwrap();
-        let endless = (0..).map(|_| assembly.take(piece(1))).find_map(Result::err);
-        assert_eq!(endless, Some(DecodeError::TooLong));
-    }
-
-    #[test]
-    fn a_packet_is_as_large_as_its_path_carries_in_one_piece() {
-        for (code, bytes) in [(1, 256), (3, 1024), (5, 4096)] {
-            let size = PacketSize::of_mtu(code);
-            assert_eq!(size, PacketSize(bytes));
-            let packets = packets(Parcel::message(vec![3; 2 * PACKET_BYTES].into()), size);
-            assert_eq!(packets.iter().map(Vec::len).max(), Some(bytes));
-            // One that another path could carry is not taken.
-            let longer = vec![0; bytes + 1];
-            assert_eq!(Packet::decode(&longer, size), Err(DecodeError::Invalid));
-        }
-    }
-
-    #[test]
-    fn the_longest_message_fits() {
-        let longest = packets(Parcel::message(vec![3; MESSAGE_BYTES_MAX].into()), WHOLE);
-        let mut assembly = Assembly::default();
-        let last = longest.iter().map(|packet| {
-            let piece = Packet::decode(packet, WHOLE).unwrap().piece.unwrap();
-            assembly.take(piece).unwrap()
-        });
-        assert_eq!(last.last().flatten(), Some(Frame::Message(vec![3; MESSAGE_BYTES_MAX])));
-    }
-}
+mod tests;

@@ -32,7 +32,7 @@ pub use device::{Device, DeviceError, DeviceEvent, ProtectionDomain};
 pub(crate) use introduction::check as check_letter;
 pub use library::Library;
 pub(crate) use message::check as check_packets;
-pub use options::{VerbsError, VerbsOptions};
+pub use options::{AtomicsBy, VerbsError, VerbsOptions};
 pub use rail::{Mtu, Rail, RailOptions, RailRefusal, VerbsUnavailable, rails};
 pub use registration::{
     OnDemandPaging, Registration, RegistrationError, RegistrationOptions, Registrations, RemoteAccess,

@@ -1,7 +1,7 @@
 //! What a path has been asked to do, from post until it has completed.
 
 use weft_plan::Time;
-use weft_protocol::{Direction, Failure, Move, OpId};
+use weft_protocol::{Atomic, Direction, Failure, Move, OpId};
 
 use super::regions::Near;
 
@@ -28,6 +28,43 @@ pub(super) enum Work {
         packed: bool,
     },
     Move(Moving),
+    Atomic(Asking),
+}
+
+/// An atomic operation, by a question to the peer or by the device.
+#[derive(Debug)]
+pub(super) struct Asking {
+    pub atomic: Atomic,
+    /// The far region, among those that the path knows; where the peer is asked, none.
+    pub target: u32,
+    pub stage: AskingStage,
+}
+
+/// How far an atomic operation has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AskingStage {
+    /// The peer has not said yet where the word is.
+    AwaitsTarget,
+    /// The question to the peer waits for its turn.
+    Queued,
+    /// The question has been handed to the device: the peer may have acted on it.
+    Asked,
+    /// It is to be handed to the device.
+    Waiting,
+    /// The device has it.
+    Posted,
+    /// The device is done with it, and this is what the word held.
+    Found(u64),
+}
+
+impl Asking {
+    /// May it have been carried out?
+    pub(super) fn is_sent(&self) -> bool {
+        matches!(
+            self.stage,
+            AskingStage::Asked | AskingStage::Posted | AskingStage::Found(_)
+        )
+    }
 }
 
 #[derive(Debug)]
@@ -57,6 +94,45 @@ pub(super) enum Stage {
     HandedOver,
     /// The bytes are in place; the peer is computing their checksum.
     AwaitsSum,
+}
+
+impl Work {
+    /// Does it change anything at the peer's side, which may still happen when the device here has given it up?
+    pub(super) fn acts_there(&self) -> bool {
+        match self {
+            Work::Message { .. } => false,
+            Work::Move(moving) => moving.is_write(),
+            Work::Atomic(_) => true,
+        }
+    }
+
+    /// The far region that it names to the device, among those that the path knows.
+    pub(super) fn target(&self) -> Option<u32> {
+        match self {
+            Work::Message { .. } => None,
+            Work::Move(moving) => Some(moving.target),
+            Work::Atomic(asking) => Some(asking.target),
+        }
+        .filter(|target| *target != NO_TARGET)
+    }
+
+    /// The path has forgotten the far region.
+    pub(super) fn forget_target(&mut self) {
+        match self {
+            Work::Message { .. } => {}
+            Work::Move(moving) => moving.target = NO_TARGET,
+            Work::Atomic(asking) => asking.target = NO_TARGET,
+        }
+    }
+
+    /// Has the device, or has it had, all of it?
+    pub(super) fn is_handed_over(&self) -> bool {
+        match self {
+            Work::Message { packed } => *packed,
+            Work::Move(moving) => moving.stage == Stage::HandedOver,
+            Work::Atomic(asking) => asking.is_sent(),
+        }
+    }
 }
 
 impl Moving {

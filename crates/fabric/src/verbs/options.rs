@@ -4,6 +4,7 @@ use std::io;
 
 use thiserror::Error;
 use weft_plan::{LinkCost, Time};
+use weft_sys::verbs as sys;
 
 use super::device::DeviceError;
 use super::rail::Mtu;
@@ -36,6 +37,7 @@ pub struct VerbsOptions {
     pub grace: Time,
     /// How long peers may take to let go of a region. After that the device is told to refuse them, and they lose the path.
     pub release_max: Time,
+    pub atomics: AtomicsBy,
     pub registration: RegistrationOptions,
     /// What peers are told of the speed of this transport. A guess, with the bandwidth that the port reports, where nothing is said.
     pub cost: Option<LinkCost>,
@@ -55,8 +57,33 @@ impl Default for VerbsOptions {
             open_max: Time::from_secs(5),
             grace: Time::from_secs(1),
             release_max: Time::from_secs(2),
+            atomics: AtomicsBy::Auto,
             registration: RegistrationOptions::default(),
             cost: None,
+        }
+    }
+}
+
+/// Who carries out atomic operations on the words of this side, and whom this side asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AtomicsBy {
+    /// Devices, where theirs are atomic with those of processors; else processors.
+    #[default]
+    Auto,
+    /// Devices. Where theirs are atomic among their own only, all who touch a word must do it through one device, its owner included; and
+    /// after the deadline of an operation nobody keeps the device from carrying it out.
+    Device,
+    /// The owner's processor, asked by a message.
+    Host,
+}
+
+impl AtomicsBy {
+    /// Whether devices are used, where this one's are of this kind. `None` where it should be and cannot.
+    pub(super) fn by_device(self, kind: sys::ibv_atomic_cap) -> Option<bool> {
+        match self {
+            AtomicsBy::Host => Some(false),
+            AtomicsBy::Auto => Some(kind == sys::IBV_ATOMIC_GLOB),
+            AtomicsBy::Device => (kind != sys::IBV_ATOMIC_NONE).then_some(true),
         }
     }
 }
@@ -71,6 +98,8 @@ pub enum VerbsError {
     Retries { value: u8 },
     #[error("a path that may hand no bytes to its device moves none")]
     SendBytes,
+    #[error("the device has no atomic operations")]
+    NoAtomics,
     #[error("the device offers {offered} {what}, and {needed} are needed")]
     Device {
         what: &'static str,
@@ -128,6 +157,15 @@ mod tests {
         assert_eq!(code(Time::from_ns(4_097)), 1);
         assert_eq!(code(Time::from_ms(67)), 14);
         assert_eq!(code(Time::MAX), 31);
+    }
+
+    #[test]
+    fn devices_carry_out_atomics_where_that_is_as_good_or_wanted() {
+        use sys::{IBV_ATOMIC_GLOB, IBV_ATOMIC_HCA, IBV_ATOMIC_NONE};
+        let each = |by: AtomicsBy| [IBV_ATOMIC_NONE, IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB].map(|kind| by.by_device(kind));
+        assert_eq!(each(AtomicsBy::Auto), [Some(false), Some(false), Some(true)]);
+        assert_eq!(each(AtomicsBy::Device), [None, Some(true), Some(true)]);
+        assert_eq!(each(AtomicsBy::Host), [Some(false); 3]);
     }
 
     #[test]

@@ -3,12 +3,13 @@
 //! Work goes to the device in order and completes in order, so what the device has is a queue of *segments*: runs of requests that
 //! belong to one operation. A completion of one request is the completion of all before it.
 
+mod atomics;
+mod beginning;
 mod ending;
 mod inbound;
 mod outbound;
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
 use std::sync::Arc;
 
 use weft_plan::Time;
@@ -17,19 +18,20 @@ use weft_sys::verbs as sys;
 
 use super::address::Doorstep;
 use super::batch::Batch;
-use super::buffers::{Buffers, WINDOW};
+use super::buffers::{Buffers, Landing, WINDOW};
 use super::counters::VerbsCounters;
 use super::credits::Credits;
-use super::introduction::{Letter, QueueEnd};
-use super::message::{Assembly, FRAME_BYTES_MAX, Frame, PacketSize, Parcel, SUM_BYTES_MAX, SUM_RUNS_MAX};
+use super::introduction::Letter;
+use super::message::{Assembly, FRAME_BYTES_MAX, Frame, Location, PacketSize, Parcel, SUM_BYTES_MAX, SUM_RUNS_MAX};
 use super::ops::{Moving, OpenOp, Ops, Serial, Stage, Work};
 use super::options::VerbsOptions;
-use super::queue::{AddressHandle, Connecting, QueuePair};
+use super::queue::{AddressHandle, QueuePair};
 use super::rail::Rail;
 use super::regions::Regions;
-use super::setup::{Errand, Outcome};
+use super::setup::Errand;
 use super::tags::Tags;
 use super::targets::{Found, State, Targets, permits};
+use crate::Clock;
 
 /// Packets that are sent from a buffer of ours at a time, because they do not fit into a request.
 pub(super) const STAGED_MAX: usize = 16;
@@ -75,6 +77,8 @@ pub(super) struct Path {
     staging: Buffers,
     staged_next: usize,
     staged: usize,
+    /// Where what the device's atomic operations find lands; none where the peer is asked.
+    landing: Option<Landing>,
     credits: Credits,
     packet_size: PacketSize,
     assembly: Assembly,
@@ -83,6 +87,8 @@ pub(super) struct Path {
     granted: HashMap<u32, Granted>,
     /// What the peer may do at all.
     admitted: u32,
+    /// For atomic operations that the peer asks for.
+    target: atomics::Target,
     tags_here: Tags,
     tags_there: Tags,
     /// Questions that the peer has not answered.
@@ -169,6 +175,8 @@ struct Segment {
     op: Option<Serial>,
     /// It is sent from one of our buffers.
     staged: bool,
+    /// What an atomic operation finds lands here.
+    landing: Option<u32>,
 }
 
 /// What a path needs of the transport that it is part of.
@@ -182,7 +190,11 @@ pub(super) struct World<'a> {
     pub rail: &'a Rail,
     /// The last look at the completions, by its number, that found no more of them.
     pub dry: u64,
+    /// Devices carry out atomic operations, of this side and on its words.
+    pub device_atomics: bool,
+    /// When this turn began.
     pub now: Time,
+    pub clock: Clock,
 }
 
 /// What a path is made of.
@@ -193,38 +205,11 @@ pub(super) struct Parts {
     pub peer: Doorstep,
     pub pair: QueuePair,
     pub staging: Buffers,
+    pub landing: Option<Landing>,
     pub psn: u32,
 }
 
 impl Path {
-    /// A path that this side opens. Its first introduction is among the letters.
-    pub(super) fn introducing(parts: Parts, from: Doorstep, world: &World<'_>) -> Path {
-        let phase = Phase::Introducing {
-            repeat: world.now.saturating_add(REPEAT_FIRST),
-            gap: REPEAT_FIRST,
-            until: world.now.saturating_add(world.options.open_max),
-        };
-        let mut path = Path::new(parts, true, phase);
-        let end = path.end_here(world);
-        path.letters.push(Letter::Introduction {
-            token: path.token,
-            from,
-            end,
-        });
-        path.look_for_route(world);
-        path
-    }
-
-    /// A path that a peer opens. It is answered once the way to it has been found.
-    pub(super) fn accepting(parts: Parts, end: &QueueEnd, world: &World<'_>) -> Path {
-        let phase = Phase::Answering {
-            until: world.now.saturating_add(world.options.open_max),
-        };
-        let mut path = Path::new(parts, false, phase);
-        path.connect(end, world);
-        path
-    }
-
     fn new(parts: Parts, opened_here: bool, phase: Phase) -> Path {
         Path {
             id: parts.id,
@@ -249,12 +234,14 @@ impl Path {
             staging: parts.staging,
             staged_next: 0,
             staged: 0,
+            landing: parts.landing,
             credits: Credits::new(WINDOW),
             packet_size: PacketSize::of_mtu(0),
             assembly: Assembly::default(),
             targets: Targets::default(),
             granted: HashMap::new(),
             admitted: 0,
+            target: atomics::Target::default(),
             tags_here: Tags::default(),
             tags_there: Tags::default(),
             unanswered: 0,
@@ -275,8 +262,9 @@ impl Path {
         self.phase == Phase::Over
     }
     /// The buffers of a path that is over.
-    pub(super) fn into_staging(self) -> Buffers {
-        self.staging
+    pub(super) fn into_buffers(self) -> impl Iterator<Item = Buffers> {
+        let landing = self.landing.map(Landing::into_buffers);
+        [self.staging].into_iter().chain(landing)
     }
     /// Only a peer's introduction speaks for it.
     pub(super) fn is_half_open(&self) -> bool {
@@ -312,100 +300,6 @@ impl Path {
         self.pair.as_deref().map(QueuePair::number)
     }
 
-    /// Repeats the answer to an introduction that was repeated.
-    pub(super) fn answer(&mut self, world: &World<'_>) {
-        if !matches!(self.phase, Phase::Accepting { .. } | Phase::Live) {
-            return;
-        }
-        let end = self.end_here(world);
-        self.letters.push(Letter::Answer { token: self.token, end });
-        if self.route.is_none() {
-            self.look_for_route(world);
-        }
-    }
-
-    /// The peer has answered the introduction.
-    pub(super) fn on_answer(&mut self, end: &QueueEnd, world: &mut World<'_>) {
-        let Phase::Introducing { until, .. } = self.phase else {
-            return;
-        };
-        self.phase = Phase::Connecting { until };
-        self.connect(end, world);
-    }
-
-    /// Something has come of an errand.
-    pub(super) fn on_outcome(&mut self, outcome: Outcome, world: &mut World<'_>) {
-        self.routing = false;
-        self.route = self.route.take().or(outcome.route);
-        match (self.phase, outcome.connected) {
-            (Phase::Connecting { until }, Some(Ok(()))) => {
-                self.phase = Phase::Greeting { until };
-                self.say(&Frame::Ready);
-                self.pump(world);
-            }
-            (Phase::Answering { until }, Some(Ok(()))) => {
-                self.phase = Phase::Accepting { until };
-                self.answer(world);
-            }
-            (Phase::Connecting { .. } | Phase::Answering { .. }, Some(Err(error))) => {
-                self.lose(why_not_connected(&error), world);
-            }
-            _ => {}
-        }
-    }
-
-    /// Has the way to the peer looked for, which may take long.
-    fn look_for_route(&mut self, world: &World<'_>) {
-        if !std::mem::replace(&mut self.routing, true) {
-            let errand = self.errand(true, None, world);
-            self.errands.push(errand);
-        }
-    }
-
-    fn errand(&self, route: bool, connect: Option<(Arc<QueuePair>, Connecting)>, world: &World<'_>) -> Errand {
-        Errand {
-            path: Some(self.id),
-            peer: self.peer.clone(),
-            traffic_class: world.options.traffic_class,
-            service_level: world.options.service_level,
-            route,
-            connect,
-            letter: None,
-        }
-    }
-
-    fn end_here(&self, world: &World<'_>) -> QueueEnd {
-        QueueEnd {
-            qpn: self.number().unwrap_or(0),
-            psn: self.psn,
-            mtu: mtu_here(world),
-            reads: reads_here(world.rail),
-            credits: WINDOW,
-        }
-    }
-
-    /// Has the queue pair connected, which may take long.
-    fn connect(&mut self, end: &QueueEnd, world: &World<'_>) {
-        let Some(pair) = &self.pair else { return };
-        let mtu = mtu_here(world).min(end.mtu);
-        let asked = u8::try_from(world.rail.device.attributes().max_qp_init_rd_atom).unwrap_or(u8::MAX);
-        let how = Connecting {
-            end: *end,
-            psn: self.psn,
-            mtu,
-            reads_here: reads_here(world.rail),
-            reads_there: asked.min(end.reads),
-            traffic_class: world.options.traffic_class,
-            service_level: world.options.service_level,
-            timeout_code: world.options.timeout_code(),
-            retries: world.options.retries,
-        };
-        let errand = self.errand(self.route.is_none(), Some((Arc::clone(pair), how)), world);
-        self.errands.push(errand);
-        self.credits.open(end.credits);
-        self.packet_size = PacketSize::of_mtu(mtu);
-    }
-
     /// Takes an operation, if there is room. What cannot be is completed at once.
     pub(super) fn take(&mut self, op: &Op, world: &mut World<'_>) -> bool {
         if self.ops.len() >= super::INFLIGHT_OPS_MAX {
@@ -424,7 +318,7 @@ impl Path {
                 None
             }
             Body::Move(part) => self.take_move(op, part, world).err().map(Failure::Refused),
-            Body::Atomic(_) => Some(Refusal::Unsupported.into()),
+            Body::Atomic(atomic) => self.take_atomic(op, atomic, world).err().map(Failure::Refused),
         };
         if let Some(failure) = refused {
             world.signals.push(Signal::Completed {
@@ -500,6 +394,10 @@ impl Path {
     /// Queues a frame that the peer must answer.
     fn ask(&mut self, frame: &Frame, now: Time) {
         self.say(frame);
+        self.await_answer(now);
+    }
+
+    fn await_answer(&mut self, now: Time) {
         self.unanswered += 1;
         self.probe_at = self.probe_at.min(now.saturating_add(self.probe_gap));
     }
@@ -614,27 +512,17 @@ impl Path {
     /// Completes an operation that the device has nothing of.
     fn complete(&mut self, serial: Serial, outcome: Result<Done, Failure>, world: &mut World<'_>) {
         let Some(op) = self.ops.remove(serial) else { return };
-        if let Work::Move(moving) = &op.work {
-            if let Some(target) = self.targets.at(moving.target) {
-                target.moves -= 1;
-            }
-            if moving.stage == Stage::AwaitsSum {
-                self.answered();
-            }
+        if let Some(target) = op.work.target().and_then(|target| self.targets.at(target)) {
+            target.moves -= 1;
+        }
+        if matches!(&op.work, Work::Move(moving) if moving.stage == Stage::AwaitsSum) {
+            self.answered();
         }
         world.signals.push(Signal::Completed {
             path: self.id,
             op: op.id,
             outcome,
         });
-    }
-}
-
-/// The kernel's words for a peer that is not there differ.
-fn why_not_connected(error: &io::Error) -> Loss {
-    match error.raw_os_error() {
-        Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => Loss::Unreachable,
-        other => Loss::System(other.unwrap_or(libc::EIO)),
     }
 }
 
@@ -660,19 +548,12 @@ fn can_be_summed(part: &Move) -> bool {
     runs <= SUM_RUNS_MAX && range.end - range.start <= SUM_BYTES_MAX
 }
 
-fn mtu_here(world: &World<'_>) -> u8 {
-    let port = world.rail.mtu;
-    let mtu = world.options.mtu.map_or(port, |mtu| mtu.min(port));
-    mtu.code() as u8
-}
-
-fn reads_here(rail: &Rail) -> u8 {
-    u8::try_from(rail.device.attributes().max_qp_rd_atom).unwrap_or(u8::MAX)
-}
-
 /// The rights of a queue pair that correspond to those of a region.
-fn rights(access: weft_protocol::Access) -> u32 {
-    let mut flags = 0;
+fn rights(location: &Location) -> u32 {
+    let (access, mut flags) = (location.access, 0);
+    if location.atomics {
+        flags |= sys::IBV_ACCESS_REMOTE_ATOMIC;
+    }
     if access.read {
         flags |= sys::IBV_ACCESS_REMOTE_READ;
     }

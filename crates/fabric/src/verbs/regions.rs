@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use weft_plan::Time;
+use weft_protocol::atomic::WORD_BYTES;
 use weft_protocol::{Epoch, Refusal, Region, RegionKey, RegionTable};
 
 use super::message::Location;
@@ -100,6 +101,7 @@ impl Regions {
             len: region.memory.len(),
             rkey: registration.map_or(0, Registration::rkey),
             access: region.access,
+            atomics: registration.is_some_and(|r| r.access().atomic && r.iova().is_multiple_of(WORD_BYTES)),
         })
     }
 

@@ -226,6 +226,7 @@ mod tests {
             len: 1,
             rkey: 0,
             access: weft_protocol::Access::READ,
+            atomics: false,
         });
         assert_eq!(targets.find_or_ask(&key(u32::MAX)), Found::Ask(7));
     }

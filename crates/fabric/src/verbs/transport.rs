@@ -10,8 +10,8 @@ use std::sync::Arc;
 use weft_plan::Time;
 use weft_protocol::frame::MESSAGE_BYTES_MAX;
 use weft_protocol::{
-    Capabilities, Epoch, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey, Signal,
-    Transport,
+    Access, Capabilities, Epoch, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey,
+    Signal, Transport,
 };
 use weft_sys::verbs as sys;
 
@@ -28,7 +28,7 @@ use super::path::{Path, World};
 use super::queue::{CompletionQueue, QueuePair, QueueSize, ReceiveQueue};
 use super::rail::Rail;
 use super::regions::Regions;
-use super::registration::Registrations;
+use super::registration::{Registrations, RemoteAccess};
 use super::setup::Setup;
 use super::{INFLIGHT_OPS_MAX, live};
 use crate::Clock;
@@ -69,6 +69,7 @@ pub struct Verbs {
     doorstep: Doorstep,
     paths_max: usize,
     queue_size: QueueSize,
+    device_atomics: bool,
     batch: Batch,
     pub(super) counters: VerbsCounters,
     /// Which path a queue pair belongs to.
@@ -109,6 +110,10 @@ impl Verbs {
         let rail = Rail { device, ..rail };
         let domain = ProtectionDomain::new(&rail.device)?;
         let limits = rail.device.attributes();
+        let device_atomics = options
+            .atomics
+            .by_device(limits.atomic_cap)
+            .ok_or(VerbsError::NoAtomics)?;
         let at_most = |limit: i32| u32::try_from(limit).unwrap_or(0);
         let sends = options
             .send_depth
@@ -186,7 +191,7 @@ impl Verbs {
                 reliable_messages: true,
                 cost,
                 numa: rail.numa,
-                atomics: false,
+                atomics: true,
             },
             rail,
             options: VerbsOptions {
@@ -197,6 +202,7 @@ impl Verbs {
             doorstep,
             paths_max: paths_max as usize,
             queue_size,
+            device_atomics,
             batch,
             counters: VerbsCounters::default(),
             by_number: HashMap::new(),
@@ -241,7 +247,9 @@ impl Verbs {
             options: &self.options,
             rail: &self.rail,
             dry: self.dry,
+            device_atomics: self.device_atomics,
             now,
+            clock: self.clock,
         };
         (&mut self.paths, world, &self.pool)
     }
@@ -408,7 +416,11 @@ impl Transport for Verbs {
         let registration = if region.memory.is_empty() {
             None
         } else {
-            let registered = self.registrations.register(&region.memory, region.access.into());
+            let access = RemoteAccess {
+                atomic: self.device_atomics && region.access == Access::READ_WRITE,
+                ..region.access.into()
+            };
+            let registered = self.registrations.register(&region.memory, access);
             Some(registered.map_err(|_| Refusal::Unsupported)?)
         };
         self.regions.insert(region, registration);

@@ -78,6 +78,15 @@ pub enum When {
     Off,
 }
 
+/// Who carries out atomic operations over RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicsChoice {
+    Auto,
+    Device,
+    /// The owner's processor.
+    Host,
+}
+
 /// How memory that Weft did not allocate crosses between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForeignMemory {
@@ -272,6 +281,26 @@ impl Value for When {
             When::Auto => "auto",
             When::On => "on",
             When::Off => "off",
+        }
+        .to_owned()
+    }
+}
+
+impl Value for AtomicsChoice {
+    const KIND: &'static str = "auto, device or host";
+    fn parse(raw: &Raw) -> Option<AtomicsChoice> {
+        match raw.one()? {
+            "auto" => Some(AtomicsChoice::Auto),
+            "device" => Some(AtomicsChoice::Device),
+            "host" => Some(AtomicsChoice::Host),
+            _ => None,
+        }
+    }
+    fn text(&self) -> String {
+        match self {
+            AtomicsChoice::Auto => "auto",
+            AtomicsChoice::Device => "device",
+            AtomicsChoice::Host => "host",
         }
         .to_owned()
     }

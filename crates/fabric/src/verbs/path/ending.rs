@@ -6,7 +6,7 @@ use weft_sys::verbs as sys;
 
 use super::super::message::Frame;
 use super::super::number;
-use super::super::ops::{OpenOp, Serial, Stage, Work};
+use super::super::ops::{AskingStage, OpenOp, Serial, Stage, Work};
 use super::{Outgoing, Parcel, Path, Phase, Segment, World};
 
 /// How long a queue pair in error may take to give everything back. Destroying it is a fence as well, if a slower one.
@@ -48,6 +48,7 @@ impl Path {
         }
         match &op.work {
             Work::Message { .. } => self.end_message(serial, failure, world),
+            Work::Atomic(_) => self.end_atomic(serial, failure, world),
             Work::Move(_) if op.posted == 0 => {
                 self.unqueue(serial);
                 self.complete(serial, Err(failure), world);
@@ -63,17 +64,19 @@ impl Path {
     /// A message is copied when it is packed, so it ends at once; but one that has been begun goes on to its end.
     fn end_message(&mut self, serial: Serial, failure: Failure, world: &mut World<'_>) {
         let place = self.parcels.iter().position(|outgoing| outgoing.op == Some(serial));
-        if let Some(place) = place {
-            if self.parcels[place].parcel.is_begun() {
-                self.parcels[place].op = None;
-            } else {
+        match place {
+            // Too late: all of it is with the device.
+            None if failure == Failure::Cancelled => return,
+            None => {}
+            Some(place) if self.parcels[place].parcel.is_begun() => self.parcels[place].op = None,
+            Some(place) => {
                 self.parcels.remove(place);
             }
         }
         self.complete(serial, Err(failure), world);
     }
 
-    fn unqueue(&mut self, serial: Serial) {
+    pub(super) fn unqueue(&mut self, serial: Serial) {
         self.waiting.retain(|waiting| *waiting != serial);
         self.stalled.retain(|stalled| *stalled != serial);
         self.parcels.retain(|outgoing| outgoing.op != Some(serial));
@@ -89,6 +92,12 @@ impl Path {
         let moving = match &mut op.work {
             Work::Message { packed: true } => return self.complete(serial, Ok(Done::default()), world),
             Work::Message { packed: false } => return,
+            Work::Atomic(asking) => {
+                if let AskingStage::Found(before) = asking.stage {
+                    self.complete(serial, Ok(Done::found(before)), world);
+                }
+                return;
+            }
             Work::Move(moving) => moving,
         };
         let checksum = moving.part.checksum;
@@ -118,7 +127,7 @@ impl Path {
         };
         let Some(op) = self.ops.find(serial) else { return };
         let ending = op.ending.map(|(failure, _)| failure);
-        let write = matches!(&op.work, Work::Move(moving) if moving.is_write());
+        let write = op.work.acts_there();
         let failure = match ending {
             Some(failure) if op.refused => failure,
             // Packets of a write may still be on their way; a read, or a message, has no more to land anywhere.
@@ -138,7 +147,7 @@ impl Path {
                 // The device of the peer has refused what the peer itself had allowed: the memory has gone in the meantime.
                 let first = self.segments.front().and_then(|segment| segment.op);
                 if let Some(op) = first.and_then(|op| self.ops.find(op))
-                    && matches!(op.work, Work::Move(_))
+                    && op.work.target().is_some()
                 {
                     op.ending = Some((Refusal::Released.into(), world.now));
                     op.refused = true;
@@ -181,8 +190,13 @@ impl Path {
             self.reset_queue(world);
         }
         for serial in self.ops.pick(|op| op.posted == 0) {
-            let ending = self.ops.find(serial).and_then(|op| op.ending);
-            let failure = ending.map_or(Failure::PathLost { loss, fenced: true }, |(failure, _)| failure);
+            let Some(op) = self.ops.find(serial) else { continue };
+            // Only the device's part of a write is over; the peer's part of an atomic operation may not be.
+            let fenced = !matches!(&op.work, Work::Atomic(asking) if asking.is_sent());
+            let failure = op
+                .ending
+                .map_or(Failure::PathLost { loss, fenced }, |(failure, _)| failure);
+            self.unfenced |= !fenced;
             self.complete(serial, Err(failure), world);
         }
     }
@@ -215,6 +229,7 @@ impl Path {
                 bytes: 0,
                 op: None,
                 staged: false,
+                landing: None,
             });
         }
         world.batch.clear();

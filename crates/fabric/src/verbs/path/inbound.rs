@@ -4,7 +4,7 @@ use weft_protocol::memory::Digest;
 use weft_protocol::{Failure, Loss, Refusal, RegionKey, Signal};
 
 use super::super::message::{Frame, Location, Packet};
-use super::super::ops::{NO_TARGET, OpenOp, Serial, Stage, Work};
+use super::super::ops::{AskingStage, OpenOp, Serial, Stage, Work};
 use super::super::targets::{State, permits};
 use super::{Granted, PROBE_FIRST, Path, Phase, World, rights};
 
@@ -28,6 +28,12 @@ impl From<weft_protocol::wire::DecodeError> for NotKept {
 
 impl From<super::super::credits::Overdrawn> for NotKept {
     fn from(_: super::super::credits::Overdrawn) -> NotKept {
+        NotKept
+    }
+}
+
+impl From<super::atomics::TooMany> for NotKept {
+    fn from(_: super::atomics::TooMany) -> NotKept {
         NotKept
     }
 }
@@ -153,6 +159,13 @@ impl Path {
                 self.reply(&Frame::Summed { serial, sum });
             }
             Frame::Summed { serial, sum } => self.on_summed(Serial(serial), sum, world),
+            Frame::AtomicAsk(ask) => self.on_atomic_ask(ask, world)?,
+            Frame::AtomicAnswer { serial, found } => self.on_atomic_answer(Serial(serial), found, world),
+            Frame::ReadClock { sent } => self.reply(&Frame::Clock {
+                sent,
+                read: world.clock.now(),
+            }),
+            Frame::Clock { sent, read } => self.on_clock(sent, read, world),
             Frame::Probe | Frame::Ready => {}
             Frame::Bye => {
                 self.bye_said = true;
@@ -165,7 +178,7 @@ impl Path {
     /// Tells a peer that has the key where the memory is, and lets its requests in.
     fn locate(&mut self, key: &RegionKey, world: &World<'_>) -> Result<Location, Refusal> {
         let location = world.regions.locate(key)?;
-        let wanted = self.admitted | rights(location.access);
+        let wanted = self.admitted | rights(&location);
         if wanted != self.admitted {
             let admitted = self.pair.as_ref().map(|pair| pair.admit(wanted));
             if !matches!(admitted, Some(Ok(()))) {
@@ -187,10 +200,22 @@ impl Path {
         if let Ok(location) = answer {
             target.state = State::Known(location);
         }
-        let awaits = |op: &OpenOp| matches!(&op.work, Work::Move(moving) if moving.target == index && moving.stage == Stage::AwaitsTarget);
+        let awaits = |op: &OpenOp| {
+            op.work.target() == Some(index)
+                && match &op.work {
+                    Work::Move(moving) => moving.stage == Stage::AwaitsTarget,
+                    Work::Atomic(asking) => asking.stage == AskingStage::AwaitsTarget,
+                    Work::Message { .. } => false,
+                }
+        };
         for serial in self.ops.pick(awaits) {
-            let Some(Work::Move(moving)) = self.ops.find(serial).map(|op| &mut op.work) else {
-                continue;
+            let moving = match self.ops.find(serial).map(|op| &mut op.work) {
+                Some(Work::Move(moving)) => moving,
+                Some(Work::Atomic(_)) => {
+                    self.place_atomic(serial, answer, world);
+                    continue;
+                }
+                _ => continue,
             };
             let verdict = answer.and_then(|location| permits(&location, &moving.part));
             match verdict {
@@ -213,7 +238,8 @@ impl Path {
             // Forgotten in the meantime, so there is nothing left to let go of.
             return self.reply(&Frame::Revoked { slot });
         }
-        let uses = |op: &OpenOp| matches!(&op.work, Work::Move(moving) if known.contains(&moving.target) && moving.stage != Stage::HandedOver);
+        let uses =
+            |op: &OpenOp| op.work.target().is_some_and(|target| known.contains(&target)) && !op.work.is_handed_over();
         for serial in self.ops.pick(uses) {
             self.end(serial, Refusal::Released.into(), world);
         }
@@ -225,14 +251,14 @@ impl Path {
         // Usually there are none.
         for slot in self.targets.revoked().to_vec() {
             let known: Vec<u32> = self.targets.with_slot(slot).collect();
-            let uses = |op: &OpenOp| matches!(&op.work, Work::Move(moving) if known.contains(&moving.target));
+            let uses = |op: &OpenOp| op.work.target().is_some_and(|target| known.contains(&target));
             if self.ops.iter().any(|(_, op)| op.posted > 0 && uses(op)) {
                 continue;
             }
             // Moves that wait for a checksum of theirs outlive what is known of the region.
             for serial in self.ops.pick(uses) {
-                if let Some(Work::Move(moving)) = self.ops.find(serial).map(|op| &mut op.work) {
-                    moving.target = NO_TARGET;
+                if let Some(op) = self.ops.find(serial) {
+                    op.work.forget_target();
                 }
             }
             self.targets.remove_slot(slot);

@@ -4,9 +4,10 @@ use weft_protocol::{Arrival, Failure, Loss};
 use weft_sys::verbs as sys;
 
 use super::super::batch::{INLINE_PACKET_BYTES_MAX, REQUESTS_MAX, Room, Sides};
+use super::super::buffers::Landing;
 use super::super::message::{CREDITS_BYTES, Frame, Parcel, pack_credits};
 use super::super::number;
-use super::super::ops::{Serial, Stage, Work};
+use super::super::ops::{AskingStage, Serial, Stage, Work};
 use super::super::tags::Telling;
 use super::super::targets::State;
 use super::{ANSWERS_MAX, Outgoing, Path, Phase, STAGED_MAX, Segment, World};
@@ -77,6 +78,7 @@ impl Path {
                 self.answers -= usize::from(outgoing.answer);
                 match op.and_then(|op| self.ops.find(op)).map(|op| &mut op.work) {
                     Some(Work::Message { packed }) => *packed = true,
+                    Some(Work::Atomic(asking)) => asking.stage = AskingStage::Asked,
                     Some(Work::Move(moving)) => moving.stage = Stage::HandedOver,
                     None => {}
                 }
@@ -152,8 +154,10 @@ impl Path {
             self.end(serial, Failure::Expired, world);
             return Step::Done;
         }
-        let Work::Move(moving) = &mut op.work else {
-            return Step::Done;
+        let moving = match &mut op.work {
+            Work::Move(moving) => moving,
+            Work::Atomic(_) => return self.hand_over_atomic(serial, world),
+            Work::Message { .. } => return Step::Done,
         };
         let Some(State::Known(location)) = self.targets.at(moving.target).map(|target| target.state) else {
             return Step::Done;
@@ -230,6 +234,32 @@ impl Path {
         Step::Done
     }
 
+    fn hand_over_atomic(&mut self, serial: Serial, world: &mut World<'_>) -> Step {
+        let Some(Work::Atomic(asking)) = self.ops.find(serial).map(|op| &op.work) else {
+            return Step::Done;
+        };
+        let (offset, act, target) = (asking.atomic.offset, asking.atomic.act, asking.target);
+        let Some(State::Known(location)) = self.targets.at(target).map(|target| target.state) else {
+            return Step::Done;
+        };
+        if self.room(world) == 0 || world.batch.is_full() {
+            return Step::Full;
+        }
+        // All are taken only while the device has some, of which the end of each makes room.
+        let Some((place, piece)) = self.landing.as_mut().and_then(Landing::take) else {
+            return Step::Full;
+        };
+        world.batch.atomic(location.iova + offset, location.rkey, act, piece);
+        self.add_segment(Some(serial), 0, false, world);
+        if let Some(segment) = self.segments.back_mut() {
+            segment.landing = Some(place);
+        }
+        if let Some(Work::Atomic(asking)) = self.ops.find(serial).map(|op| &mut op.work) {
+            asking.stage = AskingStage::Posted;
+        }
+        Step::Done
+    }
+
     /// Makes sure that the arrival of a move can be told, by binding its tag where it is not bound.
     fn prepare_arrival(
         &mut self,
@@ -265,7 +295,13 @@ impl Path {
     fn add_segment(&mut self, op: Option<Serial>, bytes: u64, staged: bool, world: &World<'_>) {
         let end = self.posted + world.batch.len() as u64;
         self.posted_bytes += bytes;
-        self.segments.push_back(Segment { end, bytes, op, staged });
+        self.segments.push_back(Segment {
+            end,
+            bytes,
+            op,
+            staged,
+            landing: None,
+        });
         if let Some(op) = op.and_then(|op| self.ops.find(op)) {
             op.posted += 1;
         }
@@ -312,6 +348,7 @@ impl Path {
             }
             let Some(last) = self.segments.pop_back() else { return };
             self.posted_bytes -= last.bytes;
+            self.land(&last);
             if let Some(op) = last.op.and_then(|op| self.ops.find(op)) {
                 op.posted -= 1;
             }
@@ -358,16 +395,25 @@ impl Path {
             if segment.staged {
                 self.staged -= 1;
             }
+            let found = self.land(&segment).filter(|_| finished);
             let Some(serial) = segment.op else { continue };
             if let Some(op) = self.ops.find(serial) {
                 op.posted -= 1;
                 op.flushed |= !finished;
+                if let (Work::Atomic(asking), Some(found)) = (&mut op.work, found) {
+                    asking.stage = AskingStage::Found(found);
+                }
                 if op.posted == 0 {
                     self.settle(serial, world);
                 }
             }
         }
         self.completed = self.completed.max(to);
+    }
+
+    /// What has landed for a segment that the device is done with, whose place is free again.
+    fn land(&mut self, segment: &Segment) -> Option<u64> {
+        Some(self.landing.as_mut()?.give_back(segment.landing?))
     }
 
     /// Credits have come: what was stalled goes on.

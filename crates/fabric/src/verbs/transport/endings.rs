@@ -30,7 +30,9 @@ impl Verbs {
             }
         }
         for over in self.paths.extract_if(.., |path| path.is_over()) {
-            over.into_staging().give_back(&mut self.registrations, now);
+            for buffers in over.into_buffers() {
+                buffers.give_back(&mut self.registrations, now);
+            }
         }
     }
 

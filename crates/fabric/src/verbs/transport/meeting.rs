@@ -4,8 +4,9 @@ use weft_plan::Time;
 use weft_protocol::{Loss, PathId};
 use weft_sys::verbs as sys;
 
+use super::super::INFLIGHT_OPS_MAX;
 use super::super::address::Doorstep;
-use super::super::buffers::Buffers;
+use super::super::buffers::{Buffers, Landing};
 use super::super::introduction::{Letter, QueueEnd};
 use super::super::message::PACKET_BYTES;
 use super::super::number::{self, Completed};
@@ -136,6 +137,11 @@ impl Verbs {
             _ => Loss::System(libc::ENOMEM),
         };
         let staging = Buffers::new(STAGED_MAX, PACKET_BYTES, &mut self.registrations).map_err(short)?;
+        let landing = self
+            .device_atomics
+            .then(|| Landing::new(INFLIGHT_OPS_MAX, &mut self.registrations))
+            .transpose()
+            .map_err(short)?;
         let pair = QueuePair::new(&self.domain, &self.completions, Some(&self.receives), self.queue_size)
             .and_then(|pair| pair.prepare(self.rail.port).map(|()| pair))
             .map_err(|error| system(&error))?;
@@ -151,6 +157,7 @@ impl Verbs {
             peer,
             pair,
             staging,
+            landing,
             psn,
         })
     }

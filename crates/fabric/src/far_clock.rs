@@ -8,7 +8,7 @@ use weft_plan::Time;
 
 /// An upper bound on a peer's clock.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct FarClock {
+pub(crate) struct FarClock {
     known: Option<Bound>,
 }
 
@@ -27,7 +27,7 @@ const FRESH: Time = Time::from_secs(1);
 
 impl FarClock {
     /// We sent `sent`, the peer answered with its reading, and the answer is here `now`.
-    pub(super) fn learn(&mut self, sent: Time, read: Time, now: Time) {
+    pub(crate) fn learn(&mut self, sent: Time, read: Time, now: Time) {
         let fresh = Bound {
             ahead: i128::from(read.as_ps()) - i128::from(sent.as_ps()),
             at: sent,
@@ -39,12 +39,17 @@ impl FarClock {
         }
     }
 
-    pub(super) fn is_stale(&self, now: Time) -> bool {
+    /// Has there been an exchange?
+    pub(crate) fn is_known(&self) -> bool {
+        self.known.is_some()
+    }
+
+    pub(crate) fn is_stale(&self, now: Time) -> bool {
         self.known.is_none_or(|bound| now.saturating_sub(bound.at) > FRESH)
     }
 
     /// May the peer's clock have reached `deadline`? Without an exchange nobody knows, so it may.
-    pub(super) fn may_have_reached(&self, deadline: Time, now: Time) -> bool {
+    pub(crate) fn may_have_reached(&self, deadline: Time, now: Time) -> bool {
         let Some(bound) = &self.known else { return true };
         i128::from(now.as_ps()) + ahead(bound, now) >= i128::from(deadline.as_ps())
     }
