@@ -88,6 +88,9 @@ impl AtomicsBy {
     }
 }
 
+/// A rail that is merely slow moves a part of what it was given in this time.
+const STALL_MIN: Time = Time::from_secs(5);
+
 /// Why a rail did not start.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -130,6 +133,12 @@ impl VerbsOptions {
             return Err(VerbsError::SendBytes);
         }
         Ok(())
+    }
+
+    /// How long a device may have requests without completing any: much longer than it should take to give up a peer.
+    pub(super) fn stall_max(&self) -> Time {
+        let patience = self.timeout.as_ps().saturating_mul(u64::from(self.retries) + 1);
+        Time::from_ps(patience.saturating_mul(4)).max(STALL_MIN)
     }
 
     /// The timeout as devices take it: the exponent of a multiple of 4.096 µs. Zero would mean for ever, so one is the least.

@@ -97,6 +97,8 @@ pub(super) struct Path {
     probe_gap: Time,
     /// When the device last completed anything.
     moved: Time,
+    /// When the device has had something for too long without completing anything.
+    stalled_at: Time,
     /// No operation that has ended early has waited for long enough before this.
     grace_at: Time,
     /// Something has come or completed that may let more be handed over.
@@ -248,6 +250,7 @@ impl Path {
             probe_at: Time::MAX,
             probe_gap: PROBE_FIRST,
             moved: Time::ZERO,
+            stalled_at: Time::MAX,
             grace_at: Time::MAX,
             stirred: false,
             unfenced: false,
@@ -430,6 +433,7 @@ impl Path {
             | Phase::Accepting { until }
             | Phase::Closing { until }
             | Phase::Failing { until, .. } => until,
+            Phase::Live if !self.segments.is_empty() => self.stalled_at,
             Phase::Live | Phase::Over => Time::MAX,
         };
         phase.min(self.probe_at).min(self.grace_at)
@@ -468,6 +472,8 @@ impl Path {
                 self.lose(Loss::Unreachable, world);
             }
             Phase::Closing { until } if until <= now => self.lose(Loss::Closed, world),
+            // The device neither sends nor gives up, perhaps because its way out is blocked for good. Another rail may be free.
+            Phase::Live if !self.segments.is_empty() && self.stalled_at <= now => self.lose(Loss::Silent, world),
             _ => {}
         }
         self.grace_at = Time::MAX;

@@ -296,6 +296,9 @@ impl Path {
     fn add_segment(&mut self, op: Option<Serial>, bytes: u64, staged: bool, world: &World<'_>) {
         let end = self.posted + world.batch.len() as u64;
         self.posted_bytes += bytes;
+        if self.segments.is_empty() {
+            self.stalled_at = world.now.saturating_add(world.options.stall_max());
+        }
         self.segments.push_back(Segment {
             end,
             bytes,
@@ -365,6 +368,7 @@ impl Path {
         let before = self.completed + ahead;
         if completion.status == sys::IBV_WC_SUCCESS {
             self.moved = world.now;
+            self.stalled_at = world.now.saturating_add(world.options.stall_max());
             self.advance(before + 1, true, world);
             if let Phase::Greeting { .. } = self.phase {
                 self.enter(world);

@@ -169,6 +169,40 @@ fn a_write_that_waits_for_word_fails_at_once_when_the_peer_is_gone() {
 }
 
 #[test]
+fn a_write_that_no_rail_is_left_for_waits_for_its_fence_and_goes_another_way() {
+    let mut engine = Engine::new(Limits::default());
+    let rail = |id| Lane {
+        transport: "verbs",
+        ..lane(id, 0)
+    };
+    engine.add_lane(rail(0));
+    engine.add_lane(rail(1));
+    engine.add_lane(Lane {
+        preference: 1,
+        ..lane(2, 0)
+    });
+    engine.submit(write(0, None), Time::ZERO).expect("room");
+    let post = engine.next_post().expect("a part to post");
+    let (lost, other) = (post.lane, LaneId(1 - post.lane.0));
+    let loss = Loss::System(5);
+    let unfenced = Failure::PathLost { loss, fenced: false };
+    engine.on_completion(lost, post.op.id, Err(unfenced), Time::ZERO);
+    engine.on_lane_lost(lost, loss, false, Time::ZERO);
+    engine.on_lane_lost(other, loss, true, Time::ZERO);
+    assert!(engine.next_post().is_none(), "it may still land");
+    assert!(matches!(engine.next_event(), Some(TransferEvent::FenceWanted { lane, .. }) if lane == lost));
+    assert!(engine.next_event().is_none());
+    engine.on_lane_fenced(lost, Time::ZERO);
+    let again = engine.next_post().expect("the part goes another way");
+    assert_eq!(again.lane, LaneId(2));
+    engine.on_completion(again.lane, again.op.id, Ok(Done::default()), Time::ZERO);
+    assert!(matches!(
+        engine.next_event(),
+        Some(TransferEvent::Ended { outcome: Ok(_), .. })
+    ));
+}
+
+#[test]
 fn a_part_repeated_before_the_announcement_delays_it_to_the_end() {
     let mut engine = Engine::new(Limits::default());
     let small = |id| Lane {
