@@ -594,8 +594,10 @@ impl Exchange for Arena {
                 let len = (head.len - taken).min((PART_BYTES / unit).max(1) * unit);
                 // SAFETY: `seen` has checked the whole message.
                 self.apply(sink, taken, unsafe { from.add(taken as usize) }, len, head.len);
-                let withdrawn = self.neighbours[place].as_ref().map_or(0, |n| n.segment.withdrawn());
-                if withdrawn > head.call {
+                let left = |n: &Neighbour| n.segment.is_withdrawn() || n.segment.has_abort();
+                if self.neighbours[place].as_ref().is_none_or(left) {
+                    // Whoever was first says why.
+                    self.check()?;
                     return Err(self.withdrew(lane.peer));
                 }
                 (len, taken + len == head.len)
@@ -658,7 +660,7 @@ impl Exchange for Arena {
         }
         if withdrawn {
             // Whoever reads them now finds this afterwards, and uses nothing of what it read.
-            self.own.set_withdrawn(self.call.number);
+            self.own.withdraw();
         }
         self.own.set_status(&self.call, board::ENDED, false);
         self.buffers.clear();

@@ -240,14 +240,18 @@ impl Segment {
         unsafe { self.base.add(self.layout.payload(lane, number)) }
     }
 
-    /// One more than the last call that the owner has left while messages of it still lay in its memory.
-    pub(super) fn withdrawn(&self) -> u64 {
+    /// Whether the owner has left a call while messages of it still lay in its memory. Nothing that was read from there before this
+    /// was asked may be used then.
+    pub(super) fn is_withdrawn(&self) -> bool {
         fence(Ordering::Acquire);
-        self.read(header::WITHDRAWN)
+        self.read(header::WITHDRAWN) != 0
     }
 
-    pub(super) fn set_withdrawn(&self, call: u64) {
-        self.word(header::WITHDRAWN).store(call + 1, Ordering::SeqCst);
+    /// Says so for good: a call that is left is a failure, after which the arena is of no further use.
+    pub(super) fn withdraw(&self) {
+        self.word(header::WITHDRAWN).store(1, Ordering::Relaxed);
+        // Whoever reads what the owner writes to the memory from now on finds the word after it.
+        fence(Ordering::SeqCst);
     }
 
     /// Writes a status. `words` only where they have changed.

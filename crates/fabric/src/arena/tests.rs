@@ -266,32 +266,52 @@ fn a_message_of_another_call_is_not_touched() {
     );
 }
 
-#[test]
-fn what_was_left_in_memory_that_is_taken_back_is_not_used() {
+/// One rank leaves a message in its memory and gives up, with or without saying why; the other finds it afterwards.
+fn taken_back(call: u64, abort: Option<&Abort>) -> Trouble {
     let mut everybody = Everybody::default();
     let views: Vec<_> = (0..2)
         .map(|r| buffers(4096, r, Some(r.into()), &mut everybody))
         .collect();
     let mut ends = arenas(2, small(), &everybody);
     for (end, views) in ends.iter_mut().zip(&views) {
-        end.begin(&record(5), views).unwrap();
+        end.begin(&record(call), views).unwrap();
     }
-    let offered = ends[0].offer(
-        Lane {
-            peer: rank(1),
-            channel: 0,
-        },
-        &head(5, 4096),
-        piece(0, 0, 4096),
-    );
+    let (to, from) = (rank(1), rank(0));
+    let offered = ends[0].offer(Lane { peer: to, channel: 0 }, &head(call, 4096), piece(0, 0, 4096));
     assert!(matches!(offered, Ok(Offered::Open(_))));
+    if let Some(abort) = abort {
+        ends[0].abort(abort);
+    }
     assert_eq!(ends[0].end(), Progress::Idle);
-    let lane = Lane {
-        peer: rank(0),
-        channel: 0,
+    let lane = Lane { peer: from, channel: 0 };
+    let taken = ends[1].take(lane, &head(call, 4096), &Sink::Copy(piece(1, 0, 4096)));
+    taken.expect_err("a message that was taken back")
+}
+
+#[test]
+fn what_was_left_in_memory_that_is_taken_back_is_not_used() {
+    // Messages between two ranks, which are not counted, as well as those of a collective.
+    for call in [5, CallRecord::PAIRWISE] {
+        let trouble = taken_back(call, None);
+        let withdrew = |abort: &Abort| abort.blamed == rank(0) && abort.cause == Cause::Withdrew;
+        assert!(
+            matches!(&trouble, Trouble::Aborted(abort) if withdrew(abort)),
+            "{trouble}"
+        );
+    }
+}
+
+#[test]
+fn whoever_finds_a_message_taken_back_says_what_the_first_said() {
+    let abort = Abort {
+        by: rank(0),
+        blamed: rank(1),
+        cause: Cause::Late,
+        step: 3,
+        called: record(5),
+        instead: None,
     };
-    let taken = ends[1].take(lane, &head(5, 4096), &Sink::Copy(piece(1, 0, 4096)));
-    assert!(matches!(taken, Err(Trouble::Aborted(abort)) if abort.blamed == rank(0) && abort.cause == Cause::Withdrew));
+    assert_eq!(taken_back(5, Some(&abort)), Trouble::Aborted(Box::new(abort)));
 }
 
 #[test]

@@ -97,8 +97,9 @@ impl Agreement {
         self.after_suspicion(before);
     }
 
+    /// Takes in what a rank says. What no rank would say changes nothing.
     pub fn on_message(&mut self, from: Rank, message: AgreementMessage) {
-        if !self.is_rank(from) {
+        if !self.is_rank(from) || message.decision().is_some_and(|members| !self.is_group(members)) {
             return;
         }
         match message {
@@ -129,7 +130,7 @@ impl Agreement {
                 self.after_suspicion(before);
             }
             AgreementMessage::Decided { by, members } => {
-                if by >= self.follows && self.decision.is_none() && members.iter().all(|rank| self.is_rank(*rank)) {
+                if by >= self.follows && self.decision.is_none() && self.is_rank(by) {
                     self.decide(by, members);
                 }
             }
@@ -138,6 +139,12 @@ impl Agreement {
 
     fn is_rank(&self, rank: Rank) -> bool {
         (rank.0 as usize) < self.suspected.len()
+    }
+
+    /// Whether these can be the members of a new group: some of the ranks, in ascending order.
+    fn is_group(&self, members: &[Rank]) -> bool {
+        let ascending = members.is_sorted_by(|a, b| a < b);
+        ascending && members.last().is_some_and(|last| self.is_rank(*last))
     }
 
     /// The lowest rank that is not suspected: at the latest this one.
@@ -202,6 +209,14 @@ impl Agreement {
 const RANKS_MAX: u64 = 1 << 20;
 
 impl AgreementMessage {
+    /// What the sender says was decided.
+    fn decision(&self) -> Option<&[Rank]> {
+        match self {
+            AgreementMessage::Promise { decision, .. } => decision.as_deref(),
+            AgreementMessage::Decided { members, .. } => Some(members),
+        }
+    }
+
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut w = Writer::new();
         let ranks = |w: &mut Writer, ranks: &[Rank]| {
@@ -344,6 +359,26 @@ mod tests {
         fn any_bytes_are_refused_or_read_back(bytes: Vec<u8>) {
             if let Ok(message) = AgreementMessage::from_bytes(&bytes) {
                 prop_assert_eq!(AgreementMessage::from_bytes(&message.to_bytes()), Ok(message));
+            }
+        }
+    }
+
+    #[test]
+    fn a_decision_that_cannot_be_is_not_heard() {
+        let lists: [&[u32]; 4] = [&[], &[0, 7], &[1, 0], &[1, 1]];
+        for members in lists.map(|list| list.iter().copied().map(Rank).collect::<Vec<Rank>>()) {
+            let said = [
+                AgreementMessage::Promise {
+                    to: Rank(0),
+                    suspected: vec![Rank(9)],
+                    decision: Some(members.clone()),
+                },
+                AgreementMessage::Decided { by: Rank(1), members },
+            ];
+            for message in said {
+                let mut part = Agreement::new(Rank(0), 3, &[]);
+                part.on_message(Rank(1), message);
+                assert_eq!((part.decision(), part.next_message()), (None, None));
             }
         }
     }

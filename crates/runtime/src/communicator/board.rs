@@ -43,6 +43,13 @@ struct Notes {
     early: Vec<(Rank, AgreementMessage)>,
 }
 
+impl Notes {
+    /// Whether a rank other than this one is still to come.
+    fn is_forming(&self) -> bool {
+        self.peers.iter().filter(|peer| peer.is_none()).count() > 1
+    }
+}
+
 impl Board {
     pub(crate) fn new(group: u64, ranks: u32) -> Arc<Board> {
         let notes = Notes {
@@ -130,7 +137,9 @@ impl Board {
                 return Some(w.buf);
             }
             ANSWER => notes.known[rank?] = read_status(rest),
+            // Of strangers there are only letters, while the ranks get to know each other.
             ABORT => {
+                rank?;
                 let abort = Abort::from_bytes(rest.try_into().ok()?).ok()?;
                 notes.abort.get_or_insert(abort);
             }
@@ -144,7 +153,9 @@ impl Board {
                     None => {}
                 }
             }
-            LETTER if notes.letters.len() < LETTERS_MAX => notes.letters.push_back((from, rest.to_vec())),
+            LETTER if notes.letters.len() < LETTERS_MAX && (rank.is_some() || notes.is_forming()) => {
+                notes.letters.push_back((from, rest.to_vec()));
+            }
             _ => {}
         }
         None
@@ -282,5 +293,40 @@ mod tests {
         near.hear_one(to_far, &letter(1, b"hello"));
         assert!(near.has_letters() && near.take_letters(0).is_empty());
         assert_eq!(near.take_letters(1), [(to_far, b"hello".to_vec())]);
+    }
+
+    #[test]
+    fn strangers_are_heard_only_while_ranks_are_missing() {
+        let abort = Abort {
+            by: Rank(1),
+            blamed: Rank(0),
+            cause: weft_protocol::group::Cause::Late,
+            step: 0,
+            called: CallRecord::new(0, 0, ""),
+            instead: None,
+        };
+        let (board, stranger) = (Board::new(2, 2), PeerId(7));
+        board.hear_one(stranger, &letter(1, b"hello"));
+        assert_eq!(board.take_letters(1).len(), 1);
+        board.knows(Rank(1), PeerId(3));
+        board.hear_one(stranger, &letter(1, b"hello"));
+        board.hear_one(stranger, &tell_abort(&abort));
+        assert!(!board.has_letters() && board.abort().is_none());
+        board.hear_one(PeerId(3), &tell_abort(&abort));
+        assert_eq!(board.abort(), Some(abort));
+    }
+
+    #[test]
+    fn members_that_there_are_not_are_not_told_of_a_decision() {
+        let board = Board::new(2, 3);
+        board.knows(Rank(1), PeerId(3));
+        board.agree(Rank(0), &[]);
+        let said = AgreementMessage::Promise {
+            to: Rank(0),
+            suspected: Vec::new(),
+            decision: Some(vec![Rank(0), Rank(90)]),
+        };
+        board.hear_one(PeerId(3), &[&[AGREE], &said.to_bytes()[..]].concat());
+        assert_eq!(board.members(), None);
     }
 }

@@ -222,8 +222,13 @@ impl Formation {
                 let Some(hello) = Hello::read(&hello).filter(|hello| hello.rank.0 < size && hello.size == size) else {
                     continue;
                 };
-                self.board.knows(hello.rank, peer);
                 let place = hello.rank.0 as usize;
+                let known = self.board.peers()[place];
+                // Nobody takes the place of a rank that has been found, or of this one.
+                if hello.rank == rank || known.is_some_and(|known| known != peer) {
+                    continue;
+                }
+                self.board.knows(hello.rank, peer);
                 hellos[place].get_or_insert(hello);
             }
             for (other, peer) in self.board.peers().into_iter().enumerate() {
