@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use collectives::{Case, filled, programs, reference};
 use proptest::prelude::*;
-use weft_plan::collective::{Buffer, Collective, Counts, Layout, Problem, Sizes};
+use weft_plan::algorithms::{Algorithm, Ring};
+use weft_plan::collective::{Buffer, Collective, Counts, Layout, Partition, Problem, Sizes};
 use weft_plan::schedule::{Program, Slice, verify};
 use weft_plan::{Datatype, Rank, Reduction};
 use weft_protocol::group::{
-    CallRecord, Combiner, Compiled, Execution, LoopbackExchange, LoopbackGroup, LoopbackOptions, Reference, Source,
-    Task, Turn, View,
+    CallRecord, Combiner, Compiled, Execution, LoopbackExchange, LoopbackGroup, LoopbackOptions, Reference, Scope,
+    Source, Task, Turn, View,
 };
 use weft_protocol::{Memory, Seeded, VecMemory};
 
@@ -23,16 +24,20 @@ struct Player {
     ended: bool,
 }
 
-/// Lets all ranks begin a case.
-fn players(case: &Case, program: &dyn Program, group: &LoopbackGroup, number: u64) -> Vec<Player> {
-    let source = Source {
-        program,
-        partition: &case.partition(program),
-        size: case.datatype.size(),
-        average: case.reduction == Reduction::Avg && case.problem.collective.reduces(),
-        pairwise: false,
-    };
+/// A case, and a program for it.
+type Way<'a> = (&'a Case, &'a dyn Program);
+
+/// Lets all ranks begin a case, each in its own way.
+fn players<'a>(ranks: u32, way: impl Fn(Rank) -> Way<'a>, group: &LoopbackGroup, number: u64) -> Vec<Player> {
     let begin = |rank: Rank| {
+        let (case, program) = way(rank);
+        let source = Source {
+            program,
+            partition: &case.partition(program),
+            size: case.datatype.size(),
+            average: case.reduction == Reduction::Avg && case.problem.collective.reduces(),
+            scope: Scope::Known,
+        };
         let compiled = Arc::new(Compiled::new(&source, rank).unwrap());
         let layout = Layout::new(source.partition, program, rank);
         let bytes = |buffer| layout.elements(buffer) as usize * source.size;
@@ -74,7 +79,7 @@ fn players(case: &Case, program: &dyn Program, group: &LoopbackGroup, number: u6
         player.execution.begin(task, views, &mut player.exchange).unwrap();
         player
     };
-    (0..case.problem.ranks).map(Rank).map(begin).collect()
+    (0..ranks).map(Rank).map(begin).collect()
 }
 
 /// Turns all, in an order that the seed says, until all have ended.
@@ -89,12 +94,13 @@ fn play(players: &mut [Player], chance: &mut Seeded) {
     }
 }
 
-fn run(case: &Case, program: &dyn Program, options: LoopbackOptions) {
-    let group = LoopbackGroup::new(case.problem.ranks, options);
-    let mut players = players(case, program, &group, 0);
+fn run<'a>(ranks: u32, way: impl Fn(Rank) -> Way<'a>, options: LoopbackOptions) {
+    let group = LoopbackGroup::new(ranks, options);
+    let mut players = players(ranks, &way, &group, 0);
     play(&mut players, &mut Seeded::new(options.seed ^ 0x5eed));
     for (rank, player) in players.iter().enumerate() {
         let rank = Rank(rank as u32);
+        let (case, program) = way(rank);
         let layout = Layout::new(&case.partition(program), program, rank);
         let chunks = case.problem.chunks(rank, Buffer::Output, program.shape().pieces);
         let (buffer, at) = layout.locate(Slice::output(0, chunks));
@@ -167,7 +173,87 @@ proptest! {
     ) {
         for (algorithm, program) in programs(&case.problem) {
             verify(&case.problem, &*program).unwrap_or_else(|fault| panic!("{algorithm:?}: {fault}"));
-            run(&case, &*program, LoopbackOptions { seed, room, eager_max, delay_max, ..LoopbackOptions::default() });
+            let options = LoopbackOptions { seed, room, eager_max, delay_max, ..LoopbackOptions::default() };
+            run(case.problem.ranks, |_| (&case, &*program), options);
+        }
+    }
+
+    #[test]
+    fn some_ranks_work_in_place_and_others_do_not(case in case(), in_place: u16, seed: u64) {
+        let apart = Case { problem: Problem { in_place: false, ..case.problem }, ..case };
+        let both = apart.problem.in_place();
+        prop_assume!(both.check().is_ok());
+        let within = Case { problem: both, ..apart.clone() };
+        let (programs_apart, programs_within) = (programs(&apart.problem), programs(&both));
+        let names = |programs: &[(Algorithm, Box<dyn Program>)]| programs.iter().map(|it| it.0).collect::<Vec<_>>();
+        prop_assert_eq!(names(&programs_apart), names(&programs_within));
+        for ((algorithm, a), (_, b)) in programs_apart.iter().zip(&programs_within) {
+            prop_assert_eq!((a.shape().pieces, a.shape().channels), (b.shape().pieces, b.shape().channels), "{}", algorithm);
+            let way = |rank: Rank| match in_place >> rank.0 & 1 {
+                0 => (&apart, &**a),
+                _ => (&within, &**b),
+            };
+            run(apart.problem.ranks, way, LoopbackOptions { seed, ..LoopbackOptions::default() });
+        }
+    }
+}
+
+#[test]
+fn more_parts_than_channels_share_them() {
+    let problem = Problem::new(Collective::AllReduce, 3);
+    let program = Ring::new(problem).unwrap();
+    let partition = Partition::new(&problem, Counts::Equal(9), program.shape().pieces).unwrap();
+    let source = Source {
+        program: &program,
+        partition: &partition,
+        size: 1,
+        average: false,
+        scope: Scope::Known,
+    };
+    const PARTS: usize = 5;
+    for channels in [1, 2, 4] {
+        let options = LoopbackOptions {
+            channels,
+            room: 1,
+            ..LoopbackOptions::default()
+        };
+        let group = LoopbackGroup::new(3, options);
+        let begin = |rank: Rank| {
+            let compiled = Compiled::group(&[source; PARTS], rank, channels).unwrap();
+            assert!(compiled.channels() <= channels);
+            let memory: Vec<[Arc<VecMemory>; 3]> = (0..PARTS)
+                .map(|part| {
+                    let input = vec![rank.0 as u8 + 10 * part as u8; 9];
+                    let scratch = compiled.scratch(part) as usize;
+                    [input, vec![0; 9], vec![0; scratch]].map(|bytes| Arc::new(VecMemory::new(bytes)))
+                })
+                .collect();
+            let sum = Combiner::Builtin {
+                datatype: Datatype::U8,
+                reduction: Reduction::Sum,
+            };
+            let task = Task {
+                compiled: Arc::new(compiled),
+                combiners: vec![sum; PARTS].into(),
+                ranks: 3,
+                record: CallRecord::new(0, 1, "several"),
+            };
+            let (mut execution, mut exchange) = (Execution::default(), group.exchange(rank));
+            let views = memory.iter().flatten().map(|memory| View::whole(memory.clone()));
+            execution.begin(task, views, &mut exchange).unwrap();
+            let outputs: Vec<Arc<VecMemory>> = memory.iter().map(|of| of[1].clone()).collect();
+            (execution, exchange, outputs)
+        };
+        let mut ranks: Vec<_> = (0..3).map(Rank).map(begin).collect();
+        let mut ended = [false; 3];
+        for _ in 0..100_000 {
+            for (at, (execution, exchange, _)) in ranks.iter_mut().enumerate() {
+                ended[at] |= execution.turn(exchange, &Reference).unwrap() == Turn::Ended;
+            }
+        }
+        assert_eq!(ended, [true; 3], "{channels} channels");
+        for (part, output) in ranks.iter().flat_map(|(_, _, outputs)| outputs.iter().enumerate()) {
+            assert_eq!(output.snapshot(), [30 * part as u8 + 3; 9]);
         }
     }
 }

@@ -144,10 +144,22 @@ impl Part {
         }
     }
 
+    /// Where its bytes are in this process.
+    fn addresses(&self) -> Range<usize> {
+        let start = self.host().as_ptr() as usize + self.offset as usize;
+        start..start + self.len as usize
+    }
+
     /// Whether it lies `at` bytes into another part.
-    fn begins_at(&self, other: &Part, at: u64) -> bool {
-        self.host().as_ptr() as usize + self.offset as usize
-            == other.host().as_ptr() as usize + (other.offset + at) as usize
+    fn begins_at(&self, other: &Part, at: Option<u64>) -> bool {
+        let (own, whole) = (self.addresses(), other.addresses());
+        let offset = at.and_then(|at| usize::try_from(at).ok());
+        own.end <= whole.end && offset.and_then(|offset| whole.start.checked_add(offset)) == Some(own.start)
+    }
+
+    fn overlaps(&self, other: &Part) -> bool {
+        let (a, b) = (self.addresses(), other.addresses());
+        !a.is_empty() && !b.is_empty() && a.start < b.end && b.start < a.end
     }
 
     /// What an execution sees of it. It has been lent before, where it can be.
@@ -238,12 +250,10 @@ impl Inner {
 
     /// Takes the calls further until there is what the caller waits for.
     fn drive_until(&self, met: impl Fn() -> bool) {
-        self.drivers.fetch_add(1, Ordering::Relaxed);
+        let _driving = Driving::begin(self);
         while !met() && !self.stopping.load(Ordering::Relaxed) {
             self.lock().advance();
         }
-        self.drivers.fetch_sub(1, Ordering::Relaxed);
-        self.queued.notify_all();
     }
 
     /// Has a thread that takes calls further which nobody waits for.
@@ -273,6 +283,23 @@ impl Inner {
             return;
         }
         state.advance();
+    }
+}
+
+/// A thread that takes the calls further itself, until it leaves, however it does.
+struct Driving<'a>(&'a Inner);
+
+impl Driving<'_> {
+    fn begin(group: &Inner) -> Driving<'_> {
+        group.drivers.fetch_add(1, Ordering::Relaxed);
+        Driving(group)
+    }
+}
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        self.0.drivers.fetch_sub(1, Ordering::Relaxed);
+        self.0.queued.notify_all();
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use weft::{Agent, Cause, Communicator, Datatype, Error, JoinOptions, Memory, Rank, Reduction};
+use weft::{Agent, Algorithm, CallError, Cause, Communicator, Datatype, Error, JoinOptions, Memory, Rank, Reduction};
 
 /// How ranks reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,6 +271,173 @@ fn failed(outcome: Result<(), Error>) -> Box<weft::CollectiveFailed> {
     match outcome {
         Err(Error::Collective(failed)) => failed,
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_group_of_more_calls_than_there_are_channels_runs() {
+    for way in WAYS {
+        ranks(2, way, |group| {
+            let data: Vec<Memory> = (0..9u64).map(|at| longs(&group, &vec![at; 700])).collect();
+            let sum = |data| group.all_reduce(data, data, Datatype::U64, Reduction::Sum);
+            group.group(data.iter().map(sum)).run().unwrap();
+            for (at, data) in data.iter().enumerate() {
+                assert_eq!(read_longs(data), vec![2 * at as u64; 700], "{way:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn the_root_works_in_place_where_its_buffers_say_so() {
+    for way in [Way::Arena, Way::Tcp] {
+        ranks(3, way, |group| {
+            let (own, root, long) = (u64::from(group.rank().0), Rank(1), Datatype::U64);
+            let data = longs(&group, &[own, 5]);
+            group.reduce(&data, &data, root, long, Reduction::Sum).run().unwrap();
+            let reduced = if own == 1 { [3, 15] } else { [own, 5] };
+            assert_eq!(read_longs(&data), reduced);
+            let blocks = longs(&group, &[90, 91, 92]);
+            let block = blocks.part(8 * own..8 * own + 8);
+            group.gather(block.clone(), &blocks, root, long).run().unwrap();
+            if own == 1 {
+                assert_eq!(read_longs(&blocks), [90, 91, 92]);
+            }
+            group.scatter(&blocks, block, root, long).run().unwrap();
+            assert_eq!(read_longs(&blocks), [90, 91, 92]);
+        });
+    }
+}
+
+#[test]
+fn ranks_decide_by_themselves_whether_they_work_in_place() {
+    for way in [Way::Arena, Way::Tcp] {
+        for count in [1, 5000] {
+            ranks(3, way, |group| {
+                let (input, output) = (longs(&group, &vec![7; count]), longs(&group, &vec![0; count]));
+                let into = if group.rank().0 == 1 { &input } else { &output };
+                group
+                    .all_reduce(&input, into, Datatype::U64, Reduction::Sum)
+                    .run()
+                    .unwrap();
+                assert_eq!(read_longs(into), vec![21; count], "{way:?}");
+            });
+        }
+    }
+}
+
+#[test]
+fn buffers_that_overlap_are_refused_and_the_group_goes_on() {
+    ranks(2, Way::Arena, |group| {
+        let (data, long) = (longs(&group, &[1, 2, 3, 4]), Datatype::U64);
+        let sum = |from, to| group.all_reduce(data.part(from), data.part(to), long, Reduction::Sum);
+        let overlap = |outcome: Result<(), Error>| match outcome {
+            Err(Error::Call(CallError::Overlap { .. })) => {}
+            other => panic!("{other:?}"),
+        };
+        overlap(sum(0..16, 8..24).run());
+        overlap(group.all_gather(data.part(8..24), &data, long).run());
+        // Two calls of a group that write to the same memory, or one that writes what the other reads.
+        overlap(group.group([sum(0..16, 0..16), sum(8..24, 8..24)]).run());
+        overlap(group.group([sum(0..8, 8..16), sum(16..24, 0..8)]).run());
+        group.group([sum(0..8, 16..24), sum(0..8, 24..32)]).run().unwrap();
+        assert_eq!(read_longs(&data)[2..], [2, 2]);
+    });
+}
+
+/// Panics on one rank.
+#[derive(Debug)]
+struct Panics(bool);
+
+impl weft::Function for Panics {
+    fn combine(&self, into: &mut [u8], from: &[u8]) {
+        assert!(!self.0, "a function of the caller's");
+        into.iter_mut().zip(from).for_each(|(a, b)| *a |= b);
+    }
+}
+
+#[test]
+fn a_function_that_panics_fails_the_call_on_all_ranks() {
+    for way in WAYS {
+        let errors = ranks(2, way, |group| {
+            let function: Arc<dyn weft::Function> = Arc::new(Panics(group.rank().0 == 1));
+            let data = longs(&group, &[1; 40]);
+            let call = group.all_reduce(&data, &data, Datatype::U8, function);
+            // Rank 0 may be done before rank 1 panics.
+            let outcome = call.deadline(Duration::from_secs(20)).run();
+            let outcome = outcome.and_then(|()| group.barrier().deadline(Duration::from_secs(20)).run());
+            failed(outcome)
+        });
+        for error in errors {
+            assert_eq!(
+                (error.blamed(), error.cause()),
+                (Rank(1), Cause::Broken),
+                "{way:?}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn two_ranks_that_do_not_agree_on_a_message_find_out() {
+    for way in [Way::Arena, Way::Tcp] {
+        // The root expects nothing of a rank that sends something.
+        ranks(2, way, |group| {
+            let (own, all) = (longs(&group, &[1, 2]), longs(&group, &[0, 0]));
+            let (root, long) = (group.rank().0 == 0, Datatype::U64);
+            let call = match root {
+                true => group.gatherv(&own, &all, Some(&[2, 0]), Rank(0), long),
+                false => group.gatherv(&own, &all, None, Rank(0), long),
+            };
+            let error = failed(
+                call.deadline(Duration::from_secs(20))
+                    .run()
+                    .and_then(|()| group.barrier().deadline(Duration::from_secs(20)).run()),
+            );
+            assert_eq!(error.cause(), Cause::WrongCall, "{way:?}: {error}");
+        });
+        // As many bytes of something else.
+        ranks(2, way, |group| {
+            let data = longs(&group, &[1, 2]);
+            let call = match group.rank().0 {
+                0 => group.send(&data, Rank(1), Datatype::U64),
+                _ => group.receive(&data, Rank(0), Datatype::F64),
+            };
+            let outcome = call.deadline(Duration::from_secs(20)).run();
+            if group.rank().0 == 1 {
+                assert_eq!(failed(outcome).cause(), Cause::WrongCall, "{way:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn an_algorithm_that_needs_all_sizes_is_refused_where_a_rank_knows_its_own() {
+    ranks(3, Way::Arena, |group| {
+        let (own, all) = (longs(&group, &[1]), longs(&group, &[0; 3]));
+        let counts = (group.rank().0 == 0).then_some(&[1, 1, 1][..]);
+        let call = || group.gatherv(&own, &all, counts, Rank(0), Datatype::U64);
+        let refused = call().algorithm(Algorithm::BinomialTree).run();
+        assert!(matches!(refused, Err(Error::Call(_))), "{refused:?}");
+        call().algorithm(Algorithm::Direct).run().unwrap();
+    });
+}
+
+#[test]
+fn a_call_that_waits_behind_another_one_ends_by_its_own_deadline() {
+    let errors = ranks(2, Way::Arena, |group| {
+        if group.rank().0 == 1 {
+            std::thread::sleep(Duration::from_millis(1500));
+            return None;
+        }
+        let first = group.barrier().deadline(Duration::from_secs(3600)).start().unwrap();
+        let second = group.barrier().deadline(Duration::from_millis(200)).start().unwrap();
+        let error = failed(second.wait());
+        assert_eq!(failed(first.wait()).blamed(), error.blamed());
+        Some(error)
+    });
+    for error in errors.into_iter().flatten() {
+        assert_eq!((error.blamed(), error.cause()), (Rank(1), Cause::Late), "{error}");
     }
 }
 

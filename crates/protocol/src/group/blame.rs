@@ -23,7 +23,7 @@ impl Witness<'_> {
             Trouble::Lost { rank, .. } => self.abort(*rank, Cause::Lost),
             Trouble::WrongMessage { peer, .. } => self.wrong_call(*peer),
             Trouble::Garbage { rank } => self.abort(*rank, Cause::Broken),
-            Trouble::Unusable { .. } => self.abort(self.rank, Cause::Broken),
+            Trouble::Unusable { .. } | Trouble::Panicked => self.abort(self.rank, Cause::Broken),
         }
     }
 

@@ -29,6 +29,8 @@ pub struct Compiled {
     pub(super) outgoing: Vec<Lane>,
     /// Bytes of scratch that each part of the call needs, in the order of its parts.
     pub(super) scratch: Vec<u64>,
+    /// By part: what its messages are signed with, where that is not the signature of the call.
+    pub(super) signatures: Vec<Option<u64>>,
     pub(super) channels: u16,
 }
 
@@ -86,9 +88,20 @@ pub struct Source<'a> {
     pub size: usize,
     /// Divide the output by the number of ranks at the end.
     pub average: bool,
+    /// Who knows of its messages.
+    pub scope: Scope,
+}
+
+/// What two ranks know of each other's sizes and calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All ranks know all sizes, so that messages of nothing are left out on both sides.
+    Known,
+    /// A rank knows only its own sizes: every message is sent, so that two ranks that do not agree find out.
+    Own,
     /// A message between two ranks of which the others know nothing: it shares the first channel with all others of its kind, and
-    /// is not counted.
-    pub pairwise: bool,
+    /// is not counted. Its two ends must give the same signature.
+    Pairwise { signature: u64 },
 }
 
 /// The buffers of each part of a call, in the order in which an exchange is told of them.
@@ -104,29 +117,44 @@ pub enum CompileError {
     WrongRanks { program: u32, sizes: u32 },
     #[error("the program cuts a block into {program} pieces, the sizes into {sizes}")]
     WrongPieces { program: u32, sizes: u32 },
-    #[error("more channels in one call than there can be")]
+    #[error("more channels in one call than there are")]
     TooManyChannels,
 }
 
 impl Compiled {
     /// One collective. The program must have been verified: a slice out of bounds is a panic.
     pub fn new(source: &Source<'_>, rank: Rank) -> Result<Compiled, CompileError> {
-        Compiled::group(std::slice::from_ref(source), rank)
+        Compiled::group(std::slice::from_ref(source), rank, u16::MAX)
     }
 
-    /// Several at once, each on channels and buffers of its own: the buffers of part *i* begin at [`BUFFERS`] × *i*.
-    pub fn group(sources: &[Source<'_>], rank: Rank) -> Result<Compiled, CompileError> {
+    /// Several at once, each on buffers of its own: the buffers of part *i* begin at [`BUFFERS`] × *i*. Each has channels of its own
+    /// as far as there are so many; then they are shared, in the order of the parts, which is the same on all ranks.
+    pub fn group(sources: &[Source<'_>], rank: Rank, channels_max: u16) -> Result<Compiled, CompileError> {
         let mut compiled = Compiled::default();
         let mut flow = Flow::new();
+        let mut next = 0;
         for (part, source) in sources.iter().enumerate() {
-            let first = if source.pairwise { 0 } else { compiled.channels };
-            let ops = list(source, rank, part as u32, first)?;
-            let channels = first.checked_add(source.program.shape().channels);
-            compiled.channels = channels.ok_or(CompileError::TooManyChannels)?.max(compiled.channels);
+            let needed = source.program.shape().channels;
+            if needed > channels_max {
+                return Err(CompileError::TooManyChannels);
+            }
+            let pairwise = matches!(source.scope, Scope::Pairwise { .. });
+            let channels = Channels {
+                first: if pairwise { 0 } else { next },
+                max: channels_max.max(1),
+            };
+            let ops = list(source, rank, part as u32, channels)?;
+            next = channels.of(needed);
+            let used = u32::from(channels.first) + u32::from(needed);
+            compiled.channels = compiled.channels.max(used.min(channels_max.into()) as u16);
+            compiled.signatures.push(match source.scope {
+                Scope::Pairwise { signature } => Some(signature),
+                Scope::Known | Scope::Own => None,
+            });
             let layout = Layout::new(source.partition, source.program, rank);
             let scratch = layout.elements(weft_plan::collective::Buffer::Scratch) * source.size as u64;
             compiled.scratch.push(scratch);
-            flow.add(part as u32, fuse::fuse(ops), source.pairwise);
+            flow.add(part as u32, fuse::fuse(ops), pairwise);
         }
         flow.finish(&mut compiled);
         Ok(compiled)
@@ -182,8 +210,22 @@ impl Act {
     }
 }
 
+/// Where the channels of a part are among those that there are.
+#[derive(Clone, Copy, Debug)]
+struct Channels {
+    first: u16,
+    max: u16,
+}
+
+impl Channels {
+    /// The one that the part's program calls `channel`.
+    fn of(self, channel: u16) -> u16 {
+        ((u32::from(self.first) + u32::from(channel)) % u32::from(self.max)) as u16
+    }
+}
+
 /// What the program lists for this rank, without what has no bytes.
-fn list(source: &Source<'_>, rank: Rank, part: u32, channels: u16) -> Result<Vec<Listed>, CompileError> {
+fn list(source: &Source<'_>, rank: Rank, part: u32, channels: Channels) -> Result<Vec<Listed>, CompileError> {
     let (program, partition) = (source.program, source.partition);
     let shape = program.shape();
     let (ranks, pieces) = (partition.problem().ranks, partition.pieces());
@@ -198,9 +240,6 @@ fn list(source: &Source<'_>, rank: Rank, part: u32, channels: u16) -> Result<Vec
             program: shape.pieces,
             sizes: pieces,
         });
-    }
-    if channels.checked_add(shape.channels).is_none() {
-        return Err(CompileError::TooManyChannels);
     }
     let layout = Layout::new(partition, program, rank);
     let size = source.size as u64;
@@ -225,7 +264,7 @@ fn list(source: &Source<'_>, rank: Rank, part: u32, channels: u16) -> Result<Vec
     };
     let lane = |peer: Rank, channel: weft_plan::schedule::Channel| Lane {
         peer,
-        channel: channels + channel.0,
+        channel: channels.of(channel.0),
     };
     let (mut listed, mut ops) = (Vec::new(), Ops::new());
     for step in 0..shape.steps {
@@ -262,7 +301,8 @@ fn list(source: &Source<'_>, rank: Rank, part: u32, channels: u16) -> Result<Vec
             };
             let fence = op.peer().is_some() && op.reads().chain(op.writes()).all(|slice| slice.is_empty());
             let itself = matches!(act, Act::Copy { from, to } if from == to);
-            if (act.len() > 0 || fence) && !itself {
+            let kept = act.len() > 0 || fence || op.peer().is_some() && source.scope != Scope::Known;
+            if kept && !itself {
                 listed.push(Listed { step, act, fence });
             }
         }

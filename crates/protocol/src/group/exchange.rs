@@ -189,6 +189,9 @@ pub enum Trouble {
     /// A buffer cannot be used by this exchange.
     #[error("buffer {buffer} cannot be used: {refusal}")]
     Unusable { buffer: u32, refusal: Refusal },
+    /// A function of the caller's own panicked on this rank.
+    #[error("this rank panicked in the call")]
+    Panicked,
     /// Another rank has written something that is not the protocol.
     #[error("rank {} has written what no rank would", rank.0)]
     Garbage { rank: Rank },

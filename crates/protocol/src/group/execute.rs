@@ -7,13 +7,14 @@
 //! use weft_plan::{Datatype, Rank, Reduction};
 //! use weft_protocol::VecMemory;
 //! use weft_protocol::group::{
-//!     CallRecord, Combiner, Compiled, Execution, LoopbackGroup, LoopbackOptions, Reference, Source, Task, Turn, View,
+//!     CallRecord, Combiner, Compiled, Execution, LoopbackGroup, LoopbackOptions, Reference, Scope, Source, Task, Turn,
+//!     View,
 //! };
 //!
 //! let problem = Problem::new(Collective::AllReduce, 2);
 //! let program = Direct::new(problem).unwrap();
 //! let partition = Partition::new(&problem, Counts::Equal(3), 1)?;
-//! let source = Source { program: &program, partition: &partition, size: 1, average: false, pairwise: false };
+//! let source = Source { program: &program, partition: &partition, size: 1, average: false, scope: Scope::Known };
 //! let sum = Combiner::Builtin { datatype: Datatype::U8, reduction: Reduction::Sum };
 //! let group = LoopbackGroup::new(2, LoopbackOptions::default());
 //! let outputs = [0, 1].map(|_| Arc::new(VecMemory::zeroed(3)));
@@ -269,9 +270,10 @@ impl Run<'_> {
 
     /// Tries to send or to receive. Says whether the op is off the list, and whether anything was done.
     fn message<E: Exchange + ?Sized>(&mut self, op: &Flat, id: u32, exchange: &mut E) -> Result<(bool, bool), Trouble> {
+        let own = self.task.compiled.signatures.get(op.part as usize).copied().flatten();
         let head = |len| MessageHead {
             call: self.task.record.number,
-            signature: self.task.record.signature,
+            signature: own.unwrap_or(self.task.record.signature),
             index: op.index,
             len,
         };

@@ -16,7 +16,7 @@ mod record;
 pub use agree::{Agreement, AgreementMessage};
 pub use blame::Witness;
 pub use combine::{At, Combiner, Function, Kernels, Reference};
-pub use compile::{BUFFERS, CompileError, Compiled, Source};
+pub use compile::{BUFFERS, CompileError, Compiled, Scope, Source};
 pub use exchange::{Board, Exchange, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
 pub use execute::{Execution, Task, Turn};
 pub use loopback::{LoopbackExchange, LoopbackGroup, LoopbackOptions};

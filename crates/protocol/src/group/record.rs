@@ -63,7 +63,7 @@ pub enum Cause {
     Late,
     /// It ended its own call early, because its caller wanted so.
     Withdrew,
-    /// It could not use a buffer, or broke the protocol.
+    /// It could not use a buffer, panicked in a function of its caller's, or broke the protocol.
     Broken,
 }
 
@@ -148,7 +148,7 @@ impl fmt::Display for Cause {
             Cause::WrongCall => "called something else",
             Cause::Late => "did not come along by the deadline",
             Cause::Withdrew => "gave up its call",
-            Cause::Broken => "broke the protocol or could not use a buffer",
+            Cause::Broken => "broke the protocol, panicked or could not use a buffer",
         })
     }
 }

@@ -39,6 +39,8 @@ struct Notes {
     letters: VecDeque<(PeerId, Vec<u8>)>,
     /// Once this rank wants to know who is left.
     agreement: Option<Agreement>,
+    /// What is to be said about that, and has found no room yet.
+    unsent: VecDeque<(PeerId, Vec<u8>)>,
     /// What others have said about that before.
     early: Vec<(Rank, AgreementMessage)>,
 }
@@ -113,16 +115,29 @@ impl Board {
     /// Says what there is to say about who is left.
     pub(crate) fn send_agreement(&self, core: &mut Core<dyn Live>, now: Time) {
         let mut notes = self.lock();
-        let Notes { agreement, peers, .. } = &mut *notes;
+        let Notes {
+            agreement,
+            peers,
+            unsent,
+            ..
+        } = &mut *notes;
         let Some(agreement) = agreement else { return };
         while let Some((to, message)) = agreement.next_message() {
             if let Some(peer) = peers[to.0 as usize] {
                 let mut words = vec![AGREE];
                 words.extend_from_slice(&message.to_bytes());
-                // Whoever is gone needs not be told.
-                let _ = core.send_parcel(peer, self.group, &[&words], now);
+                unsent.push_back((peer, words));
             }
         }
+        // Whoever is gone needs not be told; what finds no room stays, and what follows it to the same rank stays behind it.
+        let mut full = Vec::new();
+        unsent.retain(|(peer, words)| {
+            let sent = !full.contains(peer) && core.send_parcel(*peer, self.group, &[words], now) != Ok(false);
+            if !sent {
+                full.push(*peer);
+            }
+            !sent
+        });
     }
 
     fn hear_one(&self, from: PeerId, payload: &[u8]) -> Option<Vec<u8>> {

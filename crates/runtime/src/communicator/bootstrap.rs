@@ -238,7 +238,14 @@ impl Formation {
                 }
             }
             if greeted.iter().all(|greeted| *greeted) && hellos.iter().all(Option::is_some) {
-                return Ok(hellos.into_iter().flatten().collect());
+                let hellos: Vec<Hello> = hellos.into_iter().flatten().collect();
+                return match hellos.iter().find(|hello| hello.channels != channels) {
+                    Some(other) => Err(Error::Formation(format!(
+                        "rank {} has {} channels, this one {channels}",
+                        other.rank.0, other.channels
+                    ))),
+                    None => Ok(hellos),
+                };
             }
             let missing = || hellos.iter().enumerate().filter(|(_, hello)| hello.is_none());
             self.wait(|| {
@@ -319,11 +326,17 @@ impl Formation {
     fn send(&self, to: PeerId, kind: u8, content: &[u8]) -> Result<(), Error> {
         let words = letter(kind, content);
         let group = self.board.group;
-        let sent = self
-            .agent
-            .shared()
-            .act(|world, now| world.core.send_parcel(to, group, &[&words], now));
-        sent.map(drop).map_err(Error::from)
+        let shared = self.agent.shared();
+        while !shared.act(|world, now| world.core.send_parcel(to, group, &[&words], now))? {
+            let now = shared.clock.now();
+            if now >= self.until {
+                return Err(Error::TimedOut {
+                    what: format!("room for a letter of group {:?}", self.options.name),
+                });
+            }
+            shared.wait_until(self.until.min(now.saturating_add(LOOK_AGAIN)), |_| None::<()>);
+        }
+        Ok(())
     }
 
     /// Waits a little for a letter, unless the time is over or a rank is gone.

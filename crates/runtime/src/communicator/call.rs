@@ -1,5 +1,6 @@
 //! Calls as they are described before they run.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use weft_plan::algorithms::Algorithm;
@@ -69,6 +70,46 @@ impl Described {
     pub(super) fn all(&self) -> impl Iterator<Item = &One> {
         std::iter::once(&self.first).chain(&self.more)
     }
+
+    /// A collective that writes what another one of the group reads or writes, if there is any.
+    fn clash(&self) -> Option<Collective> {
+        let mut touched: Vec<Touched> = self.all().flat_map(One::touched).collect();
+        touched.sort_unstable_by_key(|touched| touched.bytes.start);
+        // What begins before a range overlaps it if it ends behind its beginning.
+        let (mut read_up_to, mut written_up_to) = (0, 0);
+        touched.into_iter().find_map(|Touched { bytes, written, by }| {
+            let clashes = bytes.start < if written { read_up_to } else { written_up_to };
+            read_up_to = read_up_to.max(bytes.end);
+            if written {
+                written_up_to = written_up_to.max(bytes.end);
+            }
+            clashes.then_some(by)
+        })
+    }
+}
+
+/// Addresses that a collective reads, or writes and perhaps reads.
+struct Touched {
+    bytes: Range<usize>,
+    written: bool,
+    by: Collective,
+}
+
+impl One {
+    fn touched(&self) -> impl Iterator<Item = Touched> {
+        let [input, output] = self.parts.each_ref().map(Part::addresses);
+        let by = self.spec.problem.collective;
+        let touch = |bytes: Range<usize>, written| Touched { bytes, written, by };
+        let both = match self.spec.problem.in_place {
+            // One of them lies within the other.
+            true => [
+                touch(input.start.min(output.start)..input.end.max(output.end), true),
+                touch(0..0, false),
+            ],
+            false => [touch(input, false), touch(output, true)],
+        };
+        both.into_iter().filter(|touched| !touched.bytes.is_empty())
+    }
 }
 
 impl<'a> Call<'a> {
@@ -116,7 +157,7 @@ impl Communicator {
         operator: impl Into<Operator>,
     ) -> Call<'_> {
         let (input, output) = (input.into(), output.into());
-        let in_place = input.begins_at(&output, 0);
+        let in_place = input.begins_at(&output, Some(0));
         let count = elements(input.len, datatype);
         self.describe(
             Asked {
@@ -246,7 +287,8 @@ impl Communicator {
         )
     }
 
-    /// The root ends with the reduction of all inputs; the others' output is not looked at.
+    /// The root ends with the reduction of all inputs; the others' output is not looked at. In place where the root's input and output
+    /// are the same.
     pub fn reduce(
         &self,
         input: impl Into<Part>,
@@ -256,7 +298,7 @@ impl Communicator {
         operator: impl Into<Operator>,
     ) -> Call<'_> {
         let (input, output) = (input.into(), self.at_root(root, output.into()));
-        let in_place = false;
+        let in_place = root == self.rank() && input.begins_at(&output, Some(0));
         let counts = elements(input.len, datatype).map(Counts::Equal);
         let collective = Collective::Reduce { root };
         self.describe(
@@ -270,7 +312,8 @@ impl Communicator {
         )
     }
 
-    /// The root ends with all inputs, one after the other; the others' output is not looked at.
+    /// The root ends with all inputs, one after the other; the others' output is not looked at. In place where the root's input is its
+    /// own block of the output.
     pub fn gather(&self, input: impl Into<Part>, output: impl Into<Part>, root: Rank, datatype: Datatype) -> Call<'_> {
         let (input, output) = (input.into(), self.at_root(root, output.into()));
         let counts = elements(input.len, datatype).map(Counts::Equal);
@@ -278,7 +321,15 @@ impl Communicator {
             root,
             sizes: Sizes::Equal,
         };
-        self.describe(Asked::new(collective, counts, datatype), input, output)
+        let in_place = root == self.rank() && input.begins_at(&output, self.before(&counts, datatype));
+        self.describe(
+            Asked {
+                in_place,
+                ..Asked::new(collective, counts, datatype)
+            },
+            input,
+            output,
+        )
     }
 
     /// As [`gather`](Communicator::gather) with `counts` elements from each rank, which only the root has to know.
@@ -296,8 +347,10 @@ impl Communicator {
             root,
             sizes: Sizes::Varying,
         };
+        let in_place = root == self.rank() && input.begins_at(&output, self.before(&counts, datatype));
         self.describe(
             Asked {
+                in_place,
                 counts_agree: false,
                 ..Asked::new(collective, counts, datatype)
             },
@@ -306,7 +359,8 @@ impl Communicator {
         )
     }
 
-    /// Rank *r* ends with the root's block *r*; the others' input is not looked at.
+    /// Rank *r* ends with the root's block *r*; the others' input is not looked at. In place where the root's output is its own block of
+    /// the input.
     pub fn scatter(&self, input: impl Into<Part>, output: impl Into<Part>, root: Rank, datatype: Datatype) -> Call<'_> {
         let (input, output) = (self.at_root(root, input.into()), output.into());
         let counts = elements(output.len, datatype).map(Counts::Equal);
@@ -314,7 +368,15 @@ impl Communicator {
             root,
             sizes: Sizes::Equal,
         };
-        self.describe(Asked::new(collective, counts, datatype), input, output)
+        let in_place = root == self.rank() && output.begins_at(&input, self.before(&counts, datatype));
+        self.describe(
+            Asked {
+                in_place,
+                ..Asked::new(collective, counts, datatype)
+            },
+            input,
+            output,
+        )
     }
 
     /// As [`scatter`](Communicator::scatter) with `counts` elements for each rank, which only the root has to know.
@@ -332,8 +394,10 @@ impl Communicator {
             root,
             sizes: Sizes::Varying,
         };
+        let in_place = root == self.rank() && output.begins_at(&input, self.before(&counts, datatype));
         self.describe(
             Asked {
+                in_place,
                 counts_agree: false,
                 ..Asked::new(collective, counts, datatype)
             },
@@ -345,7 +409,7 @@ impl Communicator {
     /// Block *r* of rank *s* becomes block *s* of rank *r*. In place where input and output are the same.
     pub fn all_to_all(&self, input: impl Into<Part>, output: impl Into<Part>, datatype: Datatype) -> Call<'_> {
         let (input, output) = (input.into(), output.into());
-        let in_place = input.begins_at(&output, 0);
+        let in_place = input.begins_at(&output, Some(0));
         let ranks = u64::from(self.size());
         let counts = elements(input.len, datatype).and_then(|count| match count.is_multiple_of(ranks) {
             true => Ok(Counts::Equal(count / ranks)),
@@ -386,7 +450,7 @@ impl Communicator {
         let counts = match sent.len() == ranks && received.len() == ranks && sent[own] == received[own] {
             true => Ok(Counts::PerPair(table)),
             false => Err(CallError::Uneven {
-                bytes: sent.iter().sum(),
+                bytes: sent.iter().fold(0, |sum: u64, count| sum.saturating_add(*count)),
                 datatype,
             }),
         };
@@ -442,6 +506,10 @@ impl Communicator {
                 (Err(error), _) | (_, Err(error)) => Err(error),
             };
         }
+        let described = described.and_then(|all| match all.clash() {
+            Some(collective) => Err(CallError::Overlap { collective }),
+            None => Ok(all),
+        });
         Call { group: self, described }
     }
 
@@ -450,7 +518,12 @@ impl Communicator {
             in_place: asked.in_place,
             ..Problem::new(asked.collective, self.size())
         };
-        let described = asked.counts.map(|counts| Described {
+        let (overlap, collective) = (input.overlaps(&output), asked.collective);
+        let counts = asked.counts.and_then(|counts| match overlap && !asked.in_place {
+            true => Err(CallError::Overlap { collective }),
+            false => Ok(counts),
+        });
+        let described = counts.map(|counts| Described {
             first: One {
                 spec: Spec {
                     problem,
@@ -468,15 +541,17 @@ impl Communicator {
         Call { group: self, described }
     }
 
-    /// Bytes of the blocks of ranks before this one.
-    fn before(&self, counts: &Result<Counts, CallError>, datatype: Datatype) -> u64 {
+    /// Bytes of the blocks of ranks before this one. `None` where there can be no so many.
+    fn before(&self, counts: &Result<Counts, CallError>, datatype: Datatype) -> Option<u64> {
         let own = self.rank().0 as usize;
-        let elements = match counts {
-            Ok(Counts::Equal(count)) => count * own as u64,
-            Ok(Counts::PerRank(list) | Counts::PerPair(list)) => list.iter().take(own).sum(),
-            Err(_) => 0,
+        let elements = match counts.as_ref().ok()? {
+            Counts::Equal(count) => count.checked_mul(own as u64)?,
+            Counts::PerRank(list) | Counts::PerPair(list) => {
+                let mut before = list.iter().take(own);
+                before.try_fold(0, |sum: u64, count| sum.checked_add(*count))?
+            }
         };
-        elements * datatype.size() as u64
+        elements.checked_mul(datatype.size() as u64)
     }
 
     fn at_root(&self, root: Rank, part: Part) -> Part {

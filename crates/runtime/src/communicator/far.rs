@@ -59,6 +59,8 @@ pub(super) struct Far {
     bounces: Bounces,
     /// Messages that are being read.
     pulling: usize,
+    /// A sender has not been told yet what it waits for.
+    owing: bool,
 }
 
 #[derive(Debug, Default)]
@@ -110,6 +112,7 @@ impl Far {
             shared: agent.shared().clone(),
             bounces: Bounces::new(agent.clone()),
             pulling: 0,
+            owing: false,
             board,
             used,
             channels,
@@ -372,10 +375,29 @@ impl Far {
             .act(|world, now| world.core.send_parcel(peer, group, &[head], now));
         match told {
             Ok(true) => self.incoming[index].told = self.incoming[index].consumed,
-            Ok(false) => {}
+            Ok(false) => self.owing = true,
             Err(error) => return Err(self.lost(lane.peer, &error)),
         }
         Ok(())
+    }
+
+    /// Tells senders what they wait for, where there was too much under way to tell them at once. Whoever is gone waits for nothing.
+    fn tell_owed(&mut self) {
+        if std::mem::take(&mut self.owing) {
+            for index in 0..self.incoming.len() {
+                if self.incoming[index].told < self.incoming[index].consumed {
+                    self.tell_consumed(self.lane_at(index)).ok();
+                }
+            }
+        }
+    }
+
+    fn lane_at(&self, index: usize) -> Lane {
+        let channels = usize::from(self.channels);
+        Lane {
+            peer: Rank((index / channels) as u32),
+            channel: (index % channels) as u16,
+        }
     }
 
     /// Lets the agent make progress, and takes in what has come.
@@ -392,14 +414,11 @@ impl Far {
             self.on_parcel(parcel)?;
         }
         self.parcels = parcels;
+        self.tell_owed();
         if self.pushing > 0 {
             for index in 0..self.outgoing.len() {
                 if self.outgoing[index].pushing.is_some() {
-                    let channels = usize::from(self.channels);
-                    self.push(Lane {
-                        peer: Rank((index / channels) as u32),
-                        channel: (index % channels) as u16,
-                    })?;
+                    self.push(self.lane_at(index))?;
                 }
             }
         }
@@ -504,6 +523,15 @@ impl Far {
                 return Progress::Busy;
             }
         }
+        // A sender that is not told would wait for the next call. After a failure nobody waits.
+        if self.owing && self.board.abort().is_none() {
+            self.shared.turn_with(|_| {});
+            self.tell_owed();
+            if self.owing {
+                return Progress::Busy;
+            }
+        }
+        self.owing = false;
         self.buffers.clear();
         if self.pushing > 0 {
             self.outgoing.iter_mut().for_each(|out| out.pushing = None);

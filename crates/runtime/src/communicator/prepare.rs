@@ -8,7 +8,7 @@ use weft_plan::collective::{
     Buffer, Collective, Counts, Layout, Partition, PartitionError, Problem, ProblemError, Sizes,
 };
 use weft_plan::{Datatype, Reduction};
-use weft_protocol::group::{CallRecord, Combiner, CompileError, Compiled, Function, Source};
+use weft_protocol::group::{CallRecord, Combiner, CompileError, Compiled, Function, Scope, Source};
 use weft_protocol::memory::Digest;
 
 use super::choice::choose;
@@ -78,6 +78,8 @@ pub enum CallError {
     NotForThis { algorithm: Algorithm },
     #[error("nothing does this call with {channels} channels")]
     NoAlgorithm { channels: u16 },
+    #[error("{collective} with buffers that overlap, and not as it would be in place")]
+    Overlap { collective: Collective },
     #[error("messages between two ranks and collectives of all cannot be grouped")]
     MixedGroup,
     #[error("there is no rank {} in a group of {ranks}", rank.0)]
@@ -119,10 +121,16 @@ impl Prepared {
                 partition: &chosen.partition,
                 size: spec.datatype.size(),
                 average: spec.problem.collective.reduces() && spec.operator == Operator::Builtin(Reduction::Avg),
-                pairwise: all_pairwise,
+                scope: match (all_pairwise, spec.counts_agree) {
+                    (true, _) => Scope::Pairwise {
+                        signature: spec.message_signature(),
+                    },
+                    (false, true) => Scope::Known,
+                    (false, false) => Scope::Own,
+                },
             })
             .collect();
-        let compiled = Compiled::group(&sources, rank)?;
+        let compiled = Compiled::group(&sources, rank, channels)?;
         let bytes = sources.iter().enumerate().map(|(part, source)| {
             let layout = Layout::new(source.partition, source.program, rank);
             let of = |buffer| layout.elements(buffer) * source.size as u64;
@@ -172,6 +180,13 @@ impl Spec {
         Ok(Chosen::new(self, grid, channels)?.algorithm)
     }
 
+    /// What the two ends of a message between two ranks must agree on, besides its length.
+    fn message_signature(&self) -> u64 {
+        let mut digest = Digest::default();
+        digest.update(format!("{}", self.datatype).as_bytes());
+        digest.finish().max(2)
+    }
+
     /// The elements of its largest block.
     fn elements(&self) -> u64 {
         match &self.counts {
@@ -193,19 +208,16 @@ impl Chosen {
         spec.problem.check()?;
         let size = spec.datatype.size() as u64;
         let bytes = spec.elements().saturating_mul(size);
-        let (algorithm, program) = match (spec.algorithm, spec.counts_agree) {
-            (Some(algorithm), _) => {
+        // Only what goes straight from its owner to its reader can do without knowing the sizes of others.
+        let blind = !spec.counts_agree && spec.problem.ranks > 1;
+        let (algorithm, program) = match spec.algorithm.or(blind.then_some(Algorithm::Direct)) {
+            Some(algorithm) => {
                 let program = algorithm.program(&spec.problem, grid);
                 let program = program.filter(|program| program.shape().channels <= channels);
+                let program = program.filter(|_| !blind || algorithm == Algorithm::Direct);
                 (algorithm, program.ok_or(CallError::NotForThis { algorithm })?)
             }
-            // Only what goes straight from its owner to its reader can do without knowing the sizes of others.
-            (None, false) if spec.problem.ranks > 1 => {
-                let algorithm = Algorithm::Direct;
-                let program = algorithm.program(&spec.problem, grid);
-                (algorithm, program.ok_or(CallError::NotForThis { algorithm })?)
-            }
-            _ => choose(&spec.problem, bytes, grid, channels).ok_or(CallError::NoAlgorithm { channels })?,
+            None => choose(&spec.problem, bytes, grid, channels).ok_or(CallError::NoAlgorithm { channels })?,
         };
         let partition = Partition::new(&spec.problem, spec.counts.clone(), program.shape().pieces)?;
         // Pieces of something large begin on cache lines.
@@ -238,8 +250,10 @@ fn signature(specs: &[Spec], chosen: &[Chosen]) -> u64 {
             Operator::Builtin(_) => "",
             Operator::Custom(_) => "custom",
         };
-        let (algorithm, shape) = (chosen.algorithm, chosen.program.shape());
-        digest.update(format!("{problem:?} {datatype} {operator} {algorithm:?} {shape:?};").as_bytes());
+        // Whether a rank works in place is its own affair: steps and scratch may differ, messages do not.
+        let Problem { collective, ranks, .. } = problem;
+        let (algorithm, pieces) = (chosen.algorithm, chosen.program.shape().pieces);
+        digest.update(format!("{collective:?} {ranks} {datatype} {operator} {algorithm:?} {pieces};").as_bytes());
         if *counts_agree {
             digest.update(format!("{counts:?};").as_bytes());
         }

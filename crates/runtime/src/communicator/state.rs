@@ -1,6 +1,7 @@
 //! One rank of a group: the call under way, those that wait behind it, and what it did when one failed.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use weft_plan::collective::Buffer;
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
 use weft_protocol::group::{
-    Board as _, CallRecord, Exchange as _, Execution, Status, Task, Trouble, Turn, View, Witness,
+    Board as _, CallRecord, CompileError, Exchange as _, Execution, Status, Task, Trouble, Turn, View, Witness,
 };
 
 use super::call::Described;
@@ -53,7 +54,7 @@ pub(super) struct State {
     /// The number of the next call.
     number: u64,
     current: Option<Current>,
-    queue: VecDeque<(Described, Outcome)>,
+    queue: VecDeque<Queued>,
     pub(super) failed: Option<Error>,
     patience: Patience,
 }
@@ -67,12 +68,23 @@ struct Current {
     outcome: Option<Outcome>,
 }
 
+/// A call that waits for those before it.
+#[derive(Debug)]
+struct Queued {
+    call: Described,
+    outcome: Outcome,
+    /// Counted from when it was started.
+    deadline: Time,
+}
+
 /// How long to look before letting others run, and how long to do that before sleeping.
 #[derive(Debug)]
 struct Patience {
     spins_max: u32,
     spins: u32,
     yielding_since: Option<Time>,
+    /// Everything has been polled, and then been looked at in vain.
+    looked: bool,
 }
 
 impl State {
@@ -103,6 +115,7 @@ impl State {
                 spins_max: if near > cores { 0 } else { SPINS },
                 spins: 0,
                 yielding_since: None,
+                looked: false,
             },
         })
     }
@@ -119,7 +132,12 @@ impl State {
 
     /// Queues a call.
     pub(super) fn enqueue(&mut self, call: Described, outcome: Outcome) {
-        self.queue.push_back((call, outcome));
+        let deadline = self.clock.now().saturating_add(call.deadline);
+        self.queue.push_back(Queued {
+            call,
+            outcome,
+            deadline,
+        });
     }
 
     /// Runs a call from beginning to end. There must be none under way.
@@ -135,12 +153,20 @@ impl State {
     /// Takes the calls under way a step further: looks, and if there is nothing to see, waits a little.
     pub(super) fn advance(&mut self) {
         if self.current.is_none() {
-            let Some((call, outcome)) = self.queue.pop_front() else {
+            let Some(Queued {
+                call,
+                outcome,
+                deadline,
+            }) = self.queue.pop_front()
+            else {
                 return;
             };
             if let Err(error) = self.begin(call, Some(outcome.clone())) {
                 outcome.end(Err(error));
                 return;
+            }
+            if let Some(current) = &mut self.current {
+                current.deadline = Some(deadline);
             }
         }
         let outcome = self.current.as_ref().and_then(|current| current.outcome.clone());
@@ -159,9 +185,9 @@ impl State {
         check(&prepared, &call)?;
         let far = self.exchange.is_far();
         call.parts_mut().try_for_each(|part| part.lend(&self.agent, far))?;
-        let needed: u64 = prepared.bytes.iter().map(|bytes| bytes[2].next_multiple_of(64)).sum();
-        if self.scratch.len() < needed {
-            self.scratch = self.agent.allocate(needed.next_power_of_two() as usize)?;
+        let needed = scratch_bytes(&prepared).ok_or(CallError::Compile(CompileError::TooLarge))?;
+        if self.scratch.len() < needed as u64 {
+            self.scratch = self.agent.allocate(needed)?;
             self.scratch.lent()?;
         }
         let views = views(&prepared, &call, &self.scratch);
@@ -212,7 +238,7 @@ impl State {
     /// One look at the call under way, and where nothing moves, one step of waiting.
     fn turn(&mut self) -> Option<Result<(), Error>> {
         self.current.as_ref()?;
-        let trouble = match self.execution.turn(&mut self.exchange, &HostKernels) {
+        let trouble = match self.look() {
             Ok(Turn::Ended) => {
                 self.execution.release();
                 self.current = None;
@@ -240,10 +266,17 @@ impl State {
         Some(Err(error))
     }
 
+    /// Does what can be done now. A function of the caller's that panics is a failure like others: the other ranks hear of it, and nothing
+    /// touches the buffers any more.
+    fn look(&mut self) -> Result<Turn, Trouble> {
+        let turn = AssertUnwindSafe(|| self.execution.turn(&mut self.exchange, &HostKernels));
+        catch_unwind(turn).unwrap_or(Err(Trouble::Panicked))
+    }
+
     /// Looks once more at what a rank that is gone may have left. `Some`: there was something, and this came of it.
     fn last_look(&mut self) -> Option<Option<Result<(), Error>>> {
         self.exchange.poll(self.clock.now()).ok()?;
-        match self.execution.turn(&mut self.exchange, &HostKernels) {
+        match self.look() {
             Ok(Turn::Ended) => {
                 self.execution.release();
                 self.current = None;
@@ -271,10 +304,14 @@ impl State {
         };
         let allowed = current.call.deadline;
         let deadline = *current.deadline.get_or_insert(now.saturating_add(allowed));
+        // A call that is late behind another one is late because of that one.
+        let queued = self.queue.iter().map(|queued| queued.deadline);
+        let deadline = queued.fold(deadline, Time::min);
         if now >= deadline {
             return Ok(false);
         }
-        if self.exchange.poll(now)? == Progress::Busy {
+        let looked = std::mem::take(&mut self.patience.looked);
+        if !looked && self.exchange.poll(now)? == Progress::Busy {
             self.patience.reset();
             return Ok(true);
         }
@@ -284,6 +321,11 @@ impl State {
                 true => weft_fabric::cpu::look_again(),
                 false => std::thread::yield_now(),
             }
+            return Ok(true);
+        }
+        // What the poll has taken in is looked at before sleeping: no news of it will come.
+        if !looked {
+            self.patience.looked = true;
             return Ok(true);
         }
         // It takes long: the others may want to know what for.
@@ -330,8 +372,8 @@ impl State {
             others: others.collect(),
         });
         self.failed = Some(error.clone());
-        while let Some((_, outcome)) = self.queue.pop_front() {
-            outcome.end(Err(error.clone()));
+        while let Some(queued) = self.queue.pop_front() {
+            queued.outcome.end(Err(error.clone()));
         }
         error
     }
@@ -368,7 +410,15 @@ impl Patience {
     fn reset(&mut self) {
         self.spins = 0;
         self.yielding_since = None;
+        self.looked = false;
     }
+}
+
+/// How much scratch to have for a call and for somewhat larger ones. `None`: more than there are addresses.
+fn scratch_bytes(prepared: &Prepared) -> Option<usize> {
+    let mut parts = prepared.bytes.iter().map(|bytes| bytes[2].checked_next_multiple_of(64));
+    let sum = parts.try_fold(0, |sum: u64, part| sum.checked_add(part?))?;
+    usize::try_from(sum).ok()?.checked_next_power_of_two()
 }
 
 /// Whether the buffers of a call are what it needs.
