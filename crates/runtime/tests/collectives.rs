@@ -442,6 +442,33 @@ fn a_call_that_waits_behind_another_one_ends_by_its_own_deadline() {
 }
 
 #[test]
+fn ranks_with_different_numbers_of_channels_make_no_group() {
+    let job = format!("channels-{}", std::process::id());
+    std::thread::scope(|scope| {
+        for rank in [0, 1] {
+            let job = &job;
+            scope.spawn(move || {
+                let agent = Agent::builder(&format!("{job}-{rank}"))
+                    .secret("collectives")
+                    .listen("127.0.0.1:0")
+                    .set("rendezvous", "process")
+                    .set("rendezvous_job", job)
+                    .start()
+                    .unwrap();
+                let options = JoinOptions {
+                    channels: 2 + rank as u16,
+                    ..JoinOptions::new("all", Rank(rank), 2)
+                };
+                let joined = Communicator::join(&agent, options);
+                // One of them may find the other gone already.
+                let told = matches!(&joined, Err(Error::Formation(why)) if why.contains("channels"));
+                assert!(told || matches!(joined, Err(Error::PeerLost { .. })), "{joined:?}");
+            });
+        }
+    });
+}
+
+#[test]
 fn a_rank_that_calls_something_else_is_named_to_all() {
     for way in WAYS {
         let errors = ranks(3, way, |group| {

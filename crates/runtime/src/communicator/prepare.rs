@@ -7,11 +7,12 @@ use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::collective::{
     Buffer, Collective, Counts, Layout, Partition, PartitionError, Problem, ProblemError, Sizes,
 };
+use weft_plan::schedule::Fault;
 use weft_plan::{Datatype, Reduction};
 use weft_protocol::group::{CallRecord, Combiner, CompileError, Compiled, Function, Scope, Source};
 use weft_protocol::memory::Digest;
 
-use super::choice::choose;
+use super::choice::{Verified, choose};
 
 /// What makes one call different from another.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,6 +77,8 @@ pub enum CallError {
     Uneven { bytes: u64, datatype: Datatype },
     #[error("{algorithm} is not for this call")]
     NotForThis { algorithm: Algorithm },
+    #[error("{algorithm} does not do what the call asks: {fault}")]
+    Faulty { algorithm: Algorithm, fault: Fault },
     #[error("nothing does this call with {channels} channels")]
     NoAlgorithm { channels: u16 },
     #[error("{collective} with buffers that overlap, and not as it would be in place")]
@@ -100,7 +103,13 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    pub(super) fn new(specs: &[Spec], rank: Rank, grid: Grid, channels: u16) -> Result<Prepared, CallError> {
+    pub(super) fn new(
+        specs: &[Spec],
+        rank: Rank,
+        grid: Grid,
+        channels: u16,
+        verified: &mut Verified,
+    ) -> Result<Prepared, CallError> {
         if specs.is_empty() {
             return Err(CallError::Nothing);
         }
@@ -111,7 +120,9 @@ impl Prepared {
         }
         let mut chosen = Vec::new();
         for spec in specs {
-            chosen.push(Chosen::new(spec, grid, channels)?);
+            let way = Chosen::new(spec, grid, channels)?;
+            verified.check(&spec.problem, way.algorithm, &*way.program)?;
+            chosen.push(way);
         }
         let sources: Vec<Source<'_>> = chosen
             .iter()

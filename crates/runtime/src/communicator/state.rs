@@ -16,6 +16,7 @@ use weft_protocol::group::{
 };
 
 use super::call::Described;
+use super::choice::Verified;
 use super::exchange::GroupExchange;
 use super::failure::CollectiveFailed;
 use super::pending::Outcome;
@@ -50,6 +51,7 @@ pub(super) struct State {
     execution: Execution,
     /// The latest first.
     prepared: Vec<Arc<Prepared>>,
+    verified: Verified,
     scratch: Memory,
     /// The number of the next call.
     number: u64,
@@ -106,6 +108,7 @@ impl State {
             exchange,
             execution: Execution::default(),
             prepared: Vec::new(),
+            verified: Verified::default(),
             number: 0,
             current: None,
             queue: VecDeque::new(),
@@ -229,7 +232,13 @@ impl State {
         }
         let channels = self.exchange.channels();
         let specs: Vec<Spec> = call.all().map(|one| one.spec.clone()).collect();
-        let prepared = Arc::new(Prepared::new(&specs, self.rank, self.grid, channels)?);
+        let prepared = Arc::new(Prepared::new(
+            &specs,
+            self.rank,
+            self.grid,
+            channels,
+            &mut self.verified,
+        )?);
         self.prepared.truncate(PREPARED_MAX - 1);
         self.prepared.insert(0, prepared.clone());
         Ok(prepared)
