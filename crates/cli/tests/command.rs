@@ -420,7 +420,7 @@ fn collectives_are_benched_by_any_way_in_any_memory_of_any_type() {
             4,
         ),
         ("--in-place --op all-reduce,all-gather,reduce-scatter --datatype i64", 1),
-        ("--algorithm ring,two-shot --no-pin", 1),
+        ("--op all-reduce --algorithm ring,two-shot --no-pin", 1),
     ] {
         let line = format!("bench collective --json --sizes 4KiB --secs 0 --repeats 1 {flags}");
         let points = json_lines(&output(&line.split(' ').collect::<Vec<_>>()));

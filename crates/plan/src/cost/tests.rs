@@ -178,6 +178,7 @@ fn far_more_ranks_than_anybody_has_are_selected_for_at_once() {
 fn a_platform_without_the_transport_is_told() {
     let mut platform = Platform::laptop();
     platform.transports.remove("tcp");
+    platform.transports.remove("verbs");
     let error = Placement::on(&platform, Grid { nodes: 2, local: 1 }).unwrap_err();
     assert_eq!(
         error.to_string(),
