@@ -48,13 +48,12 @@ fn part((start, len): (usize, usize), owner: Option<Py<PyAny>>) -> PyResult<Part
     if !fits || (start == 0 && len > 0) {
         return Err(invalid("an address that cannot be"));
     }
-    let start = start as *mut u8;
     let owner: Box<dyn Any + Send + Sync> = match owner {
         Some(owner) => Box::new(owner),
         None => Box::new(()),
     };
     // SAFETY: whoever calls `_raw` vouches for the memory until the call has ended: it waits for that, or gives the object that
     // keeps the memory, which is dropped with it.
-    let host = unsafe { HostMemory::from_raw(start, len, owner) };
+    let host = unsafe { HostMemory::from_raw(start as *mut u8, len, owner) };
     Ok(host.into())
 }
