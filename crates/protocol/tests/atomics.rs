@@ -64,14 +64,15 @@ impl World {
             .expect("the name is free");
         let target = Target {
             addresses: far.addresses(),
-            ..Target::at(far.addresses()[0].clone(), Time::from_secs(5))
+            ..Target::at(far.addresses()[0].clone(), Time::from_secs(60))
         };
         let peer = near.connect(target, Time::ZERO).expect("the addresses are understood");
         let mut paths = 0;
         let mut now = Time::ZERO;
         while paths < 2 * wraps.len() || near.region(peer, "words").is_none() {
             now = now.saturating_add(Time::from_us(100));
-            assert!(now < Time::from_secs(5), "no session");
+            // Handshakes begin again with ever longer pauses where much is refused; a seed has needed eleven seconds.
+            assert!(now < Time::from_secs(60), "no session");
             near.pump(now);
             far.pump(now);
             let events = std::iter::from_fn(|| near.next_event());
