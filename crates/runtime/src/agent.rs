@@ -16,13 +16,13 @@ use weft_protocol::transport::{PeerAddress, Progress};
 
 use crate::communicator::board::Board;
 use crate::driver::{PeerState, Shared, World};
+use crate::ending::remember;
 use crate::error::Error;
 use crate::memory::{Memory, Registered, after};
 use crate::observe::{Event, Observer, ObserverOptions};
 use crate::peer::{Defaults, Peer};
 use crate::rendezvous::{Registration, Rendezvous};
 use crate::settings::{Settings, Sources, TransportChoice, When};
-use crate::transfer::remember;
 use crate::transports;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes. Clones are the same agent; the last one to go

@@ -31,12 +31,12 @@ use weft_protocol::Memory as _;
 use weft_protocol::group::View;
 
 use crate::agent::Agent;
+use crate::ending::Ending;
 use crate::error::Error;
 use crate::memory::Memory;
 use board::Board;
 use call::Described;
 use far::LONG_BYTES;
-use pending::Outcome;
 use state::State;
 
 pub use bootstrap::{JoinOptions, Member};
@@ -205,7 +205,7 @@ impl Communicator {
     }
 
     fn start(&self, call: Described) -> Pending {
-        let outcome = Outcome::default();
+        let outcome = Arc::new(Ending::default());
         self.inner.lock().enqueue(call, outcome.clone());
         self.inner.employ();
         self.inner.queued.notify_all();

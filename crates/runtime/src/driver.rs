@@ -170,16 +170,17 @@ impl World {
         match event {
             Event::Ended { id, outcome } => {
                 if let Some(cell) = self.transfers.remove(&id) {
-                    later
-                        .wake
-                        .extend(cell.end(outcome.map_err(|error| TransferFailed::new(&cell.peer, error).into())));
+                    later.wake.extend(
+                        cell.outcome
+                            .end(outcome.map_err(|error| TransferFailed::new(&cell.peer, error).into())),
+                    );
                     later.spent.push(cell);
                 }
             }
             Event::AtomicEnded { id, outcome } => {
                 if let Some(cell) = self.atomics.remove(&id) {
                     let outcome = outcome.map_err(|error| AtomicFailed::new(&cell.peer, error).into());
-                    later.wake.extend(cell.end(outcome));
+                    later.wake.extend(cell.outcome.end(outcome));
                 }
             }
             Event::Notified { peer, payload } => {
@@ -483,11 +484,11 @@ impl Shared {
         let mut world = self.lock();
         world.stopped = true;
         for cell in std::mem::take(&mut world.transfers).into_values() {
-            later.wake.extend(cell.end(Err(Error::Stopped)));
+            later.wake.extend(cell.outcome.end(Err(Error::Stopped)));
             later.spent.push(cell);
         }
         for cell in std::mem::take(&mut world.atomics).into_values() {
-            later.wake.extend(cell.end(Err(Error::Stopped)));
+            later.wake.extend(cell.outcome.end(Err(Error::Stopped)));
         }
         later.wake.append(&mut world.wakers);
         drop(world);

@@ -6,6 +6,7 @@ mod atomic;
 mod borrow;
 mod communicator;
 mod driver;
+mod ending;
 mod error;
 mod memory;
 pub mod observe;

@@ -2,9 +2,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use weft_plan::Time;
@@ -12,6 +11,7 @@ use weft_protocol::Direction;
 use weft_protocol::transfer::{Summary, TransferId};
 
 use crate::driver::Shared;
+use crate::ending::Ending;
 use crate::error::Error;
 use crate::memory::Registered;
 
@@ -33,15 +33,7 @@ pub(crate) struct Cell {
     pub(crate) started: Time,
     /// Registered until the transfer has ended and nobody asks about it any more.
     _memory: Arc<[Arc<Registered>]>,
-    ended: AtomicBool,
-    slot: Mutex<Slot>,
-}
-
-#[derive(Debug, Default)]
-struct Slot {
-    outcome: Option<Result<Summary, Error>>,
-    /// Every clone of the handle may be awaited.
-    wakers: Vec<Waker>,
+    pub(crate) outcome: Ending<Summary>,
 }
 
 impl Cell {
@@ -51,20 +43,8 @@ impl Cell {
             direction,
             started,
             _memory: memory,
-            ended: AtomicBool::new(false),
-            slot: Mutex::default(),
+            outcome: Ending::default(),
         }
-    }
-
-    pub(crate) fn end(&self, outcome: Result<Summary, Error>) -> Vec<Waker> {
-        let mut slot = self.lock();
-        slot.outcome = Some(outcome);
-        self.ended.store(true, Ordering::Release);
-        std::mem::take(&mut slot.wakers)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Slot> {
-        self.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -74,50 +54,26 @@ impl Transfer {
         if !self.is_ended() {
             self.shared.turn();
         }
-        self.outcome()
+        self.cell.outcome.result()
     }
 
     pub fn is_ended(&self) -> bool {
-        self.cell.ended.load(Ordering::Acquire)
+        self.cell.outcome.is_ended()
     }
 
     /// Waits for the end, which comes at the deadline at the latest, whatever the peer does.
     pub fn wait(&self) -> Result<Summary, Error> {
-        loop {
-            if let Some(outcome) = self.outcome() {
-                return outcome;
-            }
-            // The deadline is the engine's to enforce; the margin only keeps this loop from spinning on it.
-            let until = self
-                .deadline
-                .saturating_add(Time::from_ms(100))
-                .max(self.shared.clock.now().saturating_add(Time::from_ms(100)));
-            self.shared.wait_until(until, |_| self.is_ended().then_some(()));
-            if self.shared.is_stopped() && !self.is_ended() {
-                return Err(Error::Stopped);
-            }
-        }
+        self.cell.outcome.wait(&self.shared, self.deadline)
     }
 
     /// Waits for the end, but no longer than `timeout`; `None` means that the transfer is still under way.
     pub fn wait_for(&self, timeout: Duration) -> Option<Result<Summary, Error>> {
-        if !self.is_ended() {
-            let until = self.shared.clock.now().saturating_add(timeout.into());
-            self.shared.wait_until(until, |_| self.is_ended().then_some(()));
-        }
-        self.outcome()
+        self.cell.outcome.wait_for(&self.shared, timeout)
     }
 
     /// Ends the transfer early. It has ended, and its memory is free for other use, once [`wait`](Transfer::wait) returns.
     pub fn cancel(&self) {
         self.shared.act(|world, now| world.core.cancel(self.id, now));
-    }
-
-    fn outcome(&self) -> Option<Result<Summary, Error>> {
-        if !self.is_ended() {
-            return None;
-        }
-        self.cell.lock().outcome.clone()
     }
 }
 
@@ -125,20 +81,6 @@ impl Future for Transfer {
     type Output = Result<Summary, Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if !self.is_ended() {
-            let mut slot = self.cell.lock();
-            if slot.outcome.is_none() {
-                remember(&mut slot.wakers, context.waker());
-                return Poll::Pending;
-            }
-        }
-        self.outcome().map_or(Poll::Pending, Poll::Ready)
-    }
-}
-
-/// Remembers whom to wake, once each.
-pub(crate) fn remember(wakers: &mut Vec<Waker>, waker: &Waker) {
-    if !wakers.iter().any(|known| known.will_wake(waker)) {
-        wakers.push(waker.clone());
+        self.cell.outcome.poll(context)
     }
 }

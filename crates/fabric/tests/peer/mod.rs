@@ -1,8 +1,11 @@
 //! A real second process: the test binary itself, started again, that owns memory and obeys commands.
 
-use std::io::{BufRead, BufReader, Write};
+#[path = "../second_process/mod.rs"]
+mod second_process;
+
+use std::io::Write;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +16,8 @@ use weft_protocol::{
     Access, Body, Direction, Done, Epoch, Failure, Leg, Loss, Memory, Move, Op, OpId, PathId, PeerAddress, Progress,
     Region, RegionKey, RemoteRegion, Signal, Transport,
 };
+
+use second_process::SecondProcess;
 
 const ROLE: &str = "WEFT_TEST_PEER_BYTES";
 
@@ -130,29 +135,17 @@ fn say(line: &str) {
 
 /// A peer's process, killed when dropped.
 pub struct Peer {
-    child: Child,
-    commands: ChildStdin,
-    replies: BufReader<ChildStdout>,
+    process: SecondProcess,
     pub address: PeerAddress,
     len: u64,
 }
 
 impl Peer {
     pub fn start(len: usize) -> Peer {
-        let mut child = Command::new(std::env::current_exe().expect("a test binary"))
-            .args(["--exact", "peer_process", "--nocapture", "--test-threads=1"])
-            .env(ROLE, len.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the test binary starts again");
-        let mut replies = BufReader::new(child.stdout.take().expect("piped"));
-        let commands = child.stdin.take().expect("piped");
-        let address = PeerAddress(next_reply(&mut replies));
+        let mut process = SecondProcess::start(ROLE, &len.to_string());
+        let address = PeerAddress(process.reply());
         Peer {
-            child,
-            commands,
-            replies,
+            process,
             address,
             len: len as u64,
         }
@@ -167,55 +160,18 @@ impl Peer {
             grants: Arc::from([]),
         }
     }
+}
 
-    pub fn command(&mut self, command: &str) {
-        writeln!(self.commands, "{command}").expect("the peer listens");
-    }
-    pub fn reply(&mut self) -> String {
-        next_reply(&mut self.replies)
-    }
-    /// Stops the process, and returns when it has stopped.
-    pub fn freeze(&self) {
-        self.signal(libc::SIGSTOP);
-        let pid = self.child.id() as libc::pid_t;
-        let mut status = 0;
-        // SAFETY: our own child, which has not been waited for.
-        assert_eq!(unsafe { libc::waitpid(pid, &mut status, libc::WUNTRACED) }, pid);
-        assert!(libc::WIFSTOPPED(status));
-    }
-    pub fn thaw(&self) {
-        self.signal(libc::SIGCONT);
-    }
-    fn signal(&self, signal: libc::c_int) {
-        // SAFETY: a plain call; the child has not been waited for, so its number is its own.
-        assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, signal) }, 0);
-    }
-    /// Kills the process and waits until it is gone.
-    pub fn kill(&mut self) {
-        self.child.kill().expect("our own child");
-        self.child.wait().expect("our own child");
+impl Deref for Peer {
+    type Target = SecondProcess;
+    fn deref(&self) -> &SecondProcess {
+        &self.process
     }
 }
 
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn next_reply(replies: &mut impl BufRead) -> String {
-    loop {
-        let mut line = String::new();
-        assert_ne!(
-            replies.read_line(&mut line).expect("the peer speaks"),
-            0,
-            "the peer has ended"
-        );
-        // The test harness of the peer talks too, and not always in lines of its own.
-        if let Some((_, reply)) = line.trim_end().split_once("PEER ") {
-            return reply.to_owned();
-        }
+impl DerefMut for Peer {
+    fn deref_mut(&mut self) -> &mut SecondProcess {
+        &mut self.process
     }
 }
 

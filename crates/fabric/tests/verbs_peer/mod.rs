@@ -3,8 +3,11 @@
 // Each of the test files that share this uses a part of it.
 #![allow(dead_code)]
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+#[path = "../second_process/mod.rs"]
+mod second_process;
+
+use std::io::Write;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +18,8 @@ use weft_protocol::{
     Access, Atomic, AtomicAct, Body, Direction, Done, Epoch, Failure, Leg, Loss, Move, Op, OpId, PathId, PeerAddress,
     Region, RegionKey, RemoteRegion, Signal, Transport,
 };
+
+use second_process::SecondProcess;
 
 const ROLE: &str = "WEFT_TEST_VERBS_PEER_RAIL";
 pub const LEN: usize = 4 << 20;
@@ -231,30 +236,15 @@ fn say(line: &str) {
 
 /// A peer's process, killed when dropped.
 pub struct Peer {
-    child: Child,
-    commands: ChildStdin,
-    replies: BufReader<ChildStdout>,
+    process: SecondProcess,
     pub address: PeerAddress,
 }
 
 impl Peer {
     pub fn start(rail: &Rail) -> Peer {
-        let mut child = Command::new(std::env::current_exe().expect("a test binary"))
-            .args(["--exact", "peer_process", "--nocapture", "--test-threads=1"])
-            .env(ROLE, rail.name())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the test binary starts again");
-        let mut replies = BufReader::new(child.stdout.take().expect("piped"));
-        let commands = child.stdin.take().expect("piped");
-        let address = PeerAddress(next_reply(&mut replies));
-        Peer {
-            child,
-            commands,
-            replies,
-            address,
-        }
+        let mut process = SecondProcess::start(ROLE, &rail.name());
+        let address = PeerAddress(process.reply());
+        Peer { process, address }
     }
 
     /// One of its two regions.
@@ -267,47 +257,17 @@ impl Peer {
             grants: Arc::from([]),
         }
     }
+}
 
-    pub fn ask(&mut self, command: &str) -> String {
-        writeln!(self.commands, "{command}").expect("the peer listens");
-        next_reply(&mut self.replies)
-    }
-    pub fn freeze(&self) {
-        self.signal(libc::SIGSTOP);
-        let pid = self.child.id() as libc::pid_t;
-        let mut status = 0;
-        // SAFETY: our own child, which has not been waited for.
-        assert_eq!(unsafe { libc::waitpid(pid, &mut status, libc::WUNTRACED) }, pid);
-        assert!(libc::WIFSTOPPED(status));
-    }
-    pub fn thaw(&self) {
-        self.signal(libc::SIGCONT);
-    }
-    fn signal(&self, signal: libc::c_int) {
-        // SAFETY: a plain call; the child has not been waited for, so its number is its own.
-        assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, signal) }, 0);
-    }
-    pub fn kill(&mut self) {
-        self.child.kill().expect("our own child");
-        self.child.wait().expect("our own child");
+impl Deref for Peer {
+    type Target = SecondProcess;
+    fn deref(&self) -> &SecondProcess {
+        &self.process
     }
 }
 
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn next_reply(replies: &mut impl BufRead) -> String {
-    loop {
-        let mut line = String::new();
-        let len = replies.read_line(&mut line).expect("the peer speaks");
-        assert_ne!(len, 0, "the peer has ended");
-        // The test harness of the peer talks too, and not always in lines of its own.
-        if let Some((_, reply)) = line.trim_end().split_once("PEER ") {
-            return reply.to_owned();
-        }
+impl DerefMut for Peer {
+    fn deref_mut(&mut self) -> &mut SecondProcess {
+        &mut self.process
     }
 }

@@ -315,21 +315,9 @@ impl Communicator {
     /// The root ends with all inputs, one after the other; the others' output is not looked at. In place where the root's input is its
     /// own block of the output.
     pub fn gather(&self, input: impl Into<Part>, output: impl Into<Part>, root: Rank, datatype: Datatype) -> Call<'_> {
-        let (input, output) = (input.into(), self.at_root(root, output.into()));
+        let input = input.into();
         let counts = elements(input.len, datatype).map(Counts::Equal);
-        let collective = Collective::Gather {
-            root,
-            sizes: Sizes::Equal,
-        };
-        let in_place = root == self.rank() && input.begins_at(&output, self.before(&counts, datatype));
-        self.describe(
-            Asked {
-                in_place,
-                ..Asked::new(collective, counts, datatype)
-            },
-            input,
-            output,
-        )
+        self.gather_of(Sizes::Equal, counts, input, output.into(), root, datatype)
     }
 
     /// As [`gather`](Communicator::gather) with `counts` elements from each rank, which only the root has to know.
@@ -341,18 +329,27 @@ impl Communicator {
         root: Rank,
         datatype: Datatype,
     ) -> Call<'_> {
-        let (input, output) = (input.into(), self.at_root(root, output.into()));
+        let input = input.into();
         let counts = self.own_or_all(counts, input.len, datatype);
-        let collective = Collective::Gather {
-            root,
-            sizes: Sizes::Varying,
-        };
+        self.gather_of(Sizes::Varying, counts, input, output.into(), root, datatype)
+    }
+
+    fn gather_of(
+        &self,
+        sizes: Sizes,
+        counts: Result<Counts, CallError>,
+        input: Part,
+        output: Part,
+        root: Rank,
+        datatype: Datatype,
+    ) -> Call<'_> {
+        let output = self.at_root(root, output);
         let in_place = root == self.rank() && input.begins_at(&output, self.before(&counts, datatype));
         self.describe(
             Asked {
                 in_place,
-                counts_agree: false,
-                ..Asked::new(collective, counts, datatype)
+                counts_agree: sizes == Sizes::Equal,
+                ..Asked::new(Collective::Gather { root, sizes }, counts, datatype)
             },
             input,
             output,
@@ -362,21 +359,9 @@ impl Communicator {
     /// Rank *r* ends with the root's block *r*; the others' input is not looked at. In place where the root's output is its own block of
     /// the input.
     pub fn scatter(&self, input: impl Into<Part>, output: impl Into<Part>, root: Rank, datatype: Datatype) -> Call<'_> {
-        let (input, output) = (self.at_root(root, input.into()), output.into());
+        let output = output.into();
         let counts = elements(output.len, datatype).map(Counts::Equal);
-        let collective = Collective::Scatter {
-            root,
-            sizes: Sizes::Equal,
-        };
-        let in_place = root == self.rank() && output.begins_at(&input, self.before(&counts, datatype));
-        self.describe(
-            Asked {
-                in_place,
-                ..Asked::new(collective, counts, datatype)
-            },
-            input,
-            output,
-        )
+        self.scatter_of(Sizes::Equal, counts, input.into(), output, root, datatype)
     }
 
     /// As [`scatter`](Communicator::scatter) with `counts` elements for each rank, which only the root has to know.
@@ -388,18 +373,27 @@ impl Communicator {
         root: Rank,
         datatype: Datatype,
     ) -> Call<'_> {
-        let (input, output) = (self.at_root(root, input.into()), output.into());
+        let output = output.into();
         let counts = self.own_or_all(counts, output.len, datatype);
-        let collective = Collective::Scatter {
-            root,
-            sizes: Sizes::Varying,
-        };
+        self.scatter_of(Sizes::Varying, counts, input.into(), output, root, datatype)
+    }
+
+    fn scatter_of(
+        &self,
+        sizes: Sizes,
+        counts: Result<Counts, CallError>,
+        input: Part,
+        output: Part,
+        root: Rank,
+        datatype: Datatype,
+    ) -> Call<'_> {
+        let input = self.at_root(root, input);
         let in_place = root == self.rank() && output.begins_at(&input, self.before(&counts, datatype));
         self.describe(
             Asked {
                 in_place,
-                counts_agree: false,
-                ..Asked::new(collective, counts, datatype)
+                counts_agree: sizes == Sizes::Equal,
+                ..Asked::new(Collective::Scatter { root, sizes }, counts, datatype)
             },
             input,
             output,

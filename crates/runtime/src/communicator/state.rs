@@ -19,9 +19,9 @@ use super::call::Described;
 use super::choice::Verified;
 use super::exchange::GroupExchange;
 use super::failure::CollectiveFailed;
-use super::pending::Outcome;
 use super::prepare::{CallError, Prepared, Spec};
 use crate::agent::Agent;
+use crate::ending::Ending;
 use crate::error::Error;
 use crate::memory::Memory;
 
@@ -67,14 +67,14 @@ struct Current {
     call: Described,
     /// By when it ends: known once it has waited for so long that reading the clock does not matter.
     deadline: Option<Time>,
-    outcome: Option<Outcome>,
+    outcome: Option<Arc<Ending<()>>>,
 }
 
 /// A call that waits for those before it.
 #[derive(Debug)]
 struct Queued {
     call: Described,
-    outcome: Outcome,
+    outcome: Arc<Ending<()>>,
     /// Counted from when it was started.
     deadline: Time,
 }
@@ -134,7 +134,7 @@ impl State {
     }
 
     /// Queues a call.
-    pub(super) fn enqueue(&mut self, call: Described, outcome: Outcome) {
+    pub(super) fn enqueue(&mut self, call: Described, outcome: Arc<Ending<()>>) {
         let deadline = self.clock.now().saturating_add(call.deadline);
         self.queue.push_back(Queued {
             call,
@@ -165,7 +165,7 @@ impl State {
                 return;
             };
             if let Err(error) = self.begin(call, Some(outcome.clone())) {
-                outcome.end(Err(error));
+                outcome.end_and_wake(Err(error));
                 return;
             }
             if let Some(current) = &mut self.current {
@@ -176,11 +176,11 @@ impl State {
         if let Some(result) = self.turn()
             && let Some(outcome) = outcome
         {
-            outcome.end(result);
+            outcome.end_and_wake(result);
         }
     }
 
-    fn begin(&mut self, mut call: Described, outcome: Option<Outcome>) -> Result<(), Error> {
+    fn begin(&mut self, mut call: Described, outcome: Option<Arc<Ending<()>>>) -> Result<(), Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -382,7 +382,7 @@ impl State {
         });
         self.failed = Some(error.clone());
         while let Some(queued) = self.queue.pop_front() {
-            queued.outcome.end(Err(error.clone()));
+            queued.outcome.end_and_wake(Err(error.clone()));
         }
         error
     }

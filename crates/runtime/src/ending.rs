@@ -1,0 +1,113 @@
+//! Where the outcome of something that goes on by itself arrives, and how its handles wait for it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use weft_plan::Time;
+
+use crate::driver::Shared;
+use crate::error::Error;
+
+/// How far past its deadline something is waited for at a time. The deadline is the core's to enforce; the margin only keeps the wait
+/// from spinning on it.
+const MARGIN: Time = Time::from_ms(100);
+
+/// The outcome of something under way, once it has ended.
+#[derive(Debug)]
+pub(crate) struct Ending<T> {
+    ended: AtomicBool,
+    slot: Mutex<Slot<T>>,
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    result: Option<Result<T, Error>>,
+    /// Every clone of a handle may be awaited.
+    wakers: Vec<Waker>,
+}
+
+impl<T> Default for Ending<T> {
+    fn default() -> Ending<T> {
+        Ending {
+            ended: AtomicBool::new(false),
+            slot: Mutex::new(Slot {
+                result: None,
+                wakers: Vec::new(),
+            }),
+        }
+    }
+}
+
+impl<T: Clone> Ending<T> {
+    /// It has ended. The first word stands. Returns whom to wake.
+    #[must_use = "those who wait have to be woken"]
+    pub(crate) fn end(&self, result: Result<T, Error>) -> Vec<Waker> {
+        let mut slot = self.lock();
+        slot.result.get_or_insert(result);
+        self.ended.store(true, Ordering::Release);
+        std::mem::take(&mut slot.wakers)
+    }
+
+    pub(crate) fn end_and_wake(&self, result: Result<T, Error>) {
+        self.end(result).into_iter().for_each(Waker::wake);
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn result(&self) -> Option<Result<T, Error>> {
+        if !self.is_ended() {
+            return None;
+        }
+        self.lock().result.clone()
+    }
+
+    /// Waits while turning the core, for something that ends at this deadline at the latest.
+    pub(crate) fn wait(&self, shared: &Shared, deadline: Time) -> Result<T, Error> {
+        loop {
+            if let Some(result) = self.result() {
+                return result;
+            }
+            let until = deadline.max(shared.clock.now()).saturating_add(MARGIN);
+            shared.wait_until(until, |_| self.is_ended().then_some(()));
+            if shared.is_stopped() && !self.is_ended() {
+                return Err(Error::Stopped);
+            }
+        }
+    }
+
+    /// The same, but no longer than `timeout`.
+    pub(crate) fn wait_for(&self, shared: &Shared, timeout: Duration) -> Option<Result<T, Error>> {
+        if !self.is_ended() {
+            let until = shared.clock.now().saturating_add(timeout.into());
+            shared.wait_until(until, |_| self.is_ended().then_some(()));
+        }
+        self.result()
+    }
+
+    /// For a future: the outcome, or a waker that is remembered.
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Result<T, Error>> {
+        let mut slot = self.lock();
+        match &slot.result {
+            Some(result) => Poll::Ready(result.clone()),
+            None => {
+                remember(&mut slot.wakers, context.waker());
+                Poll::Pending
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slot<T>> {
+        self.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Remembers whom to wake, once each.
+pub(crate) fn remember(wakers: &mut Vec<Waker>, waker: &Waker) {
+    if !wakers.iter().any(|known| known.will_wake(waker)) {
+        wakers.push(waker.clone());
+    }
+}
