@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use weft::{Agent, Memory, Peer, Prepared, Remote, Spans, Transfer};
+use weft::{Agent, Memory, Peer, Prepared, Remote, Spans, Transfer, Turns};
 
 use crate::complaint::{Complaint, Exit};
 use crate::ends;
@@ -16,9 +16,7 @@ pub const WORD_BYTES: u64 = 8;
 /// In the last ping.
 const LAST: u64 = 1 << 63;
 /// Looks at the memory before whoever else is ready gets the core for a moment.
-const LOOKS: u32 = 256;
-/// An agent that is turned more often than this leaves its own thread asleep, which would otherwise take the core to do so.
-const TURN_AGAIN: Duration = Duration::from_micros(150);
+const LOOKS: u32 = 64;
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// One end. It writes from the first and the second quarter of its memory, in turn, into the second half of the other's.
@@ -40,8 +38,6 @@ pub struct Serve {
     pub bytes: u64,
     /// The number of the first ping, which no earlier run has left behind in the memory.
     pub first: u64,
-    /// A ping lands without the help of the agent that it comes to.
-    pub one_sided: bool,
 }
 
 impl<'a> PingPong<'a> {
@@ -52,7 +48,7 @@ impl<'a> PingPong<'a> {
         remote: &Remote,
         serve: Serve,
     ) -> Result<PingPong<'a>, Complaint> {
-        let Serve { bytes, first, .. } = serve;
+        let Serve { bytes, first } = serve;
         let (near_half, far_half) = (memory.len() / 2, remote.len() / 2);
         if bytes < WORD_BYTES || bytes > near_half.min(far_half) / 2 {
             let sentence =
@@ -71,8 +67,8 @@ impl<'a> PingPong<'a> {
             agent,
             memory,
             serve: Serve {
+                bytes,
                 first: first & !LAST,
-                ..serve
             },
             writes: [write(0)?, write(near_half / 2)?],
             seen: near_half + bytes - WORD_BYTES,
@@ -81,6 +77,7 @@ impl<'a> PingPong<'a> {
 
     /// Sends pings and waits for each to come back, until `enough` says that the next one is the last. The times of the round trips.
     pub fn serve(&self, mut enough: impl FnMut(usize) -> bool) -> Result<Vec<Duration>, Complaint> {
+        let turns = self.agent.take_turns();
         let mut times = Vec::new();
         let mut sent = Sent::default();
         loop {
@@ -88,7 +85,7 @@ impl<'a> PingPong<'a> {
             let word = (self.serve.first + times.len() as u64) | if last { LAST } else { 0 };
             let start = Instant::now();
             self.ping(word, &mut sent)?;
-            self.look(|seen| seen == word)?;
+            self.look(&turns, |seen| seen == word)?;
             times.push(start.elapsed());
             if last {
                 return sent.wait().map(|()| times);
@@ -98,10 +95,11 @@ impl<'a> PingPong<'a> {
 
     /// Sends every ping back until the last. How many there were.
     pub fn answer(&self) -> Result<u64, Complaint> {
+        let turns = self.agent.take_turns();
         let mut sent = Sent::default();
         let mut next = self.serve.first;
         loop {
-            let word = self.look(|seen| seen & !LAST == next)?;
+            let word = self.look(&turns, |seen| seen & !LAST == next)?;
             self.ping(word, &mut sent)?;
             next += 1;
             if word & LAST != 0 {
@@ -122,9 +120,8 @@ impl<'a> PingPong<'a> {
         Ok(())
     }
 
-    fn look(&self, wanted: impl Fn(u64) -> bool) -> Result<u64, Complaint> {
+    fn look(&self, turns: &Turns<'_>, wanted: impl Fn(u64) -> bool) -> Result<u64, Complaint> {
         let start = Instant::now();
-        let mut turned = start;
         loop {
             for _ in 0..LOOKS {
                 let mut word = [0; WORD_BYTES as usize];
@@ -136,15 +133,11 @@ impl<'a> PingPong<'a> {
                     return Ok(word);
                 }
             }
-            let now = Instant::now();
-            if !self.serve.one_sided || now - turned > TURN_AGAIN {
-                // Nobody here sends notifications; asking for one turns the agent.
-                let _ = self.agent.try_notification();
-                turned = now;
-            }
+            // The end of the last write is taken in meanwhile.
+            turns.turn();
             // Somebody else may have to run for the ping to come: the other end, or the kernel in the place of a network card.
             std::thread::yield_now();
-            if now - start > SILENCE_MAX {
+            if start.elapsed() > SILENCE_MAX {
                 return Err(Complaint::new(Exit::Unreachable, "The other end's ping did not come."));
             }
         }

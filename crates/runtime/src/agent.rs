@@ -15,7 +15,7 @@ use weft_protocol::transfer::PeerId;
 use weft_protocol::transport::{PeerAddress, Progress};
 
 use crate::communicator::board::Board;
-use crate::driver::{PeerState, Shared, World};
+use crate::driver::{PeerState, Shared, Turns, World};
 use crate::ending::remember;
 use crate::error::Error;
 use crate::memory::{Memory, Registered, after};
@@ -335,6 +335,15 @@ impl Agent {
             from: self.peer(id, &name),
             payload,
         })
+    }
+
+    /// Takes the turning of this agent over from its own thread, which sleeps until the answer is dropped.
+    ///
+    /// For a loop that looks at memory, or at anything else, without ever stopping, and cannot afford a second thread beside it. Whoever
+    /// takes over must [turn](Turns::turn) the agent, at least every few milliseconds: transfers that have been posted go on, peers are
+    /// answered and deadlines are kept only by that, or by threads that wait for something.
+    pub fn take_turns(&self) -> Turns<'_> {
+        Turns::take(&self.inner.shared)
     }
 
     /// The next notification, as a future.

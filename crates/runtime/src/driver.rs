@@ -5,7 +5,8 @@
 //! looks for work for a short while (`spin`), then sleeps on the transports' descriptors and uses no CPU at all.
 //!
 //! While threads wait and turn, the progress thread only looks in now and then, because being woken by every packet would cost
-//! the waiting threads the mutex.
+//! the waiting threads the mutex. A thread that never stops turning can take over altogether ([`Turns`]): then there is one thread, as
+//! in a program that polls its network card itself.
 
 #[cfg(test)]
 mod tests;
@@ -59,7 +60,9 @@ pub(crate) struct Shared {
     changed: Condvar,
     /// Threads that are turning the core because they wait for something.
     drivers: AtomicU32,
-    /// When the last of them left.
+    /// Those that have taken over until further notice: the progress thread does not even look in.
+    taken_over: AtomicU32,
+    /// When the last of those that wait left.
     driven_until: AtomicU64,
     /// Until when the progress thread sleeps, on the agent's clock; 0 while it is awake.
     asleep_until: AtomicU64,
@@ -296,6 +299,7 @@ impl Shared {
             world: Mutex::new(world),
             changed: Condvar::new(),
             drivers: AtomicU32::new(0),
+            taken_over: AtomicU32::new(0),
             driven_until: AtomicU64::new(0),
             asleep_until: AtomicU64::new(0),
             bell,
@@ -353,7 +357,7 @@ impl Shared {
             if active {
                 spin_until = now.saturating_add(self.spin);
             }
-            if any || now < spin_until {
+            if any || now < spin_until || self.is_taken_over() {
                 drop(world);
                 self.finish(&mut later);
                 cpu::look_again();
@@ -494,6 +498,7 @@ impl Shared {
         drop(world);
         self.finish(&mut later);
         self.bell.ring();
+        self.unpark();
     }
 
     /// The body of the progress thread.
@@ -502,6 +507,10 @@ impl Shared {
         let mut spin_until = self.clock.now();
         let mut later = Later::default();
         while !self.stopping.load(Ordering::Acquire) {
+            if self.is_taken_over() {
+                std::thread::park();
+                continue;
+            }
             if self.others_turn() {
                 std::thread::park_timeout(LOOK_IN);
                 continue;
@@ -548,6 +557,16 @@ impl Shared {
         }
     }
 
+    fn is_taken_over(&self) -> bool {
+        self.taken_over.load(Ordering::Acquire) > 0
+    }
+
+    fn unpark(&self) {
+        if let Some(progress) = self.progress.get() {
+            progress.unpark();
+        }
+    }
+
     fn others_turn(&self) -> bool {
         if self.drivers.load(Ordering::Relaxed) > 0 {
             return true;
@@ -582,9 +601,7 @@ impl<'a> Driving<'a> {
             self.shared.drivers.fetch_sub(1, Ordering::Relaxed);
             // Nobody follows: the progress thread takes over without waiting for the grace period, or for its next look.
             self.shared.driven_until.store(0, Ordering::Relaxed);
-            if let Some(progress) = self.shared.progress.get() {
-                progress.unpark();
-            }
+            self.shared.unpark();
         }
     }
 }
@@ -597,5 +614,31 @@ impl Drop for Driving<'_> {
                 .store(self.shared.clock.now().as_ps(), Ordering::Relaxed);
             self.shared.drivers.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+}
+
+/// The turning of an agent, taken over from its own thread: [`Agent::take_turns`](crate::Agent::take_turns).
+#[derive(Debug)]
+#[must_use = "the agent's own thread turns it again when this is dropped"]
+pub struct Turns<'a> {
+    shared: &'a Shared,
+}
+
+impl<'a> Turns<'a> {
+    pub(crate) fn take(shared: &'a Shared) -> Turns<'a> {
+        shared.taken_over.fetch_add(1, Ordering::AcqRel);
+        Turns { shared }
+    }
+
+    /// One turn: what has come in is handled, what is waiting goes out, what is due is done.
+    pub fn turn(&self) {
+        self.shared.turn();
+    }
+}
+
+impl Drop for Turns<'_> {
+    fn drop(&mut self) {
+        self.shared.taken_over.fetch_sub(1, Ordering::AcqRel);
+        self.shared.unpark();
     }
 }

@@ -21,6 +21,7 @@ pub use agent::{Agent, AgentBuilder, Notification, RailCounters};
 pub use atomic::{AtomicBuilder, AtomicOperation};
 pub use borrow::Borrowed;
 pub use communicator::{Call, CallError, CollectiveFailed, Communicator, JoinOptions, Member, Operator, Part, Pending};
+pub use driver::Turns;
 pub use error::{AtomicFailed, Error, TransferFailed};
 pub use memory::Memory;
 pub use peer::{Peer, Prepared, Remote, TransferBuilder};

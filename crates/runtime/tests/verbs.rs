@@ -1,8 +1,8 @@
 //! Two agents over RDMA: all rails at once, rails that are taken away in mid-transfer and given back, and TCP behind them.
 //!
 //! The rails are network interfaces `rail0` and `rail1`, each under an RDMA device, as `cargo xtask rdma-test` makes them in a virtual
-//! machine: the tests need root there and take the interfaces down. The second agent is a process of the same machine; with
-//! `FAR_CONTROL` set to an address to listen on, it is one that another machine starts.
+//! machine, which also has a command `cable RAIL up|down`. The second agent is a process of the same machine; with `FAR_CONTROL` set to an
+//! address to listen on, it is one that another machine starts.
 
 mod support;
 
@@ -115,13 +115,13 @@ impl Pair {
     }
 
     fn set(&mut self, rail: Rail, end: End, state: &str) {
-        let interface = format!("rail{}", rail.0);
+        let rail = rail.0.to_string();
         match end {
             End::Near => {
-                let done = Command::new("ip").args(["link", "set", &interface, state]).status();
-                assert!(done.expect("ip runs").success());
+                let done = Command::new("cable").args([&rail, state]).status();
+                assert!(done.expect("cables are there").success());
             }
-            End::Far => assert_eq!(self.child.ask(&format!("ip link set {interface} {state}")), "true"),
+            End::Far => assert_eq!(self.child.ask(&format!("cable {rail} {state}")), "true"),
         }
     }
 
@@ -163,9 +163,8 @@ impl Drop for Pair {
     /// A test that fails in the middle leaves the cables to the next one as it found them: an agent that starts takes the ports that are up.
     fn drop(&mut self) {
         for Rail(number) in RAILS {
-            let up = format!("ip link set rail{number} up");
-            let _ = Command::new("sh").args(["-c", &up]).status();
-            self.child.tell_if_it_listens(&up);
+            let _ = Command::new("cable").args([&number.to_string(), "up"]).status();
+            self.child.tell_if_it_listens(&format!("cable {number} up"));
         }
     }
 }

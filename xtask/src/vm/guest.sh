@@ -23,5 +23,24 @@ if ((NODES > 1)); then
         busybox ping -c 1 -W 1 "10.76.0.$((2 - NODE))" >/dev/null && break
     done
 fi
+# `cable RAIL up|down` plugs a rail's cable in or pulls it. Alone, a machine has no cables, and the interface itself goes down.
+if ((NODES > 1)); then
+    for port in /sys/class/virtio-ports/*; do
+        [ "$(cat "$port/name")" = monitor ] && monitor=/dev/${port##*/}
+    done
+    cat >/usr/local/bin/cable <<END
+#!/bin/bash
+case \$2 in up) link=on carrier=1 ;; *) link=off carrier=0 ;; esac
+echo "set_link cable\$1 \$link" >$monitor
+for ((tenth = 0; tenth < 100; tenth++)); do
+    [ "\$(cat /sys/class/net/rail\$1/carrier)" = \$carrier ] && exit
+    sleep 0.1
+done
+exit 1
+END
+else
+    printf '#!/bin/bash\nip link set "rail$1" "$2"\n' >/usr/local/bin/cable
+fi
+chmod +x /usr/local/bin/cable
 cd "$PROJECT" || exit
 source /run/job/command.sh

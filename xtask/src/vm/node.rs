@@ -189,6 +189,14 @@ fn arguments(boot: &Boot<'_>, index: usize, project: &Path) -> Vec<String> {
     // As a file, because the end of an empty standard input would count as the end of a terminal.
     add(&["-chardev", "file,id=output,path=/dev/stdout"]);
     add(&["-device", "virtserialport,chardev=output,name=output"]);
+    // A guest pulls its own cables, through qemu's monitor: its interface sees that the carrier is gone, as it would of a real cable.
+    add(&[
+        "-chardev",
+        &format!("socket,id=monitor,path={index}.monitor,server=on,wait=off"),
+    ]);
+    add(&["-mon", "chardev=monitor,mode=readline"]);
+    add(&["-chardev", &format!("socket,id=hand,path={index}.monitor")]);
+    add(&["-device", "virtserialport,chardev=hand,name=monitor"]);
     let mut share = |tag: &str, path: &str, options: &str| {
         let path = path.replace(',', ",,");
         add(&[

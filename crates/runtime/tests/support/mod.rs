@@ -305,8 +305,8 @@ pub fn second_process() {
                 }
                 answer("stopped");
             }
-            ["ip", ref arguments @ ..] => {
-                let done = Command::new("ip").args(arguments).status().expect("ip runs");
+            ["cable", ref arguments @ ..] => {
+                let done = Command::new("cable").args(arguments).status().expect("cables are there");
                 answer(&done.success().to_string());
             }
             ["peers"] => answer(&agent.peers().len().to_string()),

@@ -32,7 +32,6 @@ impl Transfer {
             let serve = Serve {
                 bytes,
                 first: random_word()? >> 2,
-                one_sided: way == Way::Verbs,
             };
             pair.partner.start_ping_pong(serve)?;
             let near = PingPong::new(&pair.agent, &pair.peer, &pair.local, &pair.remote, serve)?;
