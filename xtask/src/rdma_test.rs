@@ -257,13 +257,14 @@ fn commands(part: Part, built: &Built) -> Result<Vec<String>, Error> {
             let far = quoted(built.test("verbs")?);
             vec![
                 format!("export FAR_CONTROL={FAR_CONTROL} NEAR_LISTEN={NEAR_LISTEN}\n{absent} || exit\n{near}"),
-                // A process for each test, until the near end has no more of them and turns itself off.
+                // A process for each test, until the near end has no more of them and turns itself off, which must not take minutes to find out.
                 format!(
                     "export SECOND_PROCESS_LISTEN=10.76.0.2:0\n\
+                     echo 1 >/proc/sys/net/ipv4/tcp_syn_retries\n\
                      connected=0\n\
                      while :; do\n\
                      \x20   if exec 3<>/dev/tcp/{}; then connected=1; else ((connected)) && break; sleep 0.3; continue; fi\n\
-                     \x20   read -r role <&3 || break\n\
+                     \x20   read -t 30 -r role <&3 || break\n\
                      \x20   SECOND_PROCESS_ROLE=$role {far} --exact second_process --nocapture --test-threads=1 <&3 >&3\n\
                      done 2>/dev/null\n\
                      true",

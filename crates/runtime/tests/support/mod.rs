@@ -306,7 +306,10 @@ pub fn second_process() {
                 answer("stopped");
             }
             ["cable", ref arguments @ ..] => {
-                let done = Command::new("cable").args(arguments).status().expect("cables are there");
+                let done = Command::new("cable")
+                    .args(arguments)
+                    .status()
+                    .expect("cables are there");
                 answer(&done.success().to_string());
             }
             ["peers"] => answer(&agent.peers().len().to_string()),
