@@ -311,6 +311,7 @@ impl Load {
         let taken = (self.local.taken - self.fused).max(0.0) * speed(arena.copy);
         let here = match self.local.messages_sent + self.local.messages_taken {
             0 => 0.0,
+            _ if crowding > 1.0 => arena.turn.unwrap_or(arena.latency).as_ps() as f64,
             _ => arena.latency.as_ps() as f64,
         };
         Cost {

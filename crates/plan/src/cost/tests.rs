@@ -19,6 +19,7 @@ fn cluster(grid: Grid) -> Placement {
         copy: Bandwidth::from_gigabytes_per_sec(80.0),
         arena: None,
         cores: 0,
+        channels: u16::MAX,
     }
 }
 

@@ -18,6 +18,9 @@ impl Platform {
         for (name, cost) in &self.transports {
             has_bandwidth(cost.bandwidth, || format!("transports.{name}.bandwidth"))?;
         }
+        for (name, cost) in &self.messages {
+            has_bandwidth(cost.bandwidth, || format!("messages.{name}.bandwidth"))?;
+        }
         let machine_names = self.machines.iter().map(|m| m.name.as_str());
         unique(machine_names, |i| format!("machines[{i}].name"))?;
         for (i, machine) in self.machines.iter().enumerate() {

@@ -238,6 +238,9 @@ mod tests {
             bytes: 1_000_000,
             datatype: "f32".into(),
             algorithm: None,
+            schedule: None,
+            deterministic: false,
+            quantized: None,
             allocation: Allocation::Mapped,
             in_place: false,
         };
