@@ -395,7 +395,7 @@ fn words(spec: &Spec, way: Option<&Way>, parts: usize, rank: Rank) -> String {
         Counts::PerRank(_) | Counts::PerPair(_) => format!(" of {datatype}"),
     };
     let codes = match &spec.quantized {
-        Some(quantization) => format!(" of a quantised all-reduce ({quantization:?})"),
+        Some(Quantization { code, block }) => format!(" of a quantised all-reduce ({code:?} {block:?})"),
         None => String::new(),
     };
     let by = way.map_or_else(String::new, |way| format!(" by {way}"));
