@@ -93,6 +93,8 @@ pub struct Ready {
     schedule: Option<Schedule>,
     deterministic: bool,
     quantization: Option<Quantization>,
+    /// What is written to the input before every call.
+    fresh: Option<Vec<u8>>,
     input: Stretch,
     output: Stretch,
     /// Elements of a rank's share, and of all.
@@ -163,7 +165,7 @@ impl Ready {
                 stretch(&allocate(outputs)?, outputs),
             ),
         };
-        let ready = Ready {
+        let mut ready = Ready {
             group: group.clone(),
             kind,
             datatype,
@@ -171,17 +173,26 @@ impl Ready {
             schedule,
             deterministic: exercise.deterministic,
             quantization,
+            fresh: None,
             input,
             output,
             share,
             whole,
         };
         ready.fill(inputs);
+        if exercise.fresh {
+            let mut bytes = vec![0; ready.input.len as usize];
+            ready.input.memory.read(ready.input.at, &mut bytes);
+            ready.fresh = Some(bytes);
+        }
         Ok(ready)
     }
 
     /// Does it once.
     pub fn run(&self) -> Result<(), Error> {
+        if let Some(bytes) = &self.fresh {
+            self.input.memory.write(self.input.at, bytes);
+        }
         match self.quantization {
             Some(quantization) => {
                 let options = QuantizedOptions::new(quantization);

@@ -32,6 +32,9 @@ pub struct Exercise {
     pub quantized: Option<String>,
     pub allocation: Allocation,
     pub in_place: bool,
+    /// Write the input before every call.
+    #[serde(default)]
+    pub fresh: bool,
 }
 
 /// What the parent asks of every rank.

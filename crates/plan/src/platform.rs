@@ -89,11 +89,14 @@ pub struct Arena {
     /// The same where there are more ranks than cores, so that the other may have to be given a core first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<Time>,
-    /// How fast a rank copies what another has written, while the other does the same.
+    /// How fast a rank copies what another has, while the other does the same.
     pub copy: Memcpy,
     /// How fast it reduces that with its own, in bytes of the result.
     pub reduce: Memcpy,
-    /// The cache that the ranks share. Buffers that together are larger are streamed.
+    /// How fast it copies what another has only just written, and what is therefore in the other's cache alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fresh: Option<Bandwidth>,
+    /// The cache that the ranks share. Of buffers that together are larger, the rest is streamed.
     pub cache: Bytes,
 }
 

@@ -57,7 +57,7 @@ impl Doctor {
         found.absent.extend(opened.absent);
         let speed = calibrate(&CalibrateOptions::default());
         found.machine.memcpy = Some(speed.memcpy);
-        let between_ranks = ranks::measure(&quiet, speed.cache);
+        let between_ranks = ranks::measure(&quiet, &speed);
         found.machine.reduction = between_ranks.reduction;
         found.machine.arena = between_ranks.arena;
         let trials = WAYS.map(|way| Trial {

@@ -71,6 +71,9 @@ impl Machine {
                 has_bandwidth(speed.streaming, || format!("{path}.arena.{name}.streaming"))?;
                 has_bandwidth(speed.cached, || format!("{path}.arena.{name}.cached"))?;
             }
+            if let Some(fresh) = arena.fresh {
+                has_bandwidth(fresh, || format!("{path}.arena.fresh"))?;
+            }
         }
         unique(self.numa.iter().map(|n| n.id), |i| format!("{path}.numa[{i}].id"))?;
         unique(self.gpus.iter().map(|g| g.ordinal), |i| {

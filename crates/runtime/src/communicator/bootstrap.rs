@@ -276,7 +276,7 @@ impl Formation {
                 };
             }
             let missing = || hellos.iter().enumerate().filter(|(_, hello)| hello.is_none());
-            self.wait(|| {
+            self.wait(HELLO, || {
                 let ranks: Vec<String> = missing().map(|(rank, _)| rank.to_string()).collect();
                 format!("rank {} of group {:?}", ranks.join(", "), self.options.name)
             })?;
@@ -332,7 +332,7 @@ impl Formation {
             if missing().next().is_none() {
                 break;
             }
-            self.wait(|| {
+            self.wait(SEGMENT, || {
                 let ranks: Vec<String> = missing().map(|rank| rank.0.to_string()).collect();
                 format!("the shared memory of rank {}", ranks.join(", "))
             })?;
@@ -367,8 +367,8 @@ impl Formation {
         Ok(())
     }
 
-    /// Waits a little for a letter, unless the time is over or a rank is gone.
-    fn wait(&self, what: impl Fn() -> String) -> Result<(), Error> {
+    /// Waits a little for a letter of a kind, unless the time is over or a rank is gone.
+    fn wait(&self, kind: u8, what: impl Fn() -> String) -> Result<(), Error> {
         let shared = self.agent.shared();
         let now = shared.clock.now();
         if now >= self.until {
@@ -381,11 +381,12 @@ impl Formation {
         };
         let until = self.until.min(now.saturating_add(LOOK_AGAIN));
         let lost = shared.wait_until(until, |world| {
-            let lost = peers.iter().flatten().find_map(|peer| gone(peer, world));
-            match lost {
-                Some(error) => Some(Some(error)),
-                None => self.board.has_letters().then_some(None),
+            // Whoever is gone may have said why before.
+            if self.board.has_letters(kind) {
+                return Some(None);
             }
+            let lost = peers.iter().flatten().find_map(|peer| gone(peer, world));
+            lost.map(Some)
         });
         match lost {
             Some(Some(error)) => Err(error),

@@ -78,6 +78,9 @@ pub struct Collective {
     /// Use one buffer for input and output, where the collective can
     #[arg(long)]
     in_place: bool,
+    /// Write the input before every call, as programs do, and count that in; by default it stays as it is, as in other benchmarks
+    #[arg(long)]
+    fresh: bool,
     /// Let ranks move from core to core; by default each stays on one of its own where there are enough, as under MPI launchers
     #[arg(long)]
     no_pin: bool,
@@ -237,6 +240,7 @@ impl Collective {
                             quantized: self.quantized.clone(),
                             allocation,
                             in_place: self.in_place,
+                            fresh: self.fresh,
                         }));
                     }
                 }

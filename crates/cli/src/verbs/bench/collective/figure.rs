@@ -243,6 +243,7 @@ mod tests {
             quantized: None,
             allocation: Allocation::Mapped,
             in_place: false,
+            fresh: false,
         };
         let ranks = [measured([1e6, 5e6, 2e6]), measured([3e6, 1e6, 2e6])];
         let figure = Figure::new(
