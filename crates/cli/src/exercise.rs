@@ -3,9 +3,13 @@
 //! Every element is a small number that follows from its rank and its place, so that whatever a collective does to it can be
 //! written down, and every datatype holds the result exactly.
 
-use weft::{Agent, Algorithm, Call, Communicator, Datatype, Memory, Part, Rank, Reduction};
+use weft::quantized::{Block, Quantization};
+use weft::{
+    Agent, Call, Candidate, Communicator, Datatype, Error, Memory, Part, QuantizedOptions, Rank, Reduction, Schedule,
+    Way,
+};
 
-use crate::complaint::{Complaint, Exit};
+use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{self, Allocation};
 use crate::ranks::Exercise;
 
@@ -85,7 +89,12 @@ pub struct Ready {
     group: Communicator,
     kind: Kind,
     datatype: Datatype,
-    algorithm: Option<Algorithm>,
+    algorithm: Option<Candidate>,
+    schedule: Option<Schedule>,
+    deterministic: bool,
+    quantization: Option<Quantization>,
+    /// What is written to the input before every call.
+    fresh: Option<Vec<u8>>,
     input: Stretch,
     output: Stretch,
     /// Elements of a rank's share, and of all.
@@ -112,6 +121,17 @@ impl Ready {
                 Some(algorithm)
             }
         };
+        let schedule = exercise.schedule.as_deref().map(Schedule::from_json).transpose();
+        let schedule = schedule.or_complain(Exit::Usage, || "The schedule is not to be run.".to_string())?;
+        let code = exercise.quantized.as_deref().map(str::parse).transpose();
+        let code = code.or_complain(Exit::Usage, || "There are no such codes.".to_string())?;
+        let quantization = code.map(|code| Quantization {
+            code,
+            block: Block::Of128,
+        });
+        if quantization.is_some() && (kind, datatype) != (Kind::AllReduce, Datatype::F32) {
+            return Err(usage("Only an all-reduce of f32 is quantised.".to_string()));
+        }
         let ranks = u64::from(group.size());
         let share = exercise.bytes / datatype.size() as u64 / ranks;
         let whole = share * ranks;
@@ -145,22 +165,59 @@ impl Ready {
                 stretch(&allocate(outputs)?, outputs),
             ),
         };
-        let ready = Ready {
+        let mut ready = Ready {
             group: group.clone(),
             kind,
             datatype,
             algorithm,
+            schedule,
+            deterministic: exercise.deterministic,
+            quantization,
+            fresh: None,
             input,
             output,
             share,
             whole,
         };
         ready.fill(inputs);
+        if exercise.fresh {
+            let mut bytes = vec![0; ready.input.len as usize];
+            ready.input.memory.read(ready.input.at, &mut bytes);
+            ready.fresh = Some(bytes);
+        }
         Ok(ready)
     }
 
-    /// The call, to be run.
-    pub fn call(&self) -> Call<'_> {
+    /// Does it once.
+    pub fn run(&self) -> Result<(), Error> {
+        if let Some(bytes) = &self.fresh {
+            self.input.memory.write(self.input.at, bytes);
+        }
+        match self.quantization {
+            Some(quantization) => {
+                let options = QuantizedOptions::new(quantization);
+                let (input, output) = (self.input.part(), self.output.part());
+                self.group.all_reduce_quantized(input, output, options)
+            }
+            None => self.call().run(),
+        }
+    }
+
+    /// What it runs by.
+    pub fn algorithm(&self) -> Result<String, Complaint> {
+        if let Some(quantization) = self.quantization {
+            return Ok(format!("quantised as {:?}", quantization.code));
+        }
+        let ways = self.call().ways();
+        let ways = ways.map_err(|error| ends::explain(&error, "There is no such call."))?;
+        Ok(match ways.first() {
+            Some(Way::Schedule(schedule)) => schedule.name().to_string(),
+            Some(Way::Algorithm(candidate)) => candidate.to_string(),
+            None => String::new(),
+        })
+    }
+
+    fn call(&self) -> Call<'_> {
         let Ready { group, datatype, .. } = self;
         let (input, output) = (self.input.part(), self.output.part());
         let sum = Reduction::Sum;
@@ -175,9 +232,14 @@ impl Ready {
             Kind::Scatter => group.scatter(input, output, ROOT, *datatype),
             Kind::Barrier => group.barrier(),
         };
-        match self.algorithm {
-            Some(algorithm) => call.algorithm(algorithm),
-            None => call,
+        let call = match self.deterministic {
+            true => call.deterministic(),
+            false => call,
+        };
+        match (&self.schedule, self.algorithm) {
+            (Some(schedule), _) => call.schedule(schedule),
+            (None, Some(algorithm)) => call.algorithm(algorithm),
+            (None, None) => call,
         }
     }
 
@@ -207,7 +269,10 @@ impl Ready {
                 found.resize(expected.len(), 0);
                 let at = self.output.at + (start + at) * self.datatype.size() as u64;
                 self.output.memory.read(at, &mut found);
-                found == expected
+                match self.quantization {
+                    Some(quantization) => is_near(&found, &expected, quantization, ranks),
+                    None => found == expected,
+                }
             })
         })
     }
@@ -223,6 +288,21 @@ impl Ready {
         }
         values.write(inputs, &self.input);
     }
+}
+
+/// Whether sums are as near to what they should be as quantisation lets them be.
+fn is_near(found: &[u8], expected: &[u8], quantization: Quantization, ranks: u64) -> bool {
+    let floats = |bytes: &[u8]| -> Vec<f32> {
+        let each = bytes.chunks_exact(4);
+        each.map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect()
+    };
+    // No block of any rank holds a number that is greater than the last of a period.
+    let magnitudes: u64 = (0..ranks).map(|rank| rank + PERIOD).sum();
+    let bound = quantization.reduced_error_max(ranks as u32, magnitudes as f32);
+    let pairs = floats(found).into_iter().zip(floats(expected));
+    pairs
+        .into_iter()
+        .all(|(found, expected)| (found - expected).abs() <= bound)
 }
 
 fn acquire(agent: &Agent, bytes: u64, allocation: Allocation) -> Result<Memory, Complaint> {

@@ -22,8 +22,19 @@ pub struct Exercise {
     pub datatype: String,
     /// As the communicator chooses, where there is none.
     pub algorithm: Option<String>,
+    /// A schedule in JSON, to run by instead.
+    #[serde(default)]
+    pub schedule: Option<String>,
+    #[serde(default)]
+    pub deterministic: bool,
+    /// With elements as codes of this kind.
+    #[serde(default)]
+    pub quantized: Option<String>,
     pub allocation: Allocation,
     pub in_place: bool,
+    /// Write the input before every call.
+    #[serde(default)]
+    pub fresh: bool,
 }
 
 /// What the parent asks of every rank.

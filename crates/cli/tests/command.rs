@@ -389,6 +389,85 @@ fn the_bench_prints_one_json_object_a_cell() {
 }
 
 #[test]
+fn what_is_benched_is_what_was_explained() {
+    let json = |line: &str| json_lines(&output(&line.split(' ').collect::<Vec<_>>()));
+    for (bench, explain) in [
+        ("--transport shared_memory", "--nodes 1"),
+        ("--transport tcp", "--nodes 3 --transport tcp"),
+        ("--transport tcp --deterministic", "--deterministic"),
+    ] {
+        for size in ["120", "192KiB"] {
+            let ran = json(&format!(
+                "bench collective --json --ranks 3 --op all-reduce --sizes {size} --secs 0 --repeats 1 {bench}"
+            ));
+            let said = json(&format!("explain all-reduce --json --ranks 3 --bytes {size} {explain}"));
+            let chosen = &said[0]["chosen"];
+            let name = chosen["algorithm"].as_str().expect("a name");
+            let name = match chosen["portions"].as_u64() {
+                Some(1) => name.to_string(),
+                portions => format!("{name}/{}", portions.expect("a number")),
+            };
+            assert_eq!(ran[0]["algorithm"], *name, "{bench} {size}");
+        }
+    }
+}
+
+#[test]
+fn a_schedule_is_benched_and_a_wrong_one_is_not() {
+    let scratch = Scratch::new("schedules");
+    let path = scratch.path("mine.json");
+    let said = output(&[
+        "explain",
+        "all-reduce",
+        "--ranks",
+        "3",
+        "--algorithm",
+        "ring",
+        "--render",
+        "json",
+    ]);
+    std::fs::write(&path, &said.stdout).expect("the schedule is written");
+    let file = path.display().to_string();
+    let bench = [
+        "bench",
+        "collective",
+        "--json",
+        "--sizes",
+        "1KiB",
+        "--secs",
+        "0",
+        "--repeats",
+        "1",
+        "--schedule",
+        &file,
+    ];
+    let figure = &json_lines(&output(&bench))[0];
+    assert_eq!((&figure["ranks"], &figure["ok"]), (&3.into(), &true.into()), "{figure}");
+    assert!(figure["predicted_us"].as_f64().is_some_and(|us| us > 0.0), "{figure}");
+    let wrong = std::fs::read_to_string(&path)
+        .expect("it is there")
+        .replace("\"receive-reduce\"", "\"receive\"");
+    std::fs::write(&path, wrong).expect("it is written");
+    assert!(!output(&bench).status.success());
+}
+
+#[test]
+fn a_quantised_sum_is_benched_within_its_error() {
+    for code in ["int8", "fp8_e4m3"] {
+        let line = format!(
+            "bench collective --json --ranks 3 --op all-reduce --sizes 100,64KiB --secs 0 --repeats 1 --transport shared_memory,tcp --quantized {code}"
+        );
+        let points = json_lines(&output(&line.split(' ').collect::<Vec<_>>()));
+        assert!(
+            points.len() == 4 && points.iter().all(|point| point["ok"] == true),
+            "{points:?}"
+        );
+    }
+    let said = output(&["bench", "collective", "--op", "broadcast", "--quantized", "int8"]);
+    assert_eq!(said.status.code(), Some(2), "{}", text(&said.stderr));
+}
+
+#[test]
 fn every_collective_is_benched_and_checked() {
     let scratch = Scratch::new("collectives");
     let plot = scratch.path("plot.svg");

@@ -2,12 +2,11 @@
 //!
 //! Other work on the machine only ever slows a measurement down, so that the best of several repeats is the machine's own.
 
-mod neighbours;
-
+use std::fs;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use weft_plan::platform::{Arena, Memcpy};
+use weft_plan::platform::Memcpy;
 use weft_plan::{Bandwidth, Bytes, Time};
 
 /// What was measured.
@@ -16,8 +15,8 @@ pub struct Calibration {
     pub memcpy: Memcpy,
     /// One system call that does nothing.
     pub system_call: Time,
-    /// Between ranks on two cores that see each other's memory; `None` where there is one core.
-    pub arena: Option<Arena>,
+    /// The largest cache of the first core, which it shares with others where cores share one.
+    pub cache: Bytes,
 }
 
 /// How to measure.
@@ -41,7 +40,10 @@ impl Default for CalibrateOptions {
     }
 }
 
-/// Measures on the calling thread, and what takes two on two others.
+/// Where the system does not say how large its caches are.
+const CACHE_GUESS: Bytes = Bytes(8 << 20);
+
+/// Measures on the calling thread.
 pub fn calibrate(options: &CalibrateOptions) -> Calibration {
     let budget = options.budget.into();
     Calibration {
@@ -50,7 +52,7 @@ pub fn calibrate(options: &CalibrateOptions) -> Calibration {
             cached: copy_bandwidth(options.cached_bytes, budget),
         },
         system_call: system_call(budget),
-        arena: neighbours::neighbours(options.streaming_bytes, budget),
+        cache: cache(),
     }
 }
 
@@ -83,6 +85,22 @@ fn system_call(budget: Duration) -> Time {
     Time::from_ps(best.as_ps() / CALLS)
 }
 
+/// As the kernel tells it of the first core.
+fn cache() -> Bytes {
+    let largest = (0..8).filter_map(|index| {
+        let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
+        let text = fs::read_to_string(path).ok()?;
+        let (number, unit) = text.trim().split_at_checked(text.trim().len().checked_sub(1)?)?;
+        let unit = match unit {
+            "K" => 1 << 10,
+            "M" => 1 << 20,
+            _ => return None,
+        };
+        number.parse::<u64>().ok()?.checked_mul(unit).filter(|bytes| *bytes > 0)
+    });
+    largest.max().map_or(CACHE_GUESS, Bytes)
+}
+
 /// The shortest of as many repeats as the budget allows, three at least.
 fn best_of(budget: Duration, mut work: impl FnMut()) -> Time {
     let start = Instant::now();
@@ -113,10 +131,7 @@ mod tests {
             assert!(measured.memcpy.streaming > Bandwidth::default());
             assert!(measured.memcpy.cached > Bandwidth::default());
             assert!(measured.system_call > Time::ZERO);
-            if let Some(arena) = measured.arena {
-                assert!(arena.latency > Time::ZERO && arena.cache > Bytes(0));
-                assert!(arena.reduce.streaming > Bandwidth::default() && arena.copy.cached > Bandwidth::default());
-            }
+            assert!(measured.cache > Bytes(0));
         }
     }
 }

@@ -12,9 +12,9 @@ use crate::units::{Bandwidth, Bytes, Time};
 
 pub use critical::critical_path;
 pub use fit::{Fit, FitError, Measurement, fit};
-pub use placement::{Placement, PlacementError};
+pub use placement::{CHANNELS, Placement, PlacementError};
 pub use profile::{Prediction, Profile};
-pub use select::{Candidate, Segment, Selector};
+pub use select::{Candidate, Segment, Selector, UnknownCandidate};
 
 /// The cost of moving bytes one way over a link, LogGP-like: `latency + per_span · spans + bytes / bandwidth`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +29,13 @@ pub struct LinkCost {
 }
 
 impl LinkCost {
+    /// Of a way that nobody goes.
+    pub const NOTHING: LinkCost = LinkCost {
+        latency: Time::ZERO,
+        per_span: Time::ZERO,
+        bandwidth: Bandwidth::MAX,
+    };
+
     /// How long a transfer of `bytes` in `spans` pieces takes on an idle link.
     pub fn time(&self, bytes: Bytes, spans: u64) -> Time {
         let spans = Time::from_ps(self.per_span.as_ps().saturating_mul(spans));

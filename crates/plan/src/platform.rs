@@ -38,6 +38,10 @@ pub struct Platform {
     /// allocated, `shared_memory.foreign` is memory that it did not.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub transports: BTreeMap<String, LinkCost>,
+    /// What a message of a collective costs, from being offered to having been taken, between two ranks that each send and receive, by the
+    /// name of the transport. Where nothing is said, it is as much as a transfer.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub messages: BTreeMap<String, LinkCost>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub machines: Vec<Machine>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -82,11 +86,17 @@ pub struct Memcpy {
 pub struct Arena {
     /// From one rank's word to another's having seen it.
     pub latency: Time,
-    /// How fast a rank copies what another has written, while the other does the same.
+    /// The same where there are more ranks than cores, so that the other may have to be given a core first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<Time>,
+    /// How fast a rank copies what another has, while the other does the same.
     pub copy: Memcpy,
     /// How fast it reduces that with its own, in bytes of the result.
     pub reduce: Memcpy,
-    /// The cache that the ranks share. Buffers that together are larger are streamed.
+    /// How fast it copies what another has only just written, and what is therefore in the other's cache alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fresh: Option<Bandwidth>,
+    /// The cache that the ranks share. Of buffers that together are larger, the rest is streamed.
     pub cache: Bytes,
 }
 

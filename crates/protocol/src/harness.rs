@@ -7,6 +7,7 @@
 //! weft_protocol::harness::session_messages(b"anything");
 //! ```
 
+use crate::group::{Abort, AgreementMessage, CallRecord};
 use crate::recorded::Recording;
 use crate::session::harness as session;
 use crate::wire::{Reader, Writer};
@@ -38,6 +39,23 @@ pub fn session_controls(bytes: &[u8]) {
     session::controls(bytes);
 }
 
+/// What ranks of a group tell each other beside their messages: refused, or the same when it is written again; and whatever it says can
+/// be shown to a person.
+pub fn group_messages(bytes: &[u8]) {
+    if let Ok(message) = AgreementMessage::from_bytes(bytes) {
+        assert_eq!(AgreementMessage::from_bytes(&message.to_bytes()), Ok(message));
+    }
+    if let Some(bytes) = bytes.first_chunk::<{ CallRecord::BYTES }>() {
+        let record = CallRecord::from_bytes(bytes);
+        assert_eq!(CallRecord::from_bytes(&record.to_bytes()), record);
+        assert!(!record.to_string().chars().any(char::is_control));
+    }
+    if let Some(Ok(abort)) = bytes.first_chunk::<{ Abort::BYTES }>().map(Abort::from_bytes) {
+        assert_eq!(Abort::from_bytes(&abort.to_bytes()), Ok(abort));
+        assert!(!abort.to_string().chars().any(char::is_control));
+    }
+}
+
 /// A recording is refused, or means the same when it is written again.
 pub fn recordings(text: &str) {
     if let Ok(recording) = text.parse::<Recording>() {
@@ -47,7 +65,10 @@ pub fn recordings(text: &str) {
 
 #[cfg(test)]
 mod tests {
+    use weft_plan::Rank;
+
     use super::*;
+    use crate::group::Cause;
     use crate::seeded::Seeded;
 
     /// Inputs from fixed seeds: noise, noise that begins like `sample`, and `sample` with a few bytes changed.
@@ -76,6 +97,23 @@ mod tests {
         let mut w = Writer::new();
         w.spans(&weft_plan::Spans::paged(0, 4096, [1, 2, 9, 4, 70, 3, 3, 3]));
         search(&w.buf, spans);
+    }
+
+    #[test]
+    fn any_group_messages() {
+        let abort = Abort {
+            by: Rank(1),
+            blamed: Rank(2),
+            cause: Cause::WrongCall,
+            step: 3,
+            called: CallRecord::new(7, 9, "all-reduce sum of 4 f32 by ring"),
+            instead: Some(CallRecord::new(7, 8, "barrier \u{1b}[2J")),
+        };
+        search(&abort.to_bytes(), group_messages);
+        // Small numbers are kinds, counts and ranks.
+        for kind in 0..4 {
+            search(&[kind, 1, 3, 0, 2, 5, 1, 4], group_messages);
+        }
     }
 
     #[test]

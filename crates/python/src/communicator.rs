@@ -25,9 +25,51 @@ pub struct Communicator {
     inner: weft::Communicator,
 }
 
+/// A schedule of the caller's own, verified.
+#[derive(Debug)]
+#[pyclass(frozen, module = "weft")]
+pub struct Schedule {
+    inner: weft::Schedule,
+}
+
+#[pymethods]
+impl Schedule {
+    /// Reads a schedule as `weft explain --render json` writes it.
+    #[staticmethod]
+    fn from_json(text: &str) -> PyResult<Schedule> {
+        let read = weft::Schedule::from_json(text);
+        let inner = read.map_err(|error| {
+            let cause = std::error::Error::source(&error).map_or_else(String::new, |cause| format!(": {cause}"));
+            invalid(format!("{error}{cause}"))
+        })?;
+        Ok(Schedule { inner })
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    #[getter]
+    fn ranks(&self) -> u32 {
+        self.inner.problem().ranks
+    }
+
+    #[getter]
+    fn collective(&self) -> &'static str {
+        self.inner.problem().collective.name()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<weft.Schedule {:?}, {} among {}>", self.name(), self.collective(), self.ranks())
+    }
+}
+
 /// What every call can be told.
 struct Manner<'a> {
-    algorithm: Option<&'a str>,
+    /// The name of an algorithm, or a `Schedule`.
+    algorithm: Option<&'a Bound<'a, PyAny>>,
+    deterministic: bool,
     deadline: Option<f64>,
     wait: bool,
 }
@@ -86,7 +128,7 @@ impl Communicator {
     }
 
     /// Every rank ends with the reduction of all inputs.
-    #[pyo3(signature = (data, output = None, *, op = "sum", datatype = None, algorithm = None, deadline = None, wait = true))]
+    #[pyo3(signature = (data, output = None, *, op = "sum", datatype = None, algorithm = None, deterministic = false, quantized = None, block = 128, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn all_reduce(
         &self,
@@ -95,12 +137,22 @@ impl Communicator {
         output: Option<&Bound<'_, PyAny>>,
         op: &str,
         datatype: Option<&str>,
-        algorithm: Option<&str>,
+        algorithm: Option<&Bound<'_, PyAny>>,
+        deterministic: bool,
+        quantized: Option<&str>,
+        block: u32,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
         let output = output.unwrap_or(data);
         let data = Elements::of(data, datatype, false)?;
+        if let Some(code) = quantized {
+            if algorithm.is_some() || !wait {
+                return Err(invalid("a quantised call takes no algorithm, and waits".to_owned()));
+            }
+            let output = Elements::of(output, datatype, true)?;
+            return self.quantized(py, data, output, op, (code, block), deadline);
+        }
         let request = Request {
             operator: operator(op)?,
             ..Request::new(Kind::AllReduce, data, Elements::of(output, datatype, true)?)
@@ -110,6 +162,7 @@ impl Communicator {
             request,
             &Manner {
                 algorithm,
+                deterministic,
                 deadline,
                 wait,
             },
@@ -126,7 +179,7 @@ impl Communicator {
         output: &Bound<'_, PyAny>,
         counts: Option<Vec<u64>>,
         datatype: Option<&str>,
-        algorithm: Option<&str>,
+        algorithm: Option<&Bound<'_, PyAny>>,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -140,6 +193,7 @@ impl Communicator {
             request,
             &Manner {
                 algorithm,
+                deterministic: false,
                 deadline,
                 wait,
             },
@@ -157,7 +211,7 @@ impl Communicator {
         op: &str,
         counts: Option<Vec<u64>>,
         datatype: Option<&str>,
-        algorithm: Option<&str>,
+        algorithm: Option<&Bound<'_, PyAny>>,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -172,6 +226,7 @@ impl Communicator {
             request,
             &Manner {
                 algorithm,
+                deterministic: false,
                 deadline,
                 wait,
             },
@@ -187,7 +242,7 @@ impl Communicator {
         data: &Bound<'_, PyAny>,
         root: u32,
         datatype: Option<&str>,
-        algorithm: Option<&str>,
+        algorithm: Option<&Bound<'_, PyAny>>,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -201,6 +256,7 @@ impl Communicator {
             request,
             &Manner {
                 algorithm,
+                deterministic: false,
                 deadline,
                 wait,
             },
@@ -218,7 +274,7 @@ impl Communicator {
         root: u32,
         op: &str,
         datatype: Option<&str>,
-        algorithm: Option<&str>,
+        algorithm: Option<&Bound<'_, PyAny>>,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -234,6 +290,7 @@ impl Communicator {
             request,
             &Manner {
                 algorithm,
+                deterministic: false,
                 deadline,
                 wait,
             },
@@ -251,7 +308,7 @@ impl Communicator {
         root: u32,
         counts: Option<Vec<u64>>,
         datatype: Option<&str>,
-        algorithm: Option<&str>,
+        algorithm: Option<&Bound<'_, PyAny>>,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -267,6 +324,7 @@ impl Communicator {
             request,
             &Manner {
                 algorithm,
+                deterministic: false,
                 deadline,
                 wait,
             },
@@ -284,7 +342,7 @@ impl Communicator {
         root: u32,
         counts: Option<Vec<u64>>,
         datatype: Option<&str>,
-        algorithm: Option<&str>,
+        algorithm: Option<&Bound<'_, PyAny>>,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -301,6 +359,7 @@ impl Communicator {
             request,
             &Manner {
                 algorithm,
+                deterministic: false,
                 deadline,
                 wait,
             },
@@ -318,7 +377,7 @@ impl Communicator {
         sent: Option<Vec<u64>>,
         received: Option<Vec<u64>>,
         datatype: Option<&str>,
-        algorithm: Option<&str>,
+        algorithm: Option<&Bound<'_, PyAny>>,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -336,6 +395,7 @@ impl Communicator {
             request,
             &Manner {
                 algorithm,
+                deterministic: false,
                 deadline,
                 wait,
             },
@@ -463,17 +523,47 @@ impl Communicator {
         }
     }
 
+    fn quantized(
+        &self,
+        py: Python<'_>,
+        data: Elements,
+        output: Elements,
+        op: &str,
+        (code, block): (&str, u32),
+        deadline: Option<f64>,
+    ) -> PyResult<Option<Pending>> {
+        let code = code.parse().map_err(|error: weft::quantized::UnknownCode| invalid(error.to_string()))?;
+        let block = weft::quantized::Block::of(block);
+        let block = block.ok_or_else(|| invalid("blocks are of 32, 64 or 128 elements".to_owned()))?;
+        let reduction = op.parse().map_err(|_| invalid(format!("there is no reduction {op:?}")))?;
+        if data.datatype != weft::Datatype::F32 || output.datatype != weft::Datatype::F32 {
+            return Err(invalid("only f32 is quantised".to_owned()));
+        }
+        let options = weft::QuantizedOptions {
+            reduction,
+            deadline: deadline.map(duration).transpose()?,
+            ..weft::QuantizedOptions::new(weft::quantized::Quantization { code, block })
+        };
+        let (data, output) = (data.part, output.part);
+        let done = py.detach(|| self.inner.all_reduce_quantized(data, output, options));
+        done.map_err(|error| raise(py, &error))?;
+        Ok(None)
+    }
+
     fn make(&self, py: Python<'_>, request: Request, manner: &Manner<'_>) -> PyResult<Option<Pending>> {
-        let algorithm = manner.algorithm.map(|name| {
-            let known = name.parse::<weft::Algorithm>();
-            known.map_err(|error| invalid(error.to_string()))
-        });
-        let (algorithm, deadline) = (algorithm.transpose()?, manner.deadline.map(duration).transpose()?);
+        let way = manner.algorithm.map(way).transpose()?;
+        let deadline = manner.deadline.map(duration).transpose()?;
+        let deterministic = manner.deterministic;
         let wait = manner.wait;
         let made = py.detach(|| {
             let mut call = request.call(&self.inner);
-            if let Some(algorithm) = algorithm {
-                call = call.algorithm(algorithm);
+            call = match way {
+                Some(weft::Way::Algorithm(candidate)) => call.algorithm(candidate),
+                Some(weft::Way::Schedule(schedule)) => call.schedule(&schedule),
+                None => call,
+            };
+            if deterministic {
+                call = call.deterministic();
             }
             if let Some(deadline) = deadline {
                 call = call.deadline(deadline);
@@ -488,10 +578,21 @@ impl Communicator {
     }
 }
 
+/// By what a call is to run: the name of an algorithm, or a `Schedule`.
+fn way(given: &Bound<'_, PyAny>) -> PyResult<weft::Way> {
+    if let Ok(schedule) = given.cast::<Schedule>() {
+        return Ok(weft::Way::Schedule(schedule.get().inner.clone()));
+    }
+    let name: String = given.extract()?;
+    let known = name.parse().map_err(|error: weft::UnknownCandidate| invalid(error.to_string()))?;
+    Ok(weft::Way::Algorithm(known))
+}
+
 impl Manner<'_> {
     fn plain(deadline: Option<f64>, wait: bool) -> Manner<'static> {
         Manner {
             algorithm: None,
+            deterministic: false,
             deadline,
             wait,
         }

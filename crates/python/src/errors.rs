@@ -50,7 +50,9 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         }
         weft::Error::Collective(failed) => collective_failed(py, failed, text),
         weft::Error::LeftOut { .. } => LeftOut::new_err(text),
-        weft::Error::Connect(_) | weft::Error::Formation(_) => ConnectError::new_err(text),
+        weft::Error::Connect(_) | weft::Error::Formation(_) | weft::Error::DifferentPlatforms { .. } => {
+            ConnectError::new_err(text)
+        }
         weft::Error::TimedOut { .. } => TimedOut::new_err(text),
         weft::Error::Full(_) => Full::new_err(text),
         weft::Error::Leg(_)
@@ -61,7 +63,10 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         weft::Error::NotBorrowable { .. } => NotBorrowable::new_err(text),
         weft::Error::LeaseEnded => LeaseEnded::new_err(text),
         weft::Error::StillInUse { .. } => StillInUse::new_err(text),
-        weft::Error::Settings(_) | weft::Error::Secret(_) => SettingsError::new_err(text),
+        weft::Error::Settings(_)
+        | weft::Error::Secret(_)
+        | weft::Error::Platform { .. }
+        | weft::Error::Placement(_) => SettingsError::new_err(text),
         weft::Error::Rendezvous(_) => RendezvousError::new_err(text),
         weft::Error::Stopped => Stopped::new_err(text),
         other => match os_error(other) {

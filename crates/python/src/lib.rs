@@ -25,7 +25,7 @@ mod _weft {
     #[pymodule_export]
     use super::borrow::Borrowed;
     #[pymodule_export]
-    use super::communicator::{Communicator, Pending};
+    use super::communicator::{Communicator, Pending, Schedule};
     #[pymodule_export]
     use super::inbox::Notification;
     #[pymodule_export]

@@ -3,6 +3,7 @@
 import array
 import asyncio
 import itertools
+import json
 import threading
 
 import pytest
@@ -234,3 +235,77 @@ def test_calls_that_make_no_sense():
         assert list(data) == [2]
 
     on_ranks(2, body)
+
+
+def chain(ranks=2):
+    """Rank 1 sends its data to rank 0, which sends the sum back."""
+    piece = {"buffer": "output", "first": 0, "count": 1}
+    return {
+        "name": "there and back",
+        "problem": {"collective": "all-reduce", "ranks": ranks, "in_place": True},
+        "ranks": [
+            [[{"receive-reduce": {"from": 1, "with": piece, "into": piece}}], [{"send": {"to": 1, "slice": piece}}]],
+            [[{"send": {"to": 0, "slice": piece}}], [{"receive": {"from": 0, "slice": piece}}]],
+        ],
+    }
+
+
+def test_a_schedule_of_ones_own(way):
+    schedule = weft.Schedule.from_json(json.dumps(chain()))
+    assert (schedule.name, schedule.collective, schedule.ranks) == ("there and back", "all-reduce", 2)
+
+    def body(group, agent):
+        data = ints(group.rank, 5)
+        group.all_reduce(data, algorithm=schedule)
+        group.all_reduce(data, algorithm="ring")
+        return list(data)
+
+    assert on_ranks(2, body, **way) == [[2, 20]] * 2
+
+
+def test_a_schedule_that_is_wrong_is_refused():
+    wrong = chain()
+    wrong["ranks"][0][0] = []
+    with pytest.raises(weft.InvalidCall, match="schedule"):
+        weft.Schedule.from_json(json.dumps(wrong))
+    with pytest.raises(weft.InvalidCall):
+        weft.Schedule.from_json("not a schedule")
+    with pytest.raises(weft.InvalidCall):
+        weft.Schedule.from_json(json.dumps(chain(ranks=3)))
+
+
+def test_the_same_bits(way):
+    def body(group, agent):
+        data = array.array("f", [10.0 ** (at % 9 - 4) / (group.rank + 3) for at in range(1000)])
+        group.all_reduce(data, deterministic=True)
+        return data.tobytes()
+
+    assert len(set(on_ranks(3, body, **way))) == 1
+    assert on_ranks(3, body, **way) == on_ranks(3, body)
+
+
+@pytest.mark.parametrize(("code", "error"), [("int8", 1 / 254), ("fp8_e4m3", 1 / 28)])
+def test_quantised(way, code, error):
+    def body(group, agent):
+        data = array.array("f", [(at % 17 - 8) * (group.rank + 1) for at in range(1000)])
+        group.all_reduce(data, quantized=code, block=64, op="avg")
+        return list(data)
+
+    for result in on_ranks(3, body, **way):
+        # The greatest magnitudes of the ranks' blocks are 8, 16 and 24; an average is off by a third.
+        bound = error * (2 + error) * (8 + 16 + 24) / 3 * 1.001
+        assert all(abs(value - (at % 17 - 8) * 2) <= bound for at, value in enumerate(result))
+
+
+def test_what_is_not_quantised():
+    def body(group, agent):
+        data = array.array("f", [1.0] * 8)
+        for options in [{"op": "max"}, {"wait": False}, {"algorithm": "ring"}, {"block": 5}]:
+            with pytest.raises(weft.InvalidCall):
+                group.all_reduce(data, quantized="int8", **options)
+        with pytest.raises(weft.InvalidCall):
+            group.all_reduce(data, quantized="int4")
+        with pytest.raises(weft.InvalidCall):
+            group.all_reduce(ints(1, 2), quantized="int8")
+
+    on_ranks(1, body)

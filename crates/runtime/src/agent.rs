@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use weft_fabric::memory::{AllocateOptions, HostMemory, HugePages};
 use weft_fabric::{Clock, Live};
-use weft_plan::{Place, Time};
+use weft_plan::{Place, Platform, Time};
 use weft_protocol::agent::{Core, Slot, Target};
 use weft_protocol::region::{Access, Epoch};
 use weft_protocol::session::{Config, Secret};
@@ -38,6 +38,8 @@ struct Inner {
     name: Arc<str>,
     epoch: Epoch,
     settings: Settings,
+    /// What the ways between machines cost: what collectives are chosen by.
+    platform: Platform,
     rendezvous: Option<Rendezvous>,
     /// Before the thread, so that nobody finds an agent that is going away.
     registration: Option<Registration>,
@@ -102,6 +104,7 @@ impl Agent {
         let name: Arc<str> = settings.name.clone().unwrap_or_else(default_name).into();
         let epoch = new_epoch();
         let secret = Secret::new(&settings.shared_secret()?);
+        let platform = platform(&settings)?;
         let session = Config {
             host: transports::host_identity(),
             heartbeat: settings.heartbeat.into(),
@@ -144,6 +147,7 @@ impl Agent {
             name,
             epoch,
             settings,
+            platform,
             rendezvous: None,
             registration: None,
             thread: Some(thread),
@@ -399,6 +403,17 @@ impl Agent {
     pub(crate) fn host(&self) -> String {
         self.inner.shared.lock().core.settings().session.host.clone()
     }
+    pub(crate) fn platform(&self) -> &Platform {
+        &self.inner.platform
+    }
+    /// The names of the transports that it has, best first.
+    pub(crate) fn transport_names(&self) -> Vec<&'static str> {
+        let world = self.inner.shared.lock();
+        let slots = world.core.slots().iter();
+        let mut names: Vec<&'static str> = slots.map(|slot| slot.transport.capabilities().name).collect();
+        names.dedup();
+        names
+    }
     pub(crate) fn has_shared_memory(&self) -> bool {
         let world = self.inner.shared.lock();
         let mut slots = world.core.slots().iter();
@@ -458,6 +473,18 @@ impl Drop for Inner {
 }
 
 /// Keeps the calling thread on one core, where one was asked for.
+/// What the setting names, or the built-in one.
+fn platform(settings: &Settings) -> Result<Platform, Error> {
+    let Some(path) = &settings.platform else {
+        return Ok(Platform::laptop());
+    };
+    let text = std::fs::read_to_string(path).map_err(Error::system("reading the platform file"))?;
+    Platform::from_toml(&text).map_err(|error| Error::Platform {
+        path: path.clone(),
+        source: Arc::new(error),
+    })
+}
+
 fn pin(core: Option<usize>) {
     if let Some(core) = core
         && let Err(error) = weft_fabric::cpu::pin(core)

@@ -17,6 +17,8 @@ mod far;
 mod membership;
 mod pending;
 mod prepare;
+mod quantized;
+mod schedule;
 mod state;
 
 use std::ops::Range;
@@ -44,6 +46,8 @@ pub use call::Call;
 pub use failure::CollectiveFailed;
 pub use pending::Pending;
 pub use prepare::{CallError, Operator};
+pub use quantized::QuantizedOptions;
+pub use schedule::{Schedule, Way};
 
 /// One rank of a group. Clones are the same rank.
 #[derive(Clone, Debug)]
@@ -59,6 +63,8 @@ pub(crate) struct Inner {
     options: JoinOptions,
     board: Arc<Board>,
     nothing: Memory,
+    /// What quantised calls work in.
+    quantized: Mutex<Option<Memory>>,
     state: Mutex<State>,
     /// Signalled when a call is queued, and at the end.
     queued: Condvar,
@@ -86,6 +92,12 @@ enum Held {
 impl From<&Memory> for Part {
     fn from(memory: &Memory) -> Part {
         memory.part(0..memory.len())
+    }
+}
+
+impl From<&Part> for Part {
+    fn from(part: &Part) -> Part {
+        part.clone()
     }
 }
 
@@ -121,6 +133,20 @@ impl Memory {
 }
 
 impl Part {
+    /// `len` bytes from byte `at` of the part on, which has them.
+    fn within(&self, at: u64, len: u64) -> Part {
+        Part {
+            held: self.held.clone(),
+            offset: self.offset + at,
+            len,
+        }
+    }
+
+    /// Where its bytes are, for kernels.
+    fn bytes(&self) -> (&HostMemory, u64) {
+        (self.host(), self.offset)
+    }
+
     /// No bytes of the same memory.
     fn nothing(&self) -> Part {
         Part { len: 0, ..self.clone() }
@@ -224,6 +250,7 @@ impl Communicator {
             options,
             board,
             nothing,
+            quantized: Mutex::new(None),
             state: Mutex::new(state),
             queued: Condvar::new(),
             drivers: AtomicU32::new(0),

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use thiserror::Error as ThisError;
 use weft_fabric::arena::ArenaError;
 use weft_fabric::memory::MemoryError;
+use weft_plan::Rank;
+use weft_plan::cost::PlacementError;
+use weft_plan::platform::PlatformError;
 use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};
 use weft_protocol::session::{SessionError, SessionLoss};
 use weft_protocol::transfer::{SubmitError, TransferError};
@@ -67,6 +70,17 @@ pub enum Error {
     LeftOut { group: String },
     #[error("no group came about: {0}")]
     Formation(String),
+    /// Ranks that count with different costs would choose different algorithms: give all of them the same platform file.
+    #[error("rank {} goes by the platform {theirs}, and this one by {ours}", rank.0)]
+    DifferentPlatforms { rank: Rank, theirs: String, ours: String },
+    /// The platform file says too little for this group.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    #[error("{} is not a platform file: {source}", path.display())]
+    Platform {
+        path: std::path::PathBuf,
+        source: Arc<PlatformError>,
+    },
     #[error(transparent)]
     Arena(#[from] Arc<ArenaError>),
     #[error("no rendezvous is set, so {name:?} cannot be looked up: set `rendezvous`, or connect by address")]

@@ -20,7 +20,10 @@ mod transports;
 pub use agent::{Agent, AgentBuilder, Notification, RailCounters};
 pub use atomic::{AtomicBuilder, AtomicOperation};
 pub use borrow::Borrowed;
-pub use communicator::{Call, CallError, CollectiveFailed, Communicator, JoinOptions, Member, Operator, Part, Pending};
+pub use communicator::{
+    Call, CallError, CollectiveFailed, Communicator, JoinOptions, Member, Operator, Part, Pending, QuantizedOptions,
+    Schedule, Way,
+};
 pub use driver::Turns;
 pub use error::{AtomicFailed, Error, TransferFailed};
 pub use memory::Memory;
@@ -28,8 +31,11 @@ pub use peer::{Peer, Prepared, Remote, TransferBuilder};
 pub use transfer::Transfer;
 pub use weft_fabric::memory::HostMemory;
 pub use weft_plan::algorithms::Algorithm;
+pub use weft_plan::cost::{Candidate, UnknownCandidate};
 pub use weft_plan::datatype::UnknownDatatype;
+pub use weft_plan::datatype::quantized;
 pub use weft_plan::kv::{KvLayout, KvShape};
+pub use weft_plan::schedule::encode::DecodeError;
 pub use weft_plan::{Bytes, Datatype, Rank, Reduction, Run, Span, Spans, Time};
 pub use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};
 pub use weft_protocol::group::{Cause, Function};

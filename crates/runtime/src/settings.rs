@@ -32,7 +32,9 @@ use weft_plan::Bytes;
 pub use page::{markdown, table};
 pub use secret::SecretError;
 pub use sources::{Origin, SettingsError, Sources};
-pub use value::{AtomicsChoice, ForeignMemory, Hidden, RendezvousChoice, TransportChoice, When};
+pub use value::{
+    AlgorithmChoice, AtomicsChoice, ForeignMemory, Hidden, NoAlgorithmChoice, RendezvousChoice, TransportChoice, When,
+};
 
 use sources::Chosen;
 use value::Value;
@@ -177,6 +179,15 @@ settings! {
     checksum: bool = "checksum", "false";
     /// Whether memory that Weft allocates asks for huge pages.
     huge_pages: When = "huge_pages", "auto";
+    /// A platform file, as `weft doctor --platform` writes it, that collectives are chosen by; the same for all ranks of a group. By default
+    /// a built-in one.
+    platform: Option<PathBuf> = "platform", "";
+    /// By what collectives run, where a call does not say, as in `all-reduce=ring,broadcast=ring/16`, the number being that of portions; for
+    /// others, and where it is not for a call, the fastest by the platform.
+    collective_algorithms: Vec<AlgorithmChoice> = "collective.algorithms", "";
+    /// Whether the algorithm depends on the collective, the size and the number of ranks alone, so that results have the same bits
+    /// wherever the ranks are.
+    collective_deterministic: bool = "collective.deterministic", "false";
     /// A file to write a Perfetto trace to.
     trace_file: Option<PathBuf> = "trace_file", "";
     /// An address to serve Prometheus metrics on, at /metrics.

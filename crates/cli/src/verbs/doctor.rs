@@ -1,5 +1,6 @@
 //! `weft doctor`: what this machine has, which transports work, what bounds them, and what to do about it.
 
+mod ranks;
 mod rdma;
 
 use std::path::PathBuf;
@@ -56,8 +57,9 @@ impl Doctor {
         found.absent.extend(opened.absent);
         let speed = calibrate(&CalibrateOptions::default());
         found.machine.memcpy = Some(speed.memcpy);
-        found.machine.reduction = speed.arena.map(|arena| arena.reduce.streaming);
-        found.machine.arena = speed.arena;
+        let between_ranks = ranks::measure(&quiet, &speed);
+        found.machine.reduction = between_ranks.reduction;
+        found.machine.arena = between_ranks.arena;
         let trials = WAYS.map(|way| Trial {
             way,
             outcome: attempt(way, &quiet),
@@ -75,7 +77,7 @@ impl Doctor {
             print!("{}", indented(&weft::settings::table(&settings)));
         }
         if let Some(path) = &self.platform {
-            let text = platform(&found.machine, &trials).to_toml();
+            let text = platform(&found.machine, &trials, between_ranks.tcp).to_toml();
             std::fs::write(path, text).or_complain(Exit::Failed, || {
                 format!("The platform file {} was not written.", path.display())
             })?;
@@ -115,13 +117,14 @@ fn attempt(way: Way, overrides: &Overrides) -> Result<LinkCost, Complaint> {
     probe(&pair, Direction::Read, Spread::Wide, PROBE_BUDGET)
 }
 
-fn platform(machine: &Machine, trials: &[Trial]) -> Platform {
+fn platform(machine: &Machine, trials: &[Trial], message: Option<LinkCost>) -> Platform {
     let measured = trials
         .iter()
         .filter_map(|trial| Some((trial.way.to_string(), *trial.outcome.as_ref().ok()?)));
     Platform {
         name: machine.name.clone(),
         transports: measured.collect(),
+        messages: message.into_iter().map(|cost| ("tcp".to_string(), cost)).collect(),
         machines: vec![machine.clone()],
         links: Vec::new(),
     }
@@ -141,9 +144,9 @@ fn print_machine(machine: &Machine, speed: Calibration) {
         "  memcpy of one core: {:.1} from memory to memory, {:.1} in its cache; a system call takes {:.0}",
         speed.memcpy.streaming, speed.memcpy.cached, speed.system_call
     );
-    if let Some(arena) = speed.arena {
+    if let Some(arena) = machine.arena {
         println!(
-            "  two cores through {:.0} of cache: a word takes {:.0}, each copies {:.1} and reduces {:.1}; through memory, {:.1} and {:.1}",
+            "  two ranks through {:.0} of cache: a word takes {:.0}, each copies {:.1} and reduces {:.1}; through memory, {:.1} and {:.1}",
             arena.cache,
             arena.latency,
             arena.copy.cached,

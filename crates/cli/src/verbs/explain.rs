@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use console::style;
 use serde::Serialize;
-use weft_plan::algorithms::{Algorithm, Grid};
+use weft_plan::algorithms::Grid;
 use weft_plan::cost::{Candidate, Placement, Prediction, Selector};
 use weft_plan::schedule::encode::{Schedule, from_json, to_json};
 use weft_plan::schedule::{Program, Summary, render, verify};
@@ -24,7 +24,9 @@ const RUNNERS_UP: usize = 8;
 /// Say which algorithm a collective would run, why, and from which size on another one
 ///
 /// Times are predicted from a platform file (`weft doctor --platform FILE` writes one of this machine), or from the built-in laptop.
-/// What would run is verified before it is shown. Sizes are those of the larger of a rank's buffers.
+/// What would run is verified before it is shown. Sizes are those of the larger of a rank's buffers. Communicators choose by the same
+/// function, from the platform file that the setting `platform` names. Whether ranks work in place has no part in the choice, because
+/// each decides that for itself: times are those of separate buffers. `ring/16` is a ring in 16 portions that follow each other.
 #[derive(Debug, Args)]
 pub struct Explain {
     /// Which collective
@@ -48,14 +50,20 @@ pub struct Explain {
     /// Costs and machines are those of this platform file
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
-    /// Explain this algorithm instead of the fastest
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Algorithm::ALL.iter().map(|a| a.name())))]
-    algorithm: Option<String>,
+    /// Nodes reach each other over this transport; by default by RDMA, or else TCP
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(["verbs", "tcp"]))]
+    transport: Option<String>,
+    /// Choose as calls do that are deterministic: by collective, size and number of ranks alone
+    #[arg(long)]
+    deterministic: bool,
+    /// Explain this algorithm instead of the fastest; `ring/16` is a ring in 16 portions
+    #[arg(long, value_name = "NAME")]
+    algorithm: Option<Candidate>,
     /// Print the whole schedule and nothing else
     #[arg(long, value_name = "FORM", conflicts_with = "json")]
     render: Option<Form>,
     /// Read a schedule from this JSON file, verify it, and explain it instead
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["collective", "algorithm", "platform", "nodes", "json"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["collective", "algorithm", "platform", "nodes", "transport", "deterministic", "json"])]
     schedule: Option<PathBuf>,
     /// Print JSON instead of tables
     #[arg(long)]
@@ -132,27 +140,33 @@ impl Explain {
             local: self.ranks / self.nodes,
         };
         let platform = self.platform()?;
-        let placement = Placement::on(&platform, grid).or_complain(Exit::Usage, || {
+        let placed = match (self.deterministic, &self.transport) {
+            (true, _) => Placement::reference(self.ranks),
+            (false, Some(transport)) => Placement::over(&platform, grid, &[transport]),
+            (false, None) => Placement::on(&platform, grid),
+        };
+        let placement = placed.or_complain(Exit::Usage, || {
             "The platform does not say what these ranks need.".to_string()
         })?;
         let selector = Selector::new(problem, placement);
-        let asked = self
-            .algorithm
-            .as_deref()
-            .and_then(|name| name.parse::<Algorithm>().ok());
         let ranked = selector.ranked(self.bytes);
-        let chosen = match asked {
-            Some(algorithm) => ranked
-                .iter()
-                .map(|(candidate, _)| *candidate)
-                .find(|c| c.algorithm == algorithm),
+        let same = |candidate: &Candidate| Some(*candidate) == self.algorithm;
+        // Without a number of portions, the best one.
+        let alike = |candidate: &Candidate| match self.algorithm {
+            Some(asked) => asked.portions == 1 && asked.algorithm == candidate.algorithm,
+            None => false,
+        };
+        let mut candidates = ranked.iter().map(|(candidate, _)| *candidate);
+        let chosen = match self.algorithm {
+            Some(asked) if asked.portions > 1 => candidates.find(same).or(self.algorithm),
+            Some(_) => candidates.find(alike),
             None => selector.choose(self.bytes),
         };
         let built = chosen.and_then(|chosen| Some((chosen, chosen.program(&problem, grid)?)));
         let Some((chosen, program)) = built else {
-            let who = asked.map_or("No algorithm".to_string(), |algorithm| {
-                format!("The algorithm {algorithm}")
-            });
+            let who = self
+                .algorithm
+                .map_or("No algorithm".to_string(), |asked| format!("The algorithm {asked}"));
             let known = ranked.iter().filter(|(candidate, _)| candidate.portions == 1);
             let known: Vec<String> = known.map(|(candidate, _)| candidate.to_string()).collect();
             return Err(
@@ -200,6 +214,10 @@ impl Explain {
             .bold()
         );
         println!("  verified  {}", proof(problem, &summary));
+        println!(
+            "  runs      as `weft bench collective --schedule {}` and by `Call::schedule`",
+            path.display()
+        );
         Ok(())
     }
 

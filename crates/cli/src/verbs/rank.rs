@@ -65,8 +65,7 @@ fn attempt(group: &Communicator, exercise: &Exercise, ready: &mut Option<Ready>)
     // The old buffers go before the new ones come.
     *ready = None;
     let made = Ready::new(group, exercise)?;
-    let algorithms = made.call().algorithms();
-    let algorithms = algorithms.map_err(|error| ends::explain(&error, "There is no such call."))?;
+    let algorithm = made.algorithm()?;
     run(&made)?;
     let correct = made.is_correct();
     let mut ns = u64::MAX;
@@ -77,13 +76,7 @@ fn attempt(group: &Communicator, exercise: &Exercise, ready: &mut Option<Ready>)
         ns = ns.min(start.elapsed().as_nanos() as u64);
     }
     *ready = Some(made);
-    Ok(Tried {
-        correct,
-        algorithm: algorithms
-            .first()
-            .map_or(String::new(), |algorithm| algorithm.name().to_string()),
-        ns,
-    })
+    Ok(Tried { correct, algorithm, ns })
 }
 
 fn measure(group: &Communicator, ready: &Ready, iterations: u64, repeats: u64) -> Result<Measured, Complaint> {
@@ -114,7 +107,7 @@ fn measure(group: &Communicator, ready: &Ready, iterations: u64, repeats: u64) -
 }
 
 fn run(ready: &Ready) -> Result<(), Complaint> {
-    let done = ready.call().run();
+    let done = ready.run();
     done.map_err(|error| ends::explain(&error, "The collective failed."))
 }
 

@@ -342,6 +342,7 @@ fn assert_holds_together(machine: Machine) {
         name: "found".to_owned(),
         transports: Default::default(),
         machines: vec![machine],
+        messages: Default::default(),
         links: Vec::new(),
     };
     platform.validate().unwrap();

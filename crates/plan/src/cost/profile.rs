@@ -4,7 +4,8 @@
 //! the latency of its farthest message once, a gap for each message, the bytes that it sends or receives (whichever is more) at the
 //! bandwidth of the link, and then what it copies and reduces itself; the ranks of a node share its rails and its cores. Where they
 //! see each other's memory, sending costs nothing, and what is received is copied or reduced where it lies, at a speed that depends on
-//! whether all buffers fit the cache. A program is looked at once, and its time for a size is a sum over its different steps.
+//! how much of all buffers fits the cache, and on whether its owner has only just written it. (Inputs are taken to be as they were when the
+//! call before read them.) A program is looked at once, and its time for a size is a sum over its different steps.
 //!
 //! ```
 //! use weft_plan::algorithms::{Grid, Ring};
@@ -23,7 +24,7 @@
 //! ```
 
 use super::{LinkCost, Placement};
-use crate::collective::{Collective, Problem};
+use crate::collective::{Buffer, Collective, Problem};
 use crate::platform::Memcpy;
 use crate::schedule::{Op, Ops, Phase, Program, Shape, Slice};
 use crate::units::{Bytes, Rank, Time};
@@ -56,6 +57,8 @@ struct Load {
     /// Of that, what comes from ranks of the same node, and is reduced where it lies if they have an arena.
     fused: f64,
     copied: f64,
+    /// Of what it sends to ranks of the same node, what it has written itself in this call.
+    fresh: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
@@ -216,7 +219,8 @@ impl<'a> Look<'a> {
         let grid = self.placement.grid;
         let share = |slice: Slice| f64::from(slice.count) * self.chunk;
         let mut load = Load::default();
-        for op in self.ops.fill(self.program, rank, step) {
+        let ops = self.ops.fill(self.program, rank, step);
+        for (nth, op) in ops.iter().enumerate() {
             let amount = op.writes().or_else(|| op.reads().next()).map_or(0.0, share);
             if let Some(peer) = op.peer() {
                 let way = match grid.node(peer) == grid.node(rank) {
@@ -224,9 +228,12 @@ impl<'a> Look<'a> {
                     false => &mut load.across,
                 };
                 match op {
-                    Op::Send { .. } => {
+                    Op::Send { slice, .. } => {
                         way.sent += amount;
                         way.messages_sent += 1;
+                        if slice.buffer != Buffer::Input && grid.node(peer) == grid.node(rank) {
+                            load.fresh += amount;
+                        }
                     }
                     _ => {
                         way.taken += amount;
@@ -249,8 +256,14 @@ impl<'a> Look<'a> {
                         let shared = self.problem.shared(rank, slice.buffer, slice.first, pieces);
                         shared.unwrap_or((slice.buffer, slice.first))
                     };
-                    if shared(from) != shared(to) {
+                    if shared(from) != shared(to) && !joined(*to, &ops[nth + 1..]) {
                         load.copied += amount;
+                    }
+                }
+                // Reduced as it comes, where it is next reduced with what is here.
+                Op::Receive { from, slice, .. } if joined(*slice, &ops[nth + 1..]) => {
+                    if grid.node(*from) == grid.node(rank) {
+                        load.fused += amount;
                     }
                 }
                 Op::Send { .. } | Op::Receive { .. } => {}
@@ -258,6 +271,15 @@ impl<'a> Look<'a> {
         }
         load
     }
+}
+
+/// Whether what has been copied or received is next reduced with something: then both are one pass, as executors do it.
+fn joined(copy: Slice, next: &[Op]) -> bool {
+    let first = next.iter().find(|op| op.writes() == Some(copy));
+    first.is_some_and(|op| match op {
+        Op::ReceiveReduce { with, .. } | Op::Reduce { with, .. } => *with == copy,
+        _ => false,
+    })
 }
 
 /// What a load costs, in picoseconds.
@@ -303,14 +325,18 @@ impl Load {
         };
         // Every rank of the node has an input and an output.
         let footprint = 2.0 * bytes * f64::from(placement.grid.local);
-        let speed = |speed: Memcpy| match footprint > arena.cache.0 as f64 {
-            true => rate(speed.streaming),
-            false => rate(speed.cached),
+        let cached = (arena.cache.0 as f64 / footprint.max(1.0)).min(1.0);
+        let speed = |speed: Memcpy| cached * rate(speed.cached) + (1.0 - cached) * rate(speed.streaming);
+        // What does not fit is written past the caches, and read like anything else.
+        let fresh = match arena.fresh {
+            Some(fresh) if cached >= 1.0 => self.fresh * (rate(fresh) - rate(arena.copy.cached)).max(0.0),
+            _ => 0.0,
         };
         // What is reduced as it comes is not copied before.
-        let taken = (self.local.taken - self.fused).max(0.0) * speed(arena.copy);
+        let taken = (self.local.taken - self.fused).max(0.0) * speed(arena.copy) + fresh;
         let here = match self.local.messages_sent + self.local.messages_taken {
             0 => 0.0,
+            _ if crowding > 1.0 => arena.turn.unwrap_or(arena.latency).as_ps() as f64,
             _ => arena.latency.as_ps() as f64,
         };
         Cost {

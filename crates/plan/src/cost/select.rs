@@ -13,9 +13,12 @@
 //! ```
 
 use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
 
 use super::{Placement, Prediction, Profile};
-use crate::algorithms::{Algorithm, Grid};
+use crate::algorithms::{Algorithm, Grid, UnknownAlgorithm};
 use crate::collective::{Collective, Problem};
 use crate::schedule::{Program, lower::Portioned};
 use crate::units::Bytes;
@@ -24,6 +27,8 @@ use crate::units::Bytes;
 const MAX_BYTES: u64 = 1 << 44;
 /// Into how many portions a pipeline may cut the data.
 const PORTIONS: [u32; 4] = [1, 4, 16, 64];
+/// More portions than anybody wants.
+const PORTIONS_MAX: u32 = 1024;
 /// A program with so many ops on one rank that even one of them is too much to look at, and to run.
 const MAX_STEPS_LOOKED_AT: u64 = 1 << 22;
 
@@ -35,6 +40,8 @@ pub struct Candidate {
 }
 
 /// The candidates for a problem on a placement, and which of them is the fastest for which size. Made once, and asked for every call.
+///
+/// Whether a rank works in place is its own affair, and all must choose alike: costs are those of separate buffers.
 #[derive(Clone, Debug)]
 pub struct Selector {
     problem: Problem,
@@ -48,6 +55,13 @@ pub struct Selector {
 pub struct Segment {
     pub from: Bytes,
     pub candidate: Candidate,
+}
+
+impl From<Algorithm> for Candidate {
+    /// In one portion.
+    fn from(algorithm: Algorithm) -> Candidate {
+        Candidate { algorithm, portions: 1 }
+    }
 }
 
 impl Candidate {
@@ -88,13 +102,19 @@ fn pipelines(algorithm: Algorithm, problem: &Problem) -> bool {
 }
 
 impl Selector {
-    /// Looks at all candidates. Of programs without phases, only those that can be looked at step by step are among them.
+    /// Looks at all candidates that the channels are enough for. Of programs without phases, only those that can be looked at step by step
+    /// are among them.
     pub fn new(problem: Problem, placement: Placement) -> Selector {
+        let problem = Problem {
+            in_place: false,
+            ..problem
+        };
         let candidates = Candidate::all(&problem).filter_map(|candidate| {
             let program = candidate.program(&problem, placement.grid)?;
             let shape = program.shape();
             let size = u64::from(shape.ranks) * u64::from(shape.steps);
             let affordable = size <= MAX_STEPS_LOOKED_AT || program.phases().is_some();
+            let affordable = affordable && shape.channels <= placement.channels;
             affordable.then(|| (candidate, Profile::of(&problem, &*program, &placement)))
         });
         let mut selector = Selector {
@@ -106,8 +126,13 @@ impl Selector {
         selector
     }
 
+    /// What is chosen for, with separate buffers.
     pub fn problem(&self) -> &Problem {
         &self.problem
+    }
+    /// Whether it chooses for this problem, be it done in place or not.
+    pub fn is_for(&self, problem: &Problem) -> bool {
+        (self.problem.collective, self.problem.ranks) == (problem.collective, problem.ranks)
     }
 
     /// The fastest for this size; `None` where no algorithm is for the problem.
@@ -183,11 +208,36 @@ impl Selector {
     }
 }
 
+/// A name that is neither an algorithm nor one in portions.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum UnknownCandidate {
+    #[error(transparent)]
+    Algorithm(#[from] UnknownAlgorithm),
+    #[error("`{text}` is no number of portions from 1 to {PORTIONS_MAX}")]
+    Portions { text: String },
+}
+
+impl FromStr for Candidate {
+    type Err = UnknownCandidate;
+    /// `ring`, or `ring/16` for one in portions.
+    fn from_str(text: &str) -> Result<Candidate, UnknownCandidate> {
+        let (name, portions) = text.split_once('/').unwrap_or((text, "1"));
+        let algorithm = name.trim().parse()?;
+        let number = portions.trim().parse().ok();
+        let portions = number.filter(|number| (1..=PORTIONS_MAX).contains(number));
+        let portions = portions.ok_or_else(|| UnknownCandidate::Portions {
+            text: text.chars().take(64).collect(),
+        })?;
+        Ok(Candidate { algorithm, portions })
+    }
+}
+
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.portions {
             1 => write!(f, "{}", self.algorithm),
-            portions => write!(f, "{} in {portions} portions", self.algorithm),
+            portions => write!(f, "{}/{portions}", self.algorithm),
         }
     }
 }

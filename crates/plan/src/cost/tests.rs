@@ -19,6 +19,7 @@ fn cluster(grid: Grid) -> Placement {
         copy: Bandwidth::from_gigabytes_per_sec(80.0),
         arena: None,
         cores: 0,
+        channels: u16::MAX,
     }
 }
 
@@ -185,4 +186,43 @@ fn a_platform_without_the_transport_is_told() {
         "the platform `laptop` says nothing of a transport verbs or tcp (known here: shared_memory, shared_memory.foreign)"
     );
     assert!(Placement::on(&platform, Grid::flat(2)).is_ok());
+}
+
+#[test]
+fn ranks_that_see_each_others_memory_talk_at_once_while_it_is_little() {
+    for ranks in [2, 4] {
+        let placement = Placement::on(&Platform::laptop(), Grid::flat(ranks)).unwrap();
+        let selector = Selector::new(Problem::new(Collective::AllReduce, ranks), placement);
+        let chosen = |bytes| selector.choose(Bytes(bytes)).map(|candidate| candidate.algorithm);
+        assert_eq!(chosen(1 << 10), Some(Algorithm::Direct));
+        assert_eq!(chosen(64 << 20), Some(Algorithm::TwoShot));
+    }
+}
+
+#[test]
+fn what_others_have_just_written_costs_more_than_what_they_have_had() {
+    let arena = Platform::laptop().machines[0].arena.unwrap();
+    let problem = Problem::new(Collective::AllReduce, 2);
+    let time = |fresh, algorithm: Algorithm, bytes| {
+        let arena = Some(crate::platform::Arena { fresh, ..arena });
+        let placement = Placement {
+            arena,
+            ..Placement::on(&Platform::laptop(), Grid::flat(2)).unwrap()
+        };
+        let program = algorithm.program(&problem, placement.grid).unwrap();
+        Profile::of(&problem, &*program, &placement).predict(Bytes(bytes)).time
+    };
+    let slow = Some(Bandwidth::from_gigabytes_per_sec(2.0));
+    let (small, large) = (1 << 20, 1 << 28);
+    // The second half of two steps passes on what the first has made; one step reads inputs alone.
+    assert!(time(slow, Algorithm::TwoShot, small) > time(None, Algorithm::TwoShot, small));
+    assert_eq!(
+        time(slow, Algorithm::Direct, small),
+        time(None, Algorithm::Direct, small)
+    );
+    // What does not fit the cache has long left it.
+    assert_eq!(
+        time(slow, Algorithm::TwoShot, large),
+        time(None, Algorithm::TwoShot, large)
+    );
 }

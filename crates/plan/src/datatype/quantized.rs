@@ -9,6 +9,10 @@
 //! **Error.** With m the greatest magnitude of the block, |decoded − original| ≤ [`Code::error_max`] · m + 2⁻¹²³. A block with an infinity or
 //! a NaN in it decodes to NaN throughout: an overflow is never hidden.
 
+use std::str::FromStr;
+
+use thiserror::Error;
+
 use super::E4m3;
 
 /// What the elements of a block are encoded as.
@@ -50,7 +54,37 @@ impl Code {
     }
 }
 
+impl FromStr for Code {
+    type Err = UnknownCode;
+    /// `int8` or `fp8_e4m3`.
+    fn from_str(text: &str) -> Result<Code, UnknownCode> {
+        match text {
+            "int8" => Ok(Code::Int8),
+            "fp8_e4m3" => Ok(Code::Fp8E4m3),
+            _ => Err(UnknownCode {
+                name: text.chars().take(64).collect(),
+            }),
+        }
+    }
+}
+
+/// A name that no code has.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("`{name}` is no code of quantised floats; known are int8 and fp8_e4m3")]
+pub struct UnknownCode {
+    pub name: String,
+}
+
 impl Block {
+    /// The block of so many elements, where there is one.
+    pub const fn of(elements: u32) -> Option<Block> {
+        match elements {
+            32 => Some(Block::Of32),
+            64 => Some(Block::Of64),
+            128 => Some(Block::Of128),
+            _ => None,
+        }
+    }
     pub const fn elements(self) -> usize {
         match self {
             Block::Of32 => 32,
@@ -61,6 +95,20 @@ impl Block {
 }
 
 impl Quantization {
+    /// The error bound of a sum over `ranks`, each of whose contributions was encoded, and which was encoded itself. `magnitudes` is the sum
+    /// over all ranks of the greatest magnitude of the block.
+    ///
+    /// Contributions are off by e · m each. They are added as f32, at 2⁻²⁴ of at most (1 + e) · m for each addition; and the sum, no greater
+    /// than that, is off by e of it once more.
+    pub fn reduced_error_max(self, ranks: u32, magnitudes: f32) -> f32 {
+        let e = f64::from(self.code.error_max());
+        let ranks = f64::from(ranks);
+        let rounding = ranks * 2f64.powi(-24) * (1.0 + e) * (1.0 + e);
+        let bound = (e * (2.0 + e) + rounding) * f64::from(magnitudes) + (ranks + 1.0) * 2f64.powi(-123);
+        // To f32, upwards.
+        (bound * (1.0 + 2f64.powi(-22))) as f32
+    }
+
     /// Bytes that so many elements are encoded into, where that fits.
     pub const fn encoded_bytes(self, count: usize) -> Option<usize> {
         match count.div_ceil(self.block.elements()).checked_mul(SCALE_BYTES) {

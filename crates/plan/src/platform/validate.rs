@@ -18,6 +18,9 @@ impl Platform {
         for (name, cost) in &self.transports {
             has_bandwidth(cost.bandwidth, || format!("transports.{name}.bandwidth"))?;
         }
+        for (name, cost) in &self.messages {
+            has_bandwidth(cost.bandwidth, || format!("messages.{name}.bandwidth"))?;
+        }
         let machine_names = self.machines.iter().map(|m| m.name.as_str());
         unique(machine_names, |i| format!("machines[{i}].name"))?;
         for (i, machine) in self.machines.iter().enumerate() {
@@ -67,6 +70,9 @@ impl Machine {
             for (name, speed) in [("copy", arena.copy), ("reduce", arena.reduce)] {
                 has_bandwidth(speed.streaming, || format!("{path}.arena.{name}.streaming"))?;
                 has_bandwidth(speed.cached, || format!("{path}.arena.{name}.cached"))?;
+            }
+            if let Some(fresh) = arena.fresh {
+                has_bandwidth(fresh, || format!("{path}.arena.fresh"))?;
             }
         }
         unique(self.numa.iter().map(|n| n.id), |i| format!("{path}.numa[{i}].id"))?;

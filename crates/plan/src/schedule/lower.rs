@@ -1,16 +1,14 @@
-//! From a program as an algorithm writes it to one as an executor wants it: data in portions that follow each other, and ops that are done
-//! in one pass.
+//! From a program as an algorithm writes it to one as an executor wants it: data in portions that follow each other, and what each op waits
+//! for. Which ops are done in one pass is decided where bytes are known, when a program is compiled for a rank.
 //!
 //! A lowered program is a program, and is verified like any other.
 
-mod fuse;
 mod hazards;
 
 use super::{Op, Ops, Phase, Program, Shape, Slice};
 use crate::collective::{Buffer, Extent};
 use crate::units::Rank;
 
-pub use fuse::{Forward, Pass, fuse, unfuse};
 pub use hazards::{Hazard, hazards};
 
 /// A program that treats the data as so many portions, each of which goes through the program on its own.

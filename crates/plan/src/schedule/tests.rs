@@ -5,7 +5,7 @@ use crate::algorithms::{Algorithm, Grid};
 use crate::collective::{Collective, Counts, Partition, Problem, Sizes};
 use crate::harness;
 use crate::schedule::encode::{DecodeError, Schedule, from_json, to_json};
-use crate::schedule::lower::{Portioned, fuse, hazards, unfuse};
+use crate::schedule::lower::{Portioned, hazards};
 use proptest::prelude::*;
 
 fn any_problem(most: u32) -> impl Strategy<Value = Problem> {
@@ -142,17 +142,6 @@ proptest! {
     }
 
     #[test]
-    fn passes_mean_the_ops_that_they_were_made_from(problem in any_problem(12)) {
-        for (algorithm, program) in programs(&problem) {
-            let listed = Listed::of(&*program);
-            for rank in 0..problem.ranks {
-                let passes = fuse(&*program, Rank(rank));
-                prop_assert_eq!(&unfuse(&passes), &listed.ranks()[rank as usize], "{}", algorithm);
-            }
-        }
-    }
-
-    #[test]
     fn a_schedule_reads_back_from_its_file(problem in any_problem(7)) {
         for (algorithm, program) in programs(&problem) {
             let schedule = Schedule::of(algorithm.name(), problem, &*program);
@@ -183,15 +172,6 @@ proptest! {
             prop_assert!(summary.is_ok_and(|summary| summary.same_bits), "{} by {}", problem.collective, algorithm);
         }
     }
-}
-
-#[test]
-fn a_ring_forwards_what_it_receives() {
-    let problem = Problem::new(Collective::AllReduce, 4);
-    let program = crate::algorithms::Ring::new(problem).unwrap();
-    let passes = fuse(&program, Rank(0));
-    let forwarded: usize = passes.iter().flatten().map(|pass| pass.forward.len()).sum();
-    assert_eq!(forwarded, 5, "all but the first of six sends");
 }
 
 #[test]

@@ -293,12 +293,26 @@ class Borrowed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+class Schedule:
+    """A schedule of one's own for a collective, verified. All ranks of a call must give the same."""
+
+    @staticmethod
+    def from_json(text: str) -> Schedule:
+        """Reads one such as `weft explain --render json` writes. Raises `InvalidCall` with rank, step and op where it is wrong."""
+    @property
+    def name(self) -> str: ...
+    @property
+    def collective(self) -> str: ...
+    @property
+    def ranks(self) -> int: ...
+
 class Communicator:
     """One rank of a group of processes that call the same things in the same order.
 
     Calls of one communicator run one after the other, in the order in which they are made. Data is anything with the buffer protocol or
     DLPack in host memory, or `Memory`; `datatype` says what its elements are where the object does not (f64, f32, f16, bf16, fp8_e4m3,
-    fp8_e5m2, i8 to i64, u8 to u64). With `wait=False` a call gives a `Pending` and goes on by itself; until its end nobody may touch its data.
+    fp8_e5m2, i8 to i64, u8 to u64). `algorithm` is the name of one, with the number of portions behind a slash where there are several
+    (`ring/16`), or a `Schedule`; by default the fastest by the platform file of the setting `platform` runs. With `wait=False` a call gives a `Pending` and goes on by itself; until its end nobody may touch its data.
 
     A call that fails raises `CollectiveError` on every rank, and the group is of no further use: see `shrink`.
     """
@@ -332,11 +346,19 @@ class Communicator:
         *,
         op: _Op = "sum",
         datatype: str | None = None,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
+        deterministic: bool = False,
+        quantized: Literal["int8", "fp8_e4m3"] | None = None,
+        block: Literal[32, 64, 128] = 128,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
-        """Every rank ends with the reduction of all data; in place where there is no output."""
+        """Every rank ends with the reduction of all data; in place where there is no output.
+
+        `deterministic` chooses the algorithm by size and number of ranks alone, so that the result has the same bits wherever the ranks are.
+        `quantized` sends f32 as codes of eight bits, `block` of which share a scale, for sum and avg: with m the sum over all ranks of the
+        greatest magnitude in an element's block, a sum is off by at most about m/127 (int8) or m/14 (fp8_e4m3). Such a call waits.
+        """
     def all_gather(
         self,
         data: _Buffer,
@@ -344,7 +366,7 @@ class Communicator:
         *,
         counts: Sequence[int] | None = None,
         datatype: str | None = None,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -357,7 +379,7 @@ class Communicator:
         op: _Op = "sum",
         counts: Sequence[int] | None = None,
         datatype: str | None = None,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -368,7 +390,7 @@ class Communicator:
         root: int = 0,
         *,
         datatype: str | None = None,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -381,7 +403,7 @@ class Communicator:
         *,
         op: _Op = "sum",
         datatype: str | None = None,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -394,7 +416,7 @@ class Communicator:
         *,
         counts: Sequence[int] | None = None,
         datatype: str | None = None,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -407,7 +429,7 @@ class Communicator:
         *,
         counts: Sequence[int] | None = None,
         datatype: str | None = None,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -420,7 +442,7 @@ class Communicator:
         sent: Sequence[int] | None = None,
         received: Sequence[int] | None = None,
         datatype: str | None = None,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:

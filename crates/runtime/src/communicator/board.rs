@@ -195,8 +195,9 @@ impl Board {
             .map(|(from, letter)| (from, letter[1..].to_vec()))
             .collect()
     }
-    pub(crate) fn has_letters(&self) -> bool {
-        !self.lock().letters.is_empty()
+    pub(crate) fn has_letters(&self, kind: u8) -> bool {
+        let notes = self.lock();
+        notes.letters.iter().any(|(_, letter)| letter.first() == Some(&kind))
     }
     pub(crate) fn set_status(&self, status: Status) {
         self.lock().own = Some(status);
@@ -306,7 +307,7 @@ mod tests {
         near.hear_one(to_far, &[]);
         assert_eq!(near.status(Rank(1)), None, "half an answer is none");
         near.hear_one(to_far, &letter(1, b"hello"));
-        assert!(near.has_letters() && near.take_letters(0).is_empty());
+        assert!(near.has_letters(1) && !near.has_letters(0) && near.take_letters(0).is_empty());
         assert_eq!(near.take_letters(1), [(to_far, b"hello".to_vec())]);
     }
 
@@ -326,7 +327,7 @@ mod tests {
         board.knows(Rank(1), PeerId(3));
         board.hear_one(stranger, &letter(1, b"hello"));
         board.hear_one(stranger, &tell_abort(&abort));
-        assert!(!board.has_letters() && board.abort().is_none());
+        assert!(!board.has_letters(1) && board.abort().is_none());
         board.hear_one(PeerId(3), &tell_abort(&abort));
         assert_eq!(board.abort(), Some(abort));
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use weft_fabric::arena::{Arena, ArenaOptions, Neighbourhood, Seen};
 use weft_plan::algorithms::Grid;
+use weft_plan::cost::{CHANNELS, Placement};
 use weft_plan::{Rank, Time};
 use weft_protocol::agent::Target;
 use weft_protocol::group::Trouble;
@@ -16,6 +17,7 @@ use weft_protocol::{Epoch, Loss};
 
 use super::Communicator;
 use super::board::{Board, letter};
+use super::choice::{Choice, Settled};
 use super::exchange::GroupExchange;
 use super::far::Far;
 use super::state::State;
@@ -27,7 +29,8 @@ use crate::rendezvous::Registration;
 
 const HELLO: u8 = 0;
 const SEGMENT: u8 = 1;
-const HOST_BYTES_MAX: usize = 256;
+/// Of each of the texts in a hello.
+const TEXT_BYTES_MAX: usize = 256;
 /// How long to wait at a time for something that no event announces.
 const LOOK_AGAIN: Time = Time::from_ms(5);
 
@@ -57,7 +60,7 @@ impl JoinOptions {
             timeout: Duration::from_secs(30),
             deadline: Duration::from_secs(300),
             arena: true,
-            channels: 4,
+            channels: CHANNELS,
         }
     }
 }
@@ -83,9 +86,15 @@ pub(super) struct Formation {
 struct Hello {
     rank: Rank,
     size: u32,
-    host: String,
     arena: bool,
     channels: u16,
+    /// A digest of the platform that it chooses by.
+    platform: u64,
+    host: String,
+    /// The name of its platform.
+    platform_name: String,
+    /// The names of its transports, best first, with commas between them.
+    transports: String,
 }
 
 impl Communicator {
@@ -188,10 +197,16 @@ impl Formation {
         let used = (0..size)
             .map(|other| other != rank.0 && (arena.is_none() || !near[other as usize]))
             .collect();
-        let hosts: Vec<&str> = hellos.iter().map(|hello| hello.host.as_str()).collect();
         let far = Far::new(&self.agent, self.board.clone(), used, channels);
         let exchange = GroupExchange::new(rank, near, arena, far, channels);
-        let state = State::new(self.agent.clone(), exchange, size, grid(&hosts), count)?;
+        let placement = Placement::over(self.agent.platform(), grid(&hellos), &across(&hellos))?;
+        let settings = self.agent.settings();
+        let settled = Settled {
+            deterministic: settings.collective_deterministic,
+            algorithms: settings.collective_algorithms.clone(),
+        };
+        let choice = Choice::new(Placement { channels, ..placement }, settled)?;
+        let state = State::new(self.agent.clone(), exchange, size, choice, count)?;
         let group = Communicator::new(self.agent.clone(), state, self.board.clone(), self.options.clone())?;
         group.barrier().deadline(self.left()).run()?;
         Ok(group)
@@ -206,12 +221,18 @@ impl Formation {
             channels,
             ..
         } = self.options;
+        let platform = self.agent.platform();
+        let mut digest = Digest::default();
+        digest.update(platform.to_toml().as_bytes());
         let own = Hello {
             rank,
             size,
-            host: self.agent.host(),
             arena: arena && self.agent.has_shared_memory(),
             channels,
+            platform: digest.finish(),
+            host: self.agent.host(),
+            platform_name: platform.name.clone(),
+            transports: self.agent.transport_names().join(","),
         };
         let mut hellos: Vec<Option<Hello>> = vec![None; size as usize];
         hellos[rank.0 as usize] = Some(own.clone());
@@ -239,16 +260,23 @@ impl Formation {
             }
             if greeted.iter().all(|greeted| *greeted) && hellos.iter().all(Option::is_some) {
                 let hellos: Vec<Hello> = hellos.into_iter().flatten().collect();
-                return match hellos.iter().find(|hello| hello.channels != channels) {
-                    Some(other) => Err(Error::Formation(format!(
+                if let Some(other) = hellos.iter().find(|hello| hello.channels != channels) {
+                    return Err(Error::Formation(format!(
                         "rank {} has {} channels, this one {channels}",
                         other.rank.0, other.channels
-                    ))),
+                    )));
+                }
+                return match hellos.iter().find(|hello| hello.platform != own.platform) {
+                    Some(other) => Err(Error::DifferentPlatforms {
+                        rank: other.rank,
+                        theirs: other.platform_words(),
+                        ours: own.platform_words(),
+                    }),
                     None => Ok(hellos),
                 };
             }
             let missing = || hellos.iter().enumerate().filter(|(_, hello)| hello.is_none());
-            self.wait(|| {
+            self.wait(HELLO, || {
                 let ranks: Vec<String> = missing().map(|(rank, _)| rank.to_string()).collect();
                 format!("rank {} of group {:?}", ranks.join(", "), self.options.name)
             })?;
@@ -304,7 +332,7 @@ impl Formation {
             if missing().next().is_none() {
                 break;
             }
-            self.wait(|| {
+            self.wait(SEGMENT, || {
                 let ranks: Vec<String> = missing().map(|rank| rank.0.to_string()).collect();
                 format!("the shared memory of rank {}", ranks.join(", "))
             })?;
@@ -339,8 +367,8 @@ impl Formation {
         Ok(())
     }
 
-    /// Waits a little for a letter, unless the time is over or a rank is gone.
-    fn wait(&self, what: impl Fn() -> String) -> Result<(), Error> {
+    /// Waits a little for a letter of a kind, unless the time is over or a rank is gone.
+    fn wait(&self, kind: u8, what: impl Fn() -> String) -> Result<(), Error> {
         let shared = self.agent.shared();
         let now = shared.clock.now();
         if now >= self.until {
@@ -353,11 +381,12 @@ impl Formation {
         };
         let until = self.until.min(now.saturating_add(LOOK_AGAIN));
         let lost = shared.wait_until(until, |world| {
-            let lost = peers.iter().flatten().find_map(|peer| gone(peer, world));
-            match lost {
-                Some(error) => Some(Some(error)),
-                None => self.board.has_letters().then_some(None),
+            // Whoever is gone may have said why before.
+            if self.board.has_letters(kind) {
+                return Some(None);
             }
+            let lost = peers.iter().flatten().find_map(|peer| gone(peer, world));
+            lost.map(Some)
         });
         match lost {
             Some(Some(error)) => Err(error),
@@ -415,13 +444,22 @@ impl Neighbourhood for Near {
 }
 
 impl Hello {
+    fn platform_words(&self) -> String {
+        format!("`{}` ({:016x})", self.platform_name, self.platform)
+    }
+
     fn to_bytes(&self) -> Vec<u8> {
         let mut w = Writer::new();
         for number in [self.rank.0, self.size, u32::from(self.channels)] {
             w.buf.extend_from_slice(&number.to_le_bytes());
         }
         w.u8(u8::from(self.arena));
-        w.buf.extend_from_slice(self.host.as_bytes());
+        w.buf.extend_from_slice(&self.platform.to_le_bytes());
+        for text in [&self.host, &self.platform_name, &self.transports] {
+            let text = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
+            w.buf.extend_from_slice(&(text.len() as u16).to_le_bytes());
+            w.buf.extend_from_slice(text.as_bytes());
+        }
         w.buf
     }
 
@@ -430,14 +468,24 @@ impl Hello {
         let mut number = || Some(u32::from_le_bytes(r.take(4).ok()?.try_into().ok()?));
         let (rank, size, channels) = (number()?, number()?, number()?);
         let arena = r.u8().ok()? != 0;
-        let host = r.take(r.remaining()).ok().filter(|host| host.len() <= HOST_BYTES_MAX)?;
-        Some(Hello {
+        let platform = u64::from_le_bytes(r.take(8).ok()?.try_into().ok()?);
+        let mut text = || {
+            let len = u16::from_le_bytes(r.take(2).ok()?.try_into().ok()?);
+            let len = Some(usize::from(len)).filter(|len| *len <= TEXT_BYTES_MAX)?;
+            Some(std::str::from_utf8(r.take(len).ok()?).ok()?.to_owned())
+        };
+        let (host, platform_name, transports) = (text()?, text()?, text()?);
+        let hello = Hello {
             rank: Rank(rank),
             size,
-            host: std::str::from_utf8(host).ok()?.to_owned(),
             arena,
             channels: u16::try_from(channels).ok()?,
-        })
+            platform,
+            host,
+            platform_name,
+            transports,
+        };
+        Some(hello).filter(|_| r.remaining() == 0)
     }
 }
 
@@ -449,21 +497,41 @@ pub(super) fn group_id(of: &[&[u8]]) -> u64 {
     digest.finish() & !1
 }
 
-/// Nodes with equally many ranks each, if the ranks are counted node by node; else nothing is known.
-fn grid(hosts: &[&str]) -> Grid {
-    let flat = Grid::flat(hosts.len() as u32);
-    let nodes: Vec<&[&str]> = hosts.chunk_by(|a, b| a == b).collect();
+/// Nodes with equally many ranks each, if the ranks are counted node by node; else every rank is far from every other. A node is a host
+/// whose ranks have an arena.
+fn grid(hellos: &[Hello]) -> Grid {
+    let together = |a: &Hello, b: &Hello| a.arena && b.arena && a.host == b.host;
+    let nodes: Vec<&[Hello]> = hellos.chunk_by(together).collect();
     let local = nodes.first().map_or(0, |node| node.len());
-    let mut names: Vec<&str> = nodes.iter().map(|node| node[0]).collect();
+    let mut names: Vec<&str> = nodes
+        .iter()
+        .filter(|node| node[0].arena)
+        .map(|node| node[0].host.as_str())
+        .collect();
+    let shared = names.len();
     names.sort_unstable();
     names.dedup();
-    match names.len() == nodes.len() && nodes.iter().all(|node| node.len() == local) {
+    match names.len() == shared && nodes.iter().all(|node| node.len() == local) {
         true => Grid {
             nodes: nodes.len() as u32,
             local: local as u32,
         },
-        false => flat,
+        false => Grid {
+            nodes: hellos.len() as u32,
+            local: 1,
+        },
     }
+}
+
+/// The transports by which ranks of different nodes reach each other, the one that is used first.
+fn across(hellos: &[Hello]) -> Vec<&str> {
+    let one_host = hellos.iter().all(|hello| hello.host == hellos[0].host);
+    let has = |hello: &Hello, name: &str| hello.transports.split(',').any(|known| known == name);
+    let names = hellos.first().map_or("", |first| first.transports.as_str()).split(',');
+    names
+        .filter(|name| hellos.iter().all(|hello| has(hello, name)))
+        .filter(|name| one_host || *name != "shared_memory")
+        .collect()
 }
 
 fn key_bytes(key: &RegionKey) -> Vec<u8> {
@@ -485,25 +553,64 @@ fn read_key(bytes: &[u8]) -> Option<RegionKey> {
 mod tests {
     use super::*;
 
+    fn hello(rank: u32, host: &str, arena: bool, transports: &str) -> Hello {
+        Hello {
+            rank: Rank(rank),
+            size: 8,
+            arena,
+            channels: 4,
+            platform: 0xabc,
+            host: host.to_owned(),
+            platform_name: "laptop".to_owned(),
+            transports: transports.to_owned(),
+        }
+    }
+
     #[test]
     fn a_hello_reads_back_and_garbage_does_not() {
-        let hello = Hello {
-            rank: Rank(3),
-            size: 8,
-            host: "a-host".to_owned(),
-            arena: true,
-            channels: 4,
-        };
-        assert_eq!(Hello::read(&hello.to_bytes()), Some(hello));
+        let said = hello(3, "a-host", true, "shared_memory,tcp");
+        let bytes = said.to_bytes();
+        assert_eq!(Hello::read(&bytes), Some(said));
+        assert_eq!(Hello::read(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(Hello::read(&[bytes, vec![0]].concat()), None);
         assert_eq!(Hello::read(&[1, 2, 3]), None);
-        assert_eq!(Hello::read(&[0; 400]), None);
+        assert_eq!(Hello::read(&[255; 400]), None);
+        let long = hello(0, &"é".repeat(300), true, "tcp");
+        let read = Hello::read(&long.to_bytes()).unwrap();
+        assert!(long.host.starts_with(&read.host) && read.host.len() == TEXT_BYTES_MAX);
     }
 
     #[test]
     fn regular_nodes_make_a_grid() {
-        assert_eq!(grid(&["a", "a", "b", "b"]), Grid { nodes: 2, local: 2 });
-        assert_eq!(grid(&["a", "a", "b"]), Grid::flat(3));
-        assert_eq!(grid(&["a", "b", "a", "b"]), Grid::flat(4));
-        assert_eq!(grid(&["a", "a"]), Grid::flat(2));
+        let of = |hosts: &str| {
+            let hosts = hosts.chars().zip(0..);
+            // Capital letters: hosts whose ranks have an arena.
+            let all: Vec<Hello> = hosts
+                .map(|(host, rank)| hello(rank, &host.to_ascii_lowercase().to_string(), host.is_uppercase(), "tcp"))
+                .collect();
+            let grid = grid(&all);
+            (grid.nodes, grid.local)
+        };
+        assert_eq!(of("AABB"), (2, 2));
+        assert_eq!(of("AA"), (1, 2));
+        assert_eq!(of("AAB"), (3, 1));
+        assert_eq!(of("ABAB"), (4, 1));
+        assert_eq!(of("aa"), (2, 1));
+        assert_eq!(of("aabb"), (4, 1));
+        assert_eq!(of("AAb"), (3, 1));
+    }
+
+    #[test]
+    fn what_all_have_is_used_in_the_order_of_the_first() {
+        let all = "shared_memory,verbs,tcp";
+        assert_eq!(
+            across(&[hello(0, "a", true, all), hello(1, "b", true, all)]),
+            ["verbs", "tcp"]
+        );
+        assert_eq!(across(&[hello(0, "a", true, all), hello(1, "b", true, "tcp")]), ["tcp"]);
+        assert_eq!(
+            across(&[hello(0, "a", false, all), hello(1, "a", true, all)])[0],
+            "shared_memory"
+        );
     }
 }

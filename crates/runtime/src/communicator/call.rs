@@ -3,12 +3,14 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use weft_plan::algorithms::Algorithm;
 use weft_plan::collective::{Collective, Counts, Problem, Sizes};
+use weft_plan::cost::Candidate;
+use weft_plan::datatype::quantized::Quantization;
 use weft_plan::{Datatype, Rank, Reduction, Time};
 
 use super::pending::Pending;
 use super::prepare::{CallError, Operator, Spec, sizes};
+use super::schedule::{Schedule, Way};
 use super::{Communicator, Part};
 use crate::error::Error;
 
@@ -121,19 +123,40 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// Which algorithm to use. All ranks must say the same.
-    pub fn algorithm(mut self, algorithm: Algorithm) -> Call<'a> {
+    /// Which algorithm to use, and in how many portions. All ranks must say the same.
+    pub fn algorithm(self, algorithm: impl Into<Candidate>) -> Call<'a> {
+        let way = Way::Algorithm(algorithm.into());
+        self.with(|spec| spec.way = Some(way.clone()))
+    }
+
+    /// Run by this schedule instead of an algorithm. All ranks must give the same: one that has another is found out by its first message.
+    pub fn schedule(self, schedule: &Schedule) -> Call<'a> {
+        self.with(|spec| spec.way = Some(Way::Schedule(schedule.clone())))
+    }
+
+    /// Choose the algorithm by the collective, the size and the number of ranks alone, and not by what is the fastest here: then the
+    /// result has the same bits wherever the ranks are. (For an algorithm it always has, whatever the timing.) All ranks must say the same.
+    pub fn deterministic(self) -> Call<'a> {
+        self.with(|spec| spec.deterministic = true)
+    }
+
+    /// A part of a quantised call, which those of calls that are quantised otherwise must not be taken for.
+    pub(super) fn quantized(self, quantization: Quantization) -> Call<'a> {
+        self.with(|spec| spec.quantized = Some(quantization))
+    }
+
+    fn with(mut self, change: impl Fn(&mut Spec)) -> Call<'a> {
         if let Ok(described) = &mut self.described {
             let all = std::iter::once(&mut described.first).chain(&mut described.more);
-            all.for_each(|one| one.spec.algorithm = Some(algorithm));
+            all.for_each(|one| change(&mut one.spec));
         }
         self
     }
 
-    /// Which algorithm it would run by; of a group, one for each of its calls.
-    pub fn algorithms(&self) -> Result<Vec<Algorithm>, Error> {
+    /// What it would run by; of a group, one for each of its calls.
+    pub fn ways(&self) -> Result<Vec<Way>, Error> {
         let described = self.described.as_ref().map_err(CallError::clone)?;
-        Ok(self.group.inner.lock().algorithms(described)?)
+        Ok(self.group.inner.lock().ways(described)?)
     }
 
     /// Runs it, after the calls that were started before, and waits for its end.
@@ -525,7 +548,9 @@ impl Communicator {
                     counts_agree: asked.counts_agree,
                     datatype: asked.datatype,
                     operator: asked.operator,
-                    algorithm: None,
+                    way: None,
+                    deterministic: false,
+                    quantized: None,
                 },
                 parts: [input, output],
             },

@@ -3,16 +3,19 @@
 use std::sync::Arc;
 
 use weft_plan::Rank;
-use weft_plan::algorithms::{Algorithm, Grid};
+use weft_plan::algorithms::Algorithm;
 use weft_plan::collective::{
     Buffer, Collective, Counts, Layout, Partition, PartitionError, Problem, ProblemError, Sizes,
 };
-use weft_plan::schedule::Fault;
-use weft_plan::{Datatype, Reduction};
+use weft_plan::cost::Candidate;
+use weft_plan::datatype::quantized::Quantization;
+use weft_plan::schedule::{Fault, Program, verify};
+use weft_plan::{Bytes, Datatype, Reduction};
 use weft_protocol::group::{CallRecord, Combiner, CompileError, Compiled, Function, Scope, Source};
 use weft_protocol::memory::Digest;
 
-use super::choice::{Verified, choose};
+use super::choice::{Choice, Manner};
+use super::schedule::{Schedule, Way};
 
 /// What makes one call different from another.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +26,11 @@ pub(super) struct Spec {
     pub(super) counts_agree: bool,
     pub(super) datatype: Datatype,
     pub(super) operator: Operator,
-    pub(super) algorithm: Option<Algorithm>,
+    /// What it is to run by, where the caller says so.
+    pub(super) way: Option<Way>,
+    pub(super) deterministic: bool,
+    /// What its bytes are codes of, in a quantised call.
+    pub(super) quantized: Option<Quantization>,
 }
 
 /// How contributions are combined.
@@ -76,9 +83,17 @@ pub enum CallError {
     #[error("{bytes} bytes are not whole elements of {datatype}, or not as many for every rank")]
     Uneven { bytes: u64, datatype: Datatype },
     #[error("{algorithm} is not for this call")]
-    NotForThis { algorithm: Algorithm },
-    #[error("{algorithm} does not do what the call asks: {fault}")]
-    Faulty { algorithm: Algorithm, fault: Fault },
+    NotForThis { algorithm: Candidate },
+    #[error("{by} does not do what the call asks: {fault}")]
+    Faulty { by: String, fault: Fault },
+    #[error("the schedule {schedule:?} is for {scheduled}, the call is {called}")]
+    WrongSchedule {
+        schedule: String,
+        scheduled: String,
+        called: String,
+    },
+    #[error("{reduction} is not done with quantised floats, only sum and avg are")]
+    NotQuantized { reduction: Reduction },
     #[error("nothing does this call with {channels} channels")]
     NoAlgorithm { channels: u16 },
     #[error("{collective} with buffers that overlap, and not as it would be in place")]
@@ -103,13 +118,7 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    pub(super) fn new(
-        specs: &[Spec],
-        rank: Rank,
-        grid: Grid,
-        channels: u16,
-        verified: &mut Verified,
-    ) -> Result<Prepared, CallError> {
+    pub(super) fn new(specs: &[Spec], rank: Rank, choice: &mut Choice) -> Result<Prepared, CallError> {
         if specs.is_empty() {
             return Err(CallError::Nothing);
         }
@@ -120,15 +129,13 @@ impl Prepared {
         }
         let mut chosen = Vec::new();
         for spec in specs {
-            let way = Chosen::new(spec, grid, channels)?;
-            verified.check(&spec.problem, way.algorithm, &*way.program)?;
-            chosen.push(way);
+            chosen.push(Chosen::new(spec, choice)?);
         }
         let sources: Vec<Source<'_>> = chosen
             .iter()
             .zip(specs)
             .map(|(chosen, spec)| Source {
-                program: &*chosen.program,
+                program: chosen.program.as_dyn(),
                 partition: &chosen.partition,
                 size: spec.datatype.size(),
                 average: spec.problem.collective.reduces() && spec.operator == Operator::Builtin(Reduction::Avg),
@@ -141,7 +148,7 @@ impl Prepared {
                 },
             })
             .collect();
-        let compiled = Compiled::group(&sources, rank, channels)?;
+        let compiled = Compiled::group(&sources, rank, choice.channels())?;
         let bytes = sources.iter().enumerate().map(|(part, source)| {
             let layout = Layout::new(source.partition, source.program, rank);
             let of = |buffer| layout.elements(buffer) * source.size as u64;
@@ -153,7 +160,7 @@ impl Prepared {
             true => (1, words(&specs[0], None, specs.len(), rank)),
             false => (
                 signature(specs, &chosen),
-                words(&specs[0], Some(chosen[0].algorithm), specs.len(), rank),
+                words(&specs[0], Some(&chosen[0].way), specs.len(), rank),
             ),
         };
         let number = if all_pairwise { CallRecord::PAIRWISE } else { 0 };
@@ -187,8 +194,8 @@ impl Spec {
     }
 
     /// What it runs by.
-    pub(super) fn algorithm(&self, grid: Grid, channels: u16) -> Result<Algorithm, CallError> {
-        Ok(Chosen::new(self, grid, channels)?.algorithm)
+    pub(super) fn runs_by(&self, choice: &mut Choice) -> Result<Way, CallError> {
+        Ok(Chosen::new(self, choice)?.way)
     }
 
     /// What the two ends of a message between two ranks must agree on, besides its length.
@@ -196,6 +203,24 @@ impl Spec {
         let mut digest = Digest::default();
         digest.update(format!("{}", self.datatype).as_bytes());
         digest.finish().max(2)
+    }
+
+    /// Bytes of the larger of a rank's buffers, which is what the size of a collective means.
+    fn bytes(&self) -> Bytes {
+        let elements = match &self.counts {
+            Counts::Equal(count) => match self.problem.collective {
+                Collective::AllGather { .. }
+                | Collective::ReduceScatter { .. }
+                | Collective::Gather { .. }
+                | Collective::Scatter { .. }
+                | Collective::AllToAll { .. } => count.saturating_mul(self.problem.ranks.into()),
+                _ => *count,
+            },
+            Counts::PerRank(list) | Counts::PerPair(list) => {
+                list.iter().fold(0, |sum: u64, count| sum.saturating_add(*count))
+            }
+        };
+        Bytes(elements.saturating_mul(self.datatype.size() as u64))
     }
 
     /// The elements of its largest block.
@@ -207,41 +232,103 @@ impl Spec {
     }
 }
 
-/// An algorithm for a spec.
+/// A way to do a spec.
 struct Chosen {
-    algorithm: Algorithm,
-    program: Box<dyn weft_plan::schedule::Program>,
+    way: Way,
+    program: Made,
     partition: Partition,
 }
 
+/// A program, made for this call or brought by the caller.
+enum Made {
+    Here(Box<dyn Program>),
+    Brought(Schedule),
+}
+
+impl Made {
+    fn as_dyn(&self) -> &dyn Program {
+        match self {
+            Made::Here(program) => &**program,
+            Made::Brought(schedule) => schedule.program(),
+        }
+    }
+}
+
 impl Chosen {
-    fn new(spec: &Spec, grid: Grid, channels: u16) -> Result<Chosen, CallError> {
+    fn new(spec: &Spec, choice: &mut Choice) -> Result<Chosen, CallError> {
         spec.problem.check()?;
-        let size = spec.datatype.size() as u64;
-        let bytes = spec.elements().saturating_mul(size);
         // Only what goes straight from its owner to its reader can do without knowing the sizes of others.
         let blind = !spec.counts_agree && spec.problem.ranks > 1;
-        let (algorithm, program) = match spec.algorithm.or(blind.then_some(Algorithm::Direct)) {
-            Some(algorithm) => {
-                let program = algorithm.program(&spec.problem, grid);
-                let program = program.filter(|program| program.shape().channels <= channels);
-                let program = program.filter(|_| !blind || algorithm == Algorithm::Direct);
-                (algorithm, program.ok_or(CallError::NotForThis { algorithm })?)
+        let (way, program) = match &spec.way {
+            Some(Way::Schedule(schedule)) => {
+                suits(schedule, spec, choice.channels())?;
+                (Way::Schedule(schedule.clone()), Made::Brought(schedule.clone()))
             }
-            None => choose(&spec.problem, bytes, grid, channels).ok_or(CallError::NoAlgorithm { channels })?,
+            Some(Way::Algorithm(candidate)) if blind && candidate.algorithm != Algorithm::Direct => {
+                return Err(CallError::NotForThis { algorithm: *candidate });
+            }
+            Some(Way::Algorithm(candidate)) => by_algorithm(spec, *candidate, choice)?,
+            None if blind => by_algorithm(spec, Algorithm::Direct.into(), choice)?,
+            None => {
+                let manner = match spec.deterministic {
+                    true => Manner::Deterministic,
+                    false => Manner::Fastest,
+                };
+                let channels = choice.channels();
+                let chosen = choice.choose(&spec.problem, spec.bytes(), manner);
+                by_algorithm(spec, chosen.ok_or(CallError::NoAlgorithm { channels })?, choice)?
+            }
         };
-        let partition = Partition::new(&spec.problem, spec.counts.clone(), program.shape().pieces)?;
+        let pieces = program.as_dyn().shape().pieces;
+        let partition = Partition::new(&spec.problem, spec.counts.clone(), pieces)?;
+        let size = spec.datatype.size() as u64;
         // Pieces of something large begin on cache lines.
-        let partition = match bytes >= 64 << 10 {
+        let partition = match spec.elements().saturating_mul(size) >= 64 << 10 {
             true => partition.with_grain(64 / size.min(64)),
             false => partition,
         };
         Ok(Chosen {
-            algorithm,
+            way,
             program,
             partition,
         })
     }
+}
+
+fn by_algorithm(spec: &Spec, candidate: Candidate, choice: &mut Choice) -> Result<(Way, Made), CallError> {
+    let program = choice.program(&spec.problem, candidate);
+    let program = program.ok_or(CallError::NotForThis { algorithm: candidate })?;
+    choice.check(&spec.problem, candidate, &*program)?;
+    Ok((Way::Algorithm(candidate), Made::Here(program)))
+}
+
+/// Whether a schedule is one for this call.
+fn suits(schedule: &Schedule, spec: &Spec, channels: u16) -> Result<(), CallError> {
+    let (scheduled, called) = (schedule.problem(), &spec.problem);
+    let told = |problem: &Problem| format!("{:?} among {}", problem.collective, problem.ranks);
+    let wrong = |called: String| CallError::WrongSchedule {
+        schedule: schedule.name().to_owned(),
+        scheduled: told(scheduled),
+        called,
+    };
+    if (scheduled.collective, scheduled.ranks) != (called.collective, called.ranks) {
+        return Err(wrong(told(called)));
+    }
+    if !spec.counts_agree && called.ranks > 1 {
+        return Err(wrong(format!("{} of sizes that not all ranks know", called.collective)));
+    }
+    if schedule.program().shape().channels > channels {
+        return Err(CallError::NoAlgorithm { channels });
+    }
+    // It has been verified as it is; where the call is in place and it is not, or the other way round, that says nothing.
+    if scheduled.in_place != called.in_place {
+        let faulty = |fault| CallError::Faulty {
+            by: schedule.name().to_owned(),
+            fault,
+        };
+        verify(called, schedule.program()).map_err(faulty)?;
+    }
+    Ok(())
 }
 
 /// A digest of everything that must be alike on all ranks.
@@ -254,6 +341,7 @@ fn signature(specs: &[Spec], chosen: &[Chosen]) -> u64 {
             counts_agree,
             datatype,
             operator,
+            quantized,
             ..
         } = spec;
         let operator = match operator {
@@ -263,8 +351,8 @@ fn signature(specs: &[Spec], chosen: &[Chosen]) -> u64 {
         };
         // Whether a rank works in place is its own affair: steps and scratch may differ, messages do not.
         let Problem { collective, ranks, .. } = problem;
-        let (algorithm, pieces) = (chosen.algorithm, chosen.program.shape().pieces);
-        digest.update(format!("{collective:?} {ranks} {datatype} {operator} {algorithm:?} {pieces};").as_bytes());
+        let (way, pieces) = (&chosen.way, chosen.program.as_dyn().shape().pieces);
+        digest.update(format!("{collective:?} {ranks} {datatype} {operator} {way} {pieces} {quantized:?};").as_bytes());
         if *counts_agree {
             digest.update(format!("{counts:?};").as_bytes());
         }
@@ -274,7 +362,7 @@ fn signature(specs: &[Spec], chosen: &[Chosen]) -> u64 {
 }
 
 /// What a person is told that a rank has called.
-fn words(spec: &Spec, algorithm: Option<Algorithm>, parts: usize, rank: Rank) -> String {
+fn words(spec: &Spec, way: Option<&Way>, parts: usize, rank: Rank) -> String {
     let Spec {
         problem,
         counts,
@@ -306,13 +394,17 @@ fn words(spec: &Spec, algorithm: Option<Algorithm>, parts: usize, rank: Rank) ->
         Counts::Equal(count) => format!(" of {count} {datatype}"),
         Counts::PerRank(_) | Counts::PerPair(_) => format!(" of {datatype}"),
     };
-    let by = algorithm.map_or_else(String::new, |algorithm| format!(" by {}", algorithm.name()));
+    let codes = match &spec.quantized {
+        Some(Quantization { code, block }) => format!(" of a quantised all-reduce ({code:?} {block:?})"),
+        None => String::new(),
+    };
+    let by = way.map_or_else(String::new, |way| format!(" by {way}"));
     let more = if parts > 1 {
         format!(" and {} more", parts - 1)
     } else {
         String::new()
     };
-    format!("{collective}{operator}{place}{count}{by}{more}")
+    format!("{collective}{operator}{place}{count}{codes}{by}{more}")
 }
 
 /// Whether a collective has blocks of different sizes.

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use weft_fabric::Clock;
 use weft_fabric::kernels::HostKernels;
-use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::collective::Buffer;
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
@@ -16,10 +15,11 @@ use weft_protocol::group::{
 };
 
 use super::call::Described;
-use super::choice::Verified;
+use super::choice::Choice;
 use super::exchange::GroupExchange;
 use super::failure::CollectiveFailed;
 use super::prepare::{CallError, Prepared, Spec};
+use super::schedule::Way;
 use crate::agent::Agent;
 use crate::ending::Ending;
 use crate::error::Error;
@@ -44,14 +44,13 @@ const ASK_AGAIN: Time = Time::from_ms(10);
 pub(super) struct State {
     pub(super) rank: Rank,
     pub(super) ranks: u32,
-    pub(super) grid: Grid,
+    choice: Choice,
     clock: Clock,
     agent: Agent,
     pub(super) exchange: GroupExchange,
     execution: Execution,
     /// The latest first.
     prepared: Vec<Arc<Prepared>>,
-    verified: Verified,
     scratch: Memory,
     /// The number of the next call.
     number: u64,
@@ -94,21 +93,20 @@ impl State {
         agent: Agent,
         exchange: GroupExchange,
         ranks: u32,
-        grid: Grid,
+        choice: Choice,
         near: usize,
     ) -> Result<State, Error> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(State {
             rank: exchange.rank(),
             ranks,
-            grid,
+            choice,
             clock: agent.clock(),
             scratch: agent.allocate(4096)?,
             agent,
             exchange,
             execution: Execution::default(),
             prepared: Vec::new(),
-            verified: Verified::default(),
             number: 0,
             current: None,
             queue: VecDeque::new(),
@@ -218,9 +216,8 @@ impl State {
     }
 
     /// What a call like this would run by.
-    pub(super) fn algorithms(&self, call: &Described) -> Result<Vec<Algorithm>, CallError> {
-        let channels = self.exchange.channels();
-        call.all().map(|one| one.spec.algorithm(self.grid, channels)).collect()
+    pub(super) fn ways(&mut self, call: &Described) -> Result<Vec<Way>, CallError> {
+        call.all().map(|one| one.spec.runs_by(&mut self.choice)).collect()
     }
 
     fn prepare(&mut self, call: &Described) -> Result<Arc<Prepared>, CallError> {
@@ -230,15 +227,8 @@ impl State {
             self.prepared[..=at].rotate_right(1);
             return Ok(self.prepared[0].clone());
         }
-        let channels = self.exchange.channels();
         let specs: Vec<Spec> = call.all().map(|one| one.spec.clone()).collect();
-        let prepared = Arc::new(Prepared::new(
-            &specs,
-            self.rank,
-            self.grid,
-            channels,
-            &mut self.verified,
-        )?);
+        let prepared = Arc::new(Prepared::new(&specs, self.rank, &mut self.choice)?);
         self.prepared.truncate(PREPARED_MAX - 1);
         self.prepared.insert(0, prepared.clone());
         Ok(prepared)

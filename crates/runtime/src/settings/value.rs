@@ -3,9 +3,11 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use weft_plan::{Bytes, Time};
+use weft_plan::cost::Candidate;
+use weft_plan::{Bytes, Collective, Time};
 
 /// A type that a setting can have. Written text parses back to the same value.
 pub(super) trait Value: Sized {
@@ -120,6 +122,32 @@ impl TransportChoice {
         }
     }
 }
+
+/// By what a collective runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AlgorithmChoice {
+    /// The collective's name.
+    pub collective: &'static str,
+    pub candidate: Candidate,
+}
+
+impl FromStr for AlgorithmChoice {
+    type Err = NoAlgorithmChoice;
+    /// As in `all-reduce=ring`, or `all-reduce=ring/4` in portions.
+    fn from_str(text: &str) -> Result<AlgorithmChoice, NoAlgorithmChoice> {
+        let (name, candidate) = text.split_once('=').ok_or(NoAlgorithmChoice)?;
+        let known = Collective::NAMES.iter().find(|known| **known == name.trim());
+        Ok(AlgorithmChoice {
+            collective: known.ok_or(NoAlgorithmChoice)?,
+            candidate: candidate.parse().map_err(|_| NoAlgorithmChoice)?,
+        })
+    }
+}
+
+/// Not a collective and an algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a collective, an equals sign and an algorithm")]
+pub struct NoAlgorithmChoice;
 
 /// Where agents find each other by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -383,6 +411,26 @@ impl<T: Value> Value for Option<T> {
 impl Value for Vec<TransportChoice> {
     const KIND: &'static str = "list of shared_memory, verbs, tcp";
     fn parse(raw: &Raw) -> Option<Vec<TransportChoice>> {
+        list(raw)
+    }
+    fn text(&self) -> String {
+        listed(self)
+    }
+}
+
+impl Value for AlgorithmChoice {
+    const KIND: &'static str = "collective=algorithm";
+    fn parse(raw: &Raw) -> Option<AlgorithmChoice> {
+        raw.one()?.parse().ok()
+    }
+    fn text(&self) -> String {
+        format!("{}={}", self.collective, self.candidate)
+    }
+}
+
+impl Value for Vec<AlgorithmChoice> {
+    const KIND: &'static str = "list of collective=algorithm";
+    fn parse(raw: &Raw) -> Option<Vec<AlgorithmChoice>> {
         list(raw)
     }
     fn text(&self) -> String {

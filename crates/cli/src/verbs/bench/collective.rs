@@ -9,13 +9,14 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressStyle};
-use weft_plan::algorithms::Algorithm;
-use weft_plan::{Bytes, Datatype};
+use weft_plan::cost::Candidate;
+use weft_plan::schedule::encode::from_json;
+use weft_plan::{Bytes, Datatype, Rank};
 
 use super::print_json;
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{Allocation, Overrides};
-use crate::exercise::Kind;
+use crate::exercise::{Kind, ROOT};
 use crate::ranks::{Exercise, Formation, Ranks};
 use crate::table::{Align, Table};
 use figure::Figure;
@@ -23,6 +24,8 @@ use forecast::Forecast;
 
 /// Fewer calls than these say nothing.
 const ITERATIONS_MIN: u64 = 3;
+/// So many ranks are started at most.
+const RANKS_MAX: u32 = 64;
 /// What a rank keeps of every call takes memory.
 const ITERATIONS_MAX: u64 = 1 << 20;
 
@@ -38,7 +41,7 @@ const ITERATIONS_MAX: u64 = 1 << 20;
 pub struct Collective {
     /// How many ranks take part
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [2],
-          value_parser = clap::value_parser!(u32).range(1..=64))]
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(RANKS_MAX)))]
     ranks: Vec<u32>,
     /// Which collectives
     #[arg(long, value_name = "LIST", value_delimiter = ',',
@@ -48,10 +51,20 @@ pub struct Collective {
     /// How much data
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = ["1KiB", "64KiB", "1MiB", "16MiB"])]
     sizes: Vec<Bytes>,
-    /// By which algorithms; without this, the one that the communicator chooses
-    #[arg(long, value_name = "LIST", value_delimiter = ',',
-          value_parser = PossibleValuesParser::new(Algorithm::ALL.iter().map(|a| a.name())))]
-    algorithm: Vec<String>,
+    /// By which algorithms, `ring/16` being a ring in 16 portions; without this, the one that the communicator chooses
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    algorithm: Vec<Candidate>,
+    /// By the schedule in this JSON file, which `weft explain --render json` writes and `weft explain --schedule` verifies; its collective
+    /// and its number of ranks are what is measured
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["algorithm", "op", "ranks", "in_place"])]
+    schedule: Option<PathBuf>,
+    /// By the algorithm of deterministic calls, which depends on collective, size and number of ranks alone
+    #[arg(long)]
+    deterministic: bool,
+    /// Send f32 as block-scaled codes of eight bits, in all-reduce alone: int8 or fp8_e4m3, in blocks of 128
+    #[arg(long, value_name = "CODE", value_parser = PossibleValuesParser::new(["int8", "fp8_e4m3"]),
+          conflicts_with_all = ["algorithm", "schedule", "deterministic"])]
+    quantized: Option<String>,
     /// Of which elements
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = ["f32"],
           value_parser = PossibleValuesParser::new(Datatype::ALL.map(|d| d.name())))]
@@ -65,6 +78,9 @@ pub struct Collective {
     /// Use one buffer for input and output, where the collective can
     #[arg(long)]
     in_place: bool,
+    /// Write the input before every call, as programs do, and count that in; by default it stays as it is, as in other benchmarks
+    #[arg(long)]
+    fresh: bool,
     /// Let ranks move from core to core; by default each stays on one of its own where there are enough, as under MPI launchers
     #[arg(long)]
     no_pin: bool,
@@ -74,7 +90,7 @@ pub struct Collective {
     /// How often to measure each point
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     repeats: u64,
-    /// Predict from this platform file, which `weft doctor --platform FILE` writes, instead of the built-in laptop
+    /// Choose by and predict from this platform file, which `weft doctor --platform FILE` writes, instead of the built-in laptop
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
     /// Draw times over sizes, measured and predicted, into this SVG file
@@ -108,13 +124,22 @@ impl Way {
 }
 
 impl Collective {
-    pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
+    pub fn run(mut self, overrides: &Overrides) -> Result<(), Complaint> {
         if !(0.0..=3600.0).contains(&self.secs) {
             return Err(Complaint::new(Exit::Usage, "--secs takes a number from 0 to 3600."));
         }
+        if self.quantized.is_some() && (self.op != ["all-reduce"] || self.datatype != ["f32"]) {
+            return Err(Complaint::new(Exit::Usage, "Only an all-reduce of f32 is quantised.")
+                .try_this("--op all-reduce --datatype f32".to_string()));
+        }
         let overrides = &overrides.without_log()?;
-        let platform = forecast::platform(self.platform.as_deref())?;
-        let exercises = self.exercises();
+        let overrides = &match &self.platform {
+            Some(path) => overrides.with("platform", path.display().to_string()),
+            None => overrides.clone(),
+        };
+        let platform = forecast::platform(overrides.settings()?.platform.as_deref())?;
+        let schedule = self.read_schedule()?;
+        let exercises = self.exercises(schedule);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let rows = self.ranks.len() * self.transport.len() * exercises.len();
         let bar = ProgressBar::new(rows as u64);
@@ -161,12 +186,39 @@ impl Collective {
         }
     }
 
+    /// The schedule to run by, where there is one; then what it is for is what is measured.
+    fn read_schedule(&mut self) -> Result<Option<String>, Complaint> {
+        let Some(path) = &self.schedule else {
+            return Ok(None);
+        };
+        let text = std::fs::read_to_string(path).or_complain(Exit::Usage, || {
+            format!("The schedule {} cannot be read.", path.display())
+        })?;
+        let refused = || format!("{} is not to be run.", path.display());
+        let problem = from_json(&text).or_complain(Exit::Failed, refused)?.problem;
+        let kind = Kind::named(problem.collective.name());
+        let name = problem.collective.name();
+        let rooted = weft_plan::Collective::named(name, ROOT, Rank(1)) == Some(problem.collective);
+        let in_place = problem.in_place || kind == Some(Kind::Broadcast);
+        if kind.is_none() || !rooted || problem.ranks > RANKS_MAX {
+            let sentence = format!(
+                "A schedule for {:?} among {} is not measured here.",
+                problem.collective, problem.ranks
+            );
+            return Err(Complaint::new(Exit::Usage, sentence));
+        }
+        self.op = vec![problem.collective.name().to_string()];
+        self.ranks = vec![problem.ranks];
+        self.in_place = in_place;
+        Ok(Some(text))
+    }
+
     /// Everything that one group of ranks is to do.
-    fn exercises(&self) -> Vec<Exercise> {
+    fn exercises(&self, schedule: Option<String>) -> Vec<Exercise> {
         let mut all = Vec::new();
         let algorithms: Vec<Option<String>> = match self.algorithm.is_empty() {
             true => vec![None],
-            false => self.algorithm.iter().cloned().map(Some).collect(),
+            false => self.algorithm.iter().map(|asked| Some(asked.to_string())).collect(),
         };
         for collective in &self.op {
             let nothing = [Bytes(0)];
@@ -183,8 +235,12 @@ impl Collective {
                             bytes: bytes.0,
                             datatype: datatype.clone(),
                             algorithm: algorithm.clone(),
+                            schedule: schedule.clone(),
+                            deterministic: self.deterministic,
+                            quantized: self.quantized.clone(),
                             allocation,
                             in_place: self.in_place,
+                            fresh: self.fresh,
                         }));
                     }
                 }

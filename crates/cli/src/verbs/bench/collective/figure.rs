@@ -238,8 +238,12 @@ mod tests {
             bytes: 1_000_000,
             datatype: "f32".into(),
             algorithm: None,
+            schedule: None,
+            deterministic: false,
+            quantized: None,
             allocation: Allocation::Mapped,
             in_place: false,
+            fresh: false,
         };
         let ranks = [measured([1e6, 5e6, 2e6]), measured([3e6, 1e6, 2e6])];
         let figure = Figure::new(

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use weft_plan::algorithms::{Algorithm, Grid};
-use weft_plan::cost::{Placement, Profile};
+use weft_plan::algorithms::Grid;
+use weft_plan::cost::{Candidate, Placement, Profile};
+use weft_plan::schedule::encode::from_json;
 use weft_plan::{Bandwidth, Bytes, Collective, Platform, Problem, Rank, Time};
 
 use super::Way;
@@ -34,19 +35,20 @@ pub(super) struct Forecast {
 impl Forecast {
     pub(super) fn new(platform: &Platform, way: Way, ranks: u32) -> Forecast {
         let place = |platform: &Platform| {
-            let grid = match way {
-                Way::SharedMemory => Grid::flat(ranks),
-                // As if each were on a node of its own.
-                Way::Tcp | Way::Verbs => Grid { nodes: ranks, local: 1 },
+            let placed = match way {
+                Way::SharedMemory => Placement::on(platform, Grid::flat(ranks)),
+                // As if each were on a node of its own, only that all of them move their bytes with the same cores.
+                Way::Tcp | Way::Verbs => {
+                    let grid = Grid { nodes: ranks, local: 1 };
+                    Placement::over(platform, grid, &[way.name()]).map(|placement| match way {
+                        Way::Tcp => crowded(placement),
+                        _ => placement,
+                    })
+                }
             };
-            Placement::on(platform, grid).ok()
+            placed.ok()
         };
         let mut known = platform.clone();
-        match way {
-            Way::SharedMemory => {}
-            Way::Tcp => drop(known.transports.remove("verbs")),
-            Way::Verbs => drop(known.transports.remove("tcp")),
-        }
         let mapped = place(&known);
         let foreign = match way {
             Way::SharedMemory => {
@@ -62,6 +64,10 @@ impl Forecast {
     }
 
     pub(super) fn of(&self, exercise: &Exercise, algorithm: &str) -> Option<Time> {
+        if exercise.quantized.is_some() {
+            // What encoding and decoding cost is not in platform files.
+            return None;
+        }
         let placement = match exercise.allocation {
             Allocation::Mapped => self.mapped?,
             Allocation::Foreign => self.foreign?,
@@ -72,11 +78,33 @@ impl Forecast {
             in_place: can == Kind::Broadcast || exercise.in_place && can.has_in_place(),
             ..Problem::new(collective, self.ranks)
         };
-        let algorithm: Algorithm = algorithm.parse().ok()?;
-        let program = algorithm.program(&problem, placement.grid)?;
-        let profile = Profile::of(&problem, &*program, &placement);
+        let profile = match &exercise.schedule {
+            Some(text) => Profile::of(&problem, &from_json(text).ok()?.program, &placement),
+            None => {
+                let candidate: Candidate = algorithm.parse().ok()?;
+                let program = candidate.program(&problem, placement.grid)?;
+                Profile::of(&problem, &*program, &placement)
+            }
+        };
         Some(profile.predict(Bytes(exercise.bytes)).time)
     }
+}
+
+/// Where there are more ranks than cores, each gets its share of them.
+fn crowded(mut placement: Placement) -> Placement {
+    let (ranks, cores) = (placement.grid.ranks(), placement.cores);
+    if cores > 0 && ranks > cores {
+        let slower = |bandwidth: Bandwidth| {
+            let share = bandwidth.bytes_per_sec() as f64 * f64::from(cores) / f64::from(ranks);
+            Bandwidth::from_bytes_per_sec(share.max(1.0) as u64)
+        };
+        placement.across.bandwidth = slower(placement.across.bandwidth);
+        placement.reduction = slower(placement.reduction);
+        placement.copy = slower(placement.copy);
+        let latency = placement.across.latency.as_ps() as f64 * f64::from(ranks) / f64::from(cores);
+        placement.across.latency = Time::from_ps(latency as u64);
+    }
+    placement
 }
 
 /// What ranks cannot see is copied once more, by whoever sends it.
