@@ -8,7 +8,7 @@ use std::sync::Arc;
 use collectives::{Case, filled, programs, reference};
 use proptest::prelude::*;
 use weft_plan::algorithms::{Algorithm, Ring};
-use weft_plan::collective::{Buffer, Collective, Counts, Layout, Partition, Problem, Sizes};
+use weft_plan::collective::{Buffer, Collective, Counts, Layout, Partition, Problem};
 use weft_plan::schedule::{Program, Slice, verify};
 use weft_plan::{Datatype, Rank, Reduction};
 use weft_protocol::group::{
@@ -117,48 +117,7 @@ fn run<'a>(ranks: u32, way: impl Fn(Rank) -> Way<'a>, options: LoopbackOptions) 
 }
 
 fn case() -> impl Strategy<Value = Case> {
-    let sizes = prop_oneof![Just(Sizes::Equal), Just(Sizes::Varying)];
-    let problem =
-        (2u32..=9, 0usize..10, sizes, any::<u32>(), any::<bool>()).prop_map(|(n, kind, sizes, root, in_place)| {
-            let root = Rank(root % n);
-            let collective = match kind {
-                0 => Collective::AllReduce,
-                1 => Collective::AllGather { sizes },
-                2 => Collective::ReduceScatter { sizes },
-                3 => Collective::Broadcast { root },
-                4 => Collective::Reduce { root },
-                5 => Collective::Gather { root, sizes },
-                6 => Collective::Scatter { root, sizes },
-                7 => Collective::AllToAll { sizes },
-                8 => Collective::SendReceive {
-                    from: root,
-                    to: Rank((root.0 + 1) % n),
-                },
-                _ => Collective::Barrier,
-            };
-            let apart = Problem::new(collective, n);
-            match in_place && apart.in_place().check().is_ok() {
-                true => apart.in_place(),
-                false => apart,
-            }
-        });
-    let types = (0usize..14, 0usize..5);
-    (problem, types, 0u64..70, any::<u64>()).prop_map(|(problem, (datatype, reduction), most, seed)| {
-        let mut chance = Seeded::new(seed);
-        let mut several = |count: u32| (0..count).map(|_| chance.below(most + 1)).collect();
-        let counts = match (problem.collective.sizes(), problem.collective) {
-            (Sizes::Equal, _) => Counts::Equal(most),
-            (Sizes::Varying, Collective::AllToAll { .. }) => Counts::PerPair(several(problem.ranks * problem.ranks)),
-            (Sizes::Varying, _) => Counts::PerRank(several(problem.ranks)),
-        };
-        Case {
-            problem,
-            counts,
-            datatype: Datatype::ALL[datatype],
-            reduction: Reduction::ALL[reduction],
-            seed,
-        }
-    })
+    (2u32..=9, 0u64..70, any::<u64>()).prop_map(|(ranks, most, seed)| Case::random(ranks, most, seed))
 }
 
 proptest! {

@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import concurrent.futures
 import itertools
 import json
 import threading
@@ -309,3 +310,63 @@ def test_what_is_not_quantised():
             group.all_reduce(ints(1, 2), quantized="int8")
 
     on_ranks(1, body)
+
+
+def test_messages_before_and_beside_calls(way):
+    def body(group, agent):
+        other, size = 1 - group.rank, 100_000
+        out, back = ints(*[group.rank + 5] * size), ints(*[0] * size)
+        # Both send before they receive, and one has begun something that the other has not.
+        sent = group.send(out, other, wait=False)
+        total = ints(group.rank)
+        early = group.all_reduce(total, wait=False) if group.rank else None
+        group.receive(back, other)
+        sent.wait()
+        assert set(back) == {6 - group.rank}
+        (early or group.all_reduce(total, wait=False)).wait()
+        assert list(total) == [1]
+
+    on_ranks(2, body, **way)
+
+
+def test_a_group_that_loses_a_rank_shrinks_and_grows():
+    size = 3
+    gone = threading.Event()
+    job = f"python-grow-{next(JOBS)}"
+
+    def agent_of(name):
+        return weft.Agent(name, secret="the secret of the tests", rendezvous="process", rendezvous_job=job)
+
+    def sum_of(group, value):
+        data = ints(value)
+        group.all_reduce(data)
+        return data[0]
+
+    def member(rank):
+        with agent_of(f"{job}-{rank}") as agent:
+            group = weft.Communicator(agent, "all", rank, size, deadline=20)
+            group.barrier()
+            if rank == 1:
+                return None
+            gone.wait()
+            with pytest.raises(weft.CollectiveError) as raised:
+                for _ in range(2):
+                    group.barrier()
+            assert raised.value.rank == 1
+            left = group.shrink(timeout=20)
+            assert (left.size, left.rank) == (2, rank // 2)
+            assert sum_of(left, rank + 1) == 4
+            grown = left.grow("grown", 3)
+            return grown.rank, sum_of(grown, 10), grown.barrier()
+
+    def newcomer():
+        with agent_of(f"{job}-new") as agent:
+            grown = weft.Communicator(agent, "grown", 2, 3, deadline=20)
+            return grown.rank, sum_of(grown, 10), grown.barrier()
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        members = [pool.submit(member, rank) for rank in range(size)]
+        members[1].result()
+        gone.set()
+        new = pool.submit(newcomer)
+        assert [members[0].result(), members[2].result(), new.result()] == [(0, 30, None), (1, 30, None), (2, 30, None)]

@@ -1,7 +1,8 @@
 //! Collectives: a [`Communicator`] is one rank of a group of processes that call the same things in the same order.
 //!
-//! Calls of one communicator run one after the other, in the order in which they were made; what is to overlap is
-//! [grouped](Communicator::group), or made on communicators of its own ([`split`](Communicator::split)). Ranks on one host exchange
+//! Collectives of one communicator run one after the other, in the order in which they were made; what is to overlap is
+//! [grouped](Communicator::group), or made on communicators of its own ([`split`](Communicator::split)). Sends and receives go beside
+//! them, and wait only for earlier ones to or from the same rank. Ranks on one host exchange
 //! messages through an arena in shared memory, others through whatever paths their agents have.
 //!
 //! A call that fails fails on every rank, with an error that names the rank that is to blame, and the communicator is of no further
@@ -11,9 +12,11 @@ pub(crate) mod board;
 mod bootstrap;
 mod call;
 mod choice;
+mod conversation;
 mod exchange;
 mod failure;
 mod far;
+mod inbox;
 mod membership;
 mod pending;
 mod prepare;
@@ -23,7 +26,7 @@ mod state;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -35,11 +38,12 @@ use weft_protocol::group::View;
 use crate::agent::Agent;
 use crate::ending::Ending;
 use crate::error::Error;
-use crate::memory::Memory;
-use board::Board;
+use crate::memory::{Memory, after};
+use bootstrap::Listening;
 use call::Described;
 use far::LONG_BYTES;
-use state::State;
+use inbox::{Inbox, Queued};
+use state::{Ended, State};
 
 pub use bootstrap::{JoinOptions, Member};
 pub use call::Call;
@@ -49,7 +53,12 @@ pub use prepare::{CallError, Operator};
 pub use quantized::QuantizedOptions;
 pub use schedule::{Schedule, Way};
 
+/// How long a thread whose call somebody else takes further sleeps before it looks whether it has to do so itself.
+const TAKE_OVER: Duration = Duration::from_micros(500);
+
 /// One rank of a group. Clones are the same rank.
+///
+/// When the last clone and the last handle of a call go while something is under way, it is given up, and the other ranks are told.
 #[derive(Clone, Debug)]
 pub struct Communicator {
     inner: Arc<Inner>,
@@ -61,18 +70,23 @@ pub(crate) struct Inner {
     rank: Rank,
     ranks: u32,
     options: JoinOptions,
-    board: Arc<Board>,
+    board: Arc<Listening>,
+    /// That of the group that this one was made of: ranks that were slower may still ask there what was agreed on.
+    #[expect(dead_code, reason = "held for what its end does")]
+    parent: Option<Arc<Listening>>,
     nothing: Memory,
     /// What quantised calls work in.
     quantized: Mutex<Option<Memory>>,
     state: Mutex<State>,
-    /// Signalled when a call is queued, and at the end.
-    queued: Condvar,
+    inbox: Arc<Inbox>,
     /// Threads that take the calls further themselves.
     drivers: AtomicU32,
     stopping: AtomicBool,
     worker: OnceLock<Option<JoinHandle<()>>>,
 }
+
+/// The board of a group, and that of the group that it was made of.
+type Boards = (Arc<Listening>, Option<Arc<Listening>>);
 
 /// Bytes in host memory: of something registered, or of somebody else's.
 #[derive(Clone, Debug)]
@@ -222,26 +236,47 @@ impl Communicator {
     }
 
     fn run(&self, call: Described) -> Result<(), Error> {
-        let mut state = self.inner.lock();
-        if state.is_idle() {
-            return state.run(call);
+        if !call.is_pairwise()
+            && let Some(mut state) = self.inner.lock_if_free()
+            && state.has_no_call()
+        {
+            let left = state.run(call);
+            tell(state.take_ended(), state);
+            return match left? {
+                None => Ok(()),
+                Some(outcome) => self.pending(outcome).wait(),
+            };
         }
-        drop(state);
-        self.start(call).wait()
+        self.leave(call).wait()
     }
 
     fn start(&self, call: Described) -> Pending {
-        let outcome = Arc::new(Ending::default());
-        self.inner.lock().enqueue(call, outcome.clone());
+        let pending = self.leave(call);
         self.inner.employ();
-        self.inner.queued.notify_all();
+        pending
+    }
+
+    /// Leaves a call to whoever takes it further.
+    fn leave(&self, call: Described) -> Pending {
+        let outcome = Arc::new(Ending::default());
+        let deadline = after(self.inner.agent.shared(), call.deadline.into());
+        self.inner.inbox.push(Queued {
+            call,
+            outcome: outcome.clone(),
+            deadline,
+        });
+        self.pending(outcome)
+    }
+
+    fn pending(&self, outcome: Arc<Ending<()>>) -> Pending {
         Pending {
             group: self.inner.clone(),
             outcome,
         }
     }
 
-    fn new(agent: Agent, state: State, board: Arc<Board>, options: JoinOptions) -> Result<Communicator, Error> {
+    fn new(agent: Agent, state: State, boards: Boards, options: JoinOptions) -> Result<Communicator, Error> {
+        let (board, parent) = boards;
         let nothing = agent.allocate(1)?;
         let inner = Inner {
             rank: state.rank,
@@ -249,10 +284,11 @@ impl Communicator {
             agent,
             options,
             board,
+            parent,
             nothing,
             quantized: Mutex::new(None),
+            inbox: state.inbox(),
             state: Mutex::new(state),
-            queued: Condvar::new(),
             drivers: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
             worker: OnceLock::new(),
@@ -266,20 +302,30 @@ impl Inner {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Takes the calls further, unless somebody does.
-    fn advance_if_free(&self) {
+    /// The state, unless somebody has it, who then also does what there is to do.
+    fn lock_if_free(&self) -> Option<MutexGuard<'_, State>> {
         match self.state.try_lock() {
-            Ok(mut state) => state.advance(),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().advance(),
-            Err(TryLockError::WouldBlock) => {}
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 
-    /// Takes the calls further until there is what the caller waits for.
-    fn drive_until(&self, met: impl Fn() -> bool) {
+    /// Takes the calls further, unless somebody does.
+    fn advance_if_free(&self) {
+        if let Some(state) = self.lock_if_free() {
+            advance(state);
+        }
+    }
+
+    /// Takes the calls further until one of them has ended, or there is something else that the caller waits for.
+    fn drive_until(&self, outcome: &Ending<()>, met: impl Fn() -> bool) {
         let _driving = Driving::begin(self);
-        while !met() && !self.stopping.load(Ordering::Relaxed) {
-            self.lock().advance();
+        while !outcome.is_ended() && !met() {
+            match self.lock_if_free() {
+                Some(state) => advance(state),
+                None => outcome.sleep(TAKE_OVER),
+            }
         }
     }
 
@@ -302,14 +348,28 @@ impl Inner {
     }
 
     fn work(&self) {
-        let mut state = self.lock();
+        let stirs = self.inbox.stirs();
+        let state = self.lock();
         if state.is_idle() || self.drivers.load(Ordering::Relaxed) > 0 {
+            drop(state);
             // It looks up now and then, in case that the last handle is gone.
-            let wait = self.queued.wait_timeout(state, Duration::from_millis(20));
-            drop(wait.unwrap_or_else(|poisoned| poisoned.into_inner()));
-            return;
+            return self.inbox.rest(stirs, Duration::from_millis(20));
         }
-        state.advance();
+        advance(state);
+    }
+}
+
+/// Takes the calls a step further.
+fn advance(mut state: MutexGuard<'_, State>) {
+    state.advance();
+    tell(state.take_ended(), state);
+}
+
+/// Tells whoever waits for calls that they have ended, without the mutex: those who are woken may make the next call.
+fn tell(ended: Vec<Ended>, state: MutexGuard<'_, State>) {
+    drop(state);
+    for (outcome, result) in ended {
+        outcome.end_and_wake(result);
     }
 }
 
@@ -326,14 +386,15 @@ impl Driving<'_> {
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
         self.0.drivers.fetch_sub(1, Ordering::Relaxed);
-        self.0.queued.notify_all();
+        self.0.inbox.stir();
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Relaxed);
-        self.queued.notify_all();
-        self.agent.forget_board(&self.board);
+        self.inbox.stir();
+        let state = self.state.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        state.withdraw();
     }
 }

@@ -1,8 +1,9 @@
 //! Where the outcome of something that goes on by itself arrives, and how its handles wait for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use weft_plan::Time;
@@ -88,6 +89,17 @@ impl<T: Clone> Ending<T> {
         self.result()
     }
 
+    /// Sleeps until it has ended, at most so long, and at times for no reason. Somebody else brings it about.
+    pub(crate) fn sleep(&self, max: Duration) {
+        thread_local! {
+            static WAKER: Waker = Waker::from(Arc::new(Sleeper(thread::current())));
+        }
+        let ended = WAKER.with(|waker| self.poll(&Context::from_waker(waker)).is_ready());
+        if !ended {
+            thread::park_timeout(max);
+        }
+    }
+
     /// For a future: the outcome, or a waker that is remembered.
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Result<T, Error>> {
         let mut slot = self.lock();
@@ -102,6 +114,15 @@ impl<T: Clone> Ending<T> {
 
     fn lock(&self) -> MutexGuard<'_, Slot<T>> {
         self.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// A thread that sleeps.
+struct Sleeper(Thread);
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Sleeper>) {
+        self.0.unpark();
     }
 }
 

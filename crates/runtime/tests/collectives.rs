@@ -14,9 +14,17 @@ enum Way {
     Arena,
     SharedMemoryPaths,
     Tcp,
+    /// The arena between some, and paths between others.
+    Mixed,
 }
 
-const WAYS: [Way; 3] = [Way::Arena, Way::SharedMemoryPaths, Way::Tcp];
+const WAYS: [Way; 4] = [Way::Arena, Way::SharedMemoryPaths, Way::Tcp, Way::Mixed];
+
+impl Way {
+    fn has_arena(self, rank: u32) -> bool {
+        self == Way::Arena || self == Way::Mixed && rank != 1
+    }
+}
 
 /// Runs `body` on every rank, each with an agent and a thread of its own.
 fn ranks<T: Send>(size: u32, way: Way, body: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
@@ -41,7 +49,7 @@ fn ranks<T: Send>(size: u32, way: Way, body: impl Fn(Communicator) -> T + Sync) 
                         .start()
                         .unwrap();
                     let options = JoinOptions {
-                        arena: way == Way::Arena,
+                        arena: way.has_arena(rank),
                         ..JoinOptions::new("all", Rank(rank), size)
                     };
                     let group = Communicator::join(&agent, options).unwrap();
@@ -412,6 +420,131 @@ fn two_ranks_that_do_not_agree_on_a_message_find_out() {
 }
 
 #[test]
+fn sends_and_receives_wait_for_no_other_call() {
+    for way in WAYS {
+        for count in [10, 5_000, 300_000] {
+            ranks(2, way, |group| {
+                let (own, other, long) = (u64::from(group.rank().0), Rank(1 - group.rank().0), Datatype::U64);
+                let (out, back) = (longs(&group, &vec![own + 7; count]), longs(&group, &vec![0; count]));
+                let again = longs(&group, &vec![0; count]);
+                // Both send first, and both have something of all ranks under way that only one has begun.
+                let send = group.send(&out, other, long).start().unwrap();
+                let sum = longs(&group, &[own]);
+                let reduce = || group.all_reduce(&sum, &sum, long, Reduction::Sum).start().unwrap();
+                let early = (own == 0).then(reduce);
+                group.receive(&back, other, long).run().unwrap();
+                send.wait().unwrap();
+                assert_eq!(read_longs(&back), vec![8 - own; count], "{way:?}");
+                // The other way round, and from two threads at once.
+                let receive = group.receive(&again, other, long).start().unwrap();
+                std::thread::scope(|scope| {
+                    scope.spawn(|| receive.wait().unwrap());
+                    scope.spawn(|| group.send(&back, other, long).run().unwrap());
+                });
+                assert_eq!(read_longs(&again), vec![own + 7; count], "{way:?}");
+                early.unwrap_or_else(reduce).wait().unwrap();
+                assert_eq!(read_longs(&sum), [1]);
+            });
+        }
+    }
+}
+
+#[test]
+fn messages_to_one_rank_keep_their_order() {
+    for way in WAYS {
+        ranks(3, way, |group| {
+            let long = Datatype::U64;
+            let counts = [3usize, 40_000, 1, 700, 9_000];
+            let others = (0..3).filter(|rank| *rank != group.rank().0).map(Rank);
+            let (mut started, mut came) = (Vec::new(), Vec::new());
+            for other in others {
+                for (at, count) in counts.into_iter().enumerate() {
+                    let out = longs(&group, &vec![at as u64; count]);
+                    started.push(group.send(&out, other, long).start().unwrap());
+                    let back = longs(&group, &vec![9; count]);
+                    started.push(group.receive(&back, other, long).start().unwrap());
+                    came.push((at, count, back));
+                }
+            }
+            started.iter().for_each(|pending| pending.wait().unwrap());
+            for (at, count, back) in came {
+                assert_eq!(read_longs(&back), vec![at as u64; count], "{way:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_message_that_nobody_receives_is_late_because_of_its_receiver() {
+    for way in WAYS {
+        ranks(3, way, |group| {
+            let data = longs(&group, &vec![1; 100_000]);
+            if group.rank().0 == 0 {
+                let send = group.send(&data, Rank(2), Datatype::U64);
+                let error = failed(send.deadline(Duration::from_millis(200)).run());
+                assert_eq!(
+                    (error.blamed(), error.cause()),
+                    (Rank(2), Cause::Late),
+                    "{way:?}: {error}"
+                );
+                assert!(error.to_string().contains("send to rank 2"), "{error}");
+            } else {
+                // Whoever calls something finds out.
+                let outcome = group.barrier().deadline(Duration::from_secs(20)).run();
+                assert_eq!(failed(outcome).blamed(), Rank(2), "{way:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_in_mid_call_is_named() {
+    for way in WAYS {
+        ranks(2, way, |group| {
+            let part = group.split(Some(0), 0).unwrap().unwrap();
+            let barrier = part.barrier().deadline(Duration::from_secs(20));
+            if group.rank().0 == 0 {
+                let error = failed(barrier.run());
+                assert_eq!(
+                    (error.blamed(), error.cause()),
+                    (Rank(1), Cause::Withdrew),
+                    "{way:?}: {error}"
+                );
+            } else {
+                // A receive of what never comes, and then nobody is left who could wait for it.
+                let data = longs(&group, &[0]);
+                let _ = part.receive(&data, Rank(0), Datatype::U64).start().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_call_can_be_started_while_another_thread_runs_one() {
+    ranks(2, Way::Arena, |group| {
+        let (own, long) = (u64::from(group.rank().0), Datatype::U64);
+        let (flag, data) = (longs(&group, &[0]), longs(&group, &[own]));
+        std::thread::scope(|scope| {
+            // It lasts until rank 0 has sent something, which it does while the same runs there.
+            let run = scope.spawn(|| match own {
+                0 => group.barrier().run().unwrap(),
+                _ => {
+                    group.receive(&flag, Rank(0), long).run().unwrap();
+                    group.barrier().run().unwrap();
+                }
+            });
+            if own == 0 {
+                std::thread::sleep(Duration::from_millis(50));
+                group.send(&flag, Rank(1), long).start().unwrap().wait().unwrap();
+            }
+            run.join().unwrap();
+        });
+        group.all_reduce(&data, &data, long, Reduction::Sum).run().unwrap();
+        assert_eq!(read_longs(&data), [1]);
+    });
+}
+
+#[test]
 fn an_algorithm_that_needs_all_sizes_is_refused_where_a_rank_knows_its_own() {
     ranks(3, Way::Arena, |group| {
         let (own, all) = (longs(&group, &[1]), longs(&group, &[0; 3]));
@@ -557,12 +690,12 @@ struct Process {
 }
 
 impl Process {
-    fn start(directory: &std::path::Path, rank: u32, size: u32, way: Way) -> Process {
+    fn start(directory: &std::path::Path, rank: u32, size: u32, way: Way, role: &str) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "a_rank_of_its_own", "--nocapture", "--test-threads=1"])
             .env(
                 "COLLECTIVES_RANK",
-                format!("{rank} {size} {way:?} {}", directory.display()),
+                format!("{rank} {size} {way:?} {role} {}", directory.display()),
             )
             .stdout(Stdio::piped())
             .spawn()
@@ -584,54 +717,104 @@ impl Process {
     }
 }
 
+/// What a process of its own does after the first failure.
+const ROLES: [&str; 5] = ["shrinks", "dies", "grows", "joins", "ends"];
+
 #[test]
 fn a_rank_of_its_own() {
     let Ok(role) = std::env::var("COLLECTIVES_RANK") else {
         return;
     };
-    let mut words = role.splitn(4, ' ');
+    let mut words = role.splitn(5, ' ');
     let mut word = || words.next().unwrap().to_owned();
     let (rank, size): (u32, u32) = (word().parse().unwrap(), word().parse().unwrap());
-    let (way, directory) = (word(), word());
-    let transports = if way == "Tcp" { "tcp" } else { "shared_memory,tcp" };
-    let agent = Agent::builder(&format!("rank-{rank}"))
+    let (way, role, directory) = (word(), word(), word());
+    assert!(ROLES.contains(&role.as_str()), "{role}");
+    let way = WAYS.into_iter().find(|it| format!("{it:?}") == way).unwrap();
+    let transports = if way == Way::Tcp { "tcp" } else { "shared_memory,tcp" };
+    let agent = Agent::builder(&format!("rank-{rank}-{role}"))
         .secret("collectives")
         .listen("127.0.0.1:0")
         .set("rendezvous", format!("dir:{directory}"))
         .set("transports", transports)
         .start()
         .unwrap();
+    let name = if role == "joins" { "grown" } else { "all" };
     let options = JoinOptions {
-        arena: way == "Arena",
-        ..JoinOptions::new("all", Rank(rank), size)
+        arena: way.has_arena(rank),
+        ..JoinOptions::new(name, Rank(rank), size)
     };
     let group = Communicator::join(&agent, options).unwrap();
     println!("JOINED");
+    let sum_of = |group: &Communicator, value: u32| {
+        let data = longs(group, &[u64::from(value)]);
+        let call = group.all_reduce(&data, &data, Datatype::U64, Reduction::Sum);
+        call.deadline(Duration::from_secs(20))
+            .run()
+            .map(|()| read_longs(&data)[0])
+    };
+    if role == "joins" {
+        println!("GROWN {} {}", group.size(), sum_of(&group, 100).unwrap());
+        return group.barrier().run().unwrap();
+    }
     let data = agent.allocate(1 << 20).unwrap();
     let error = loop {
         let call = group.all_reduce(&data, &data, Datatype::F32, Reduction::Sum);
-        if let Err(error) = call.deadline(Duration::from_secs(10)).run() {
+        let seconds = if role == "ends" { 3 } else { 20 };
+        if let Err(error) = call.deadline(Duration::from_secs(seconds)).run() {
             break failed(Err(error));
         }
     };
     println!("FAILED {} {:?} {error}", error.blamed().0, error.cause());
-    let left = group.shrink(Duration::from_secs(10)).unwrap();
-    let data = longs(&left, &[u64::from(rank) + 1]);
-    left.all_reduce(&data, &data, Datatype::U64, Reduction::Sum)
-        .run()
-        .unwrap();
-    println!("SHRUNK {} {}", left.size(), read_longs(&data)[0]);
+    if role == "ends" {
+        return;
+    }
+    if role == "dies" {
+        // Somewhere in what follows.
+        let wait = Duration::from_micros(u64::from(std::process::id() % 8) * 2500);
+        std::thread::spawn(move || {
+            std::thread::sleep(wait);
+            std::process::abort();
+        });
+    }
+    let (mut left, gone) = (group, if role == "grows" { 1 } else { 2 });
+    let sum = loop {
+        left = left.shrink(Duration::from_secs(30)).unwrap();
+        // Whoever is still to die may do so after they have come together: then they do so again.
+        let outcome = loop {
+            let outcome = sum_of(&left, rank + 1);
+            if outcome.is_err() || left.size() + gone == size {
+                break outcome;
+            }
+        };
+        if let Ok(sum) = outcome {
+            break sum;
+        }
+    };
+    println!("SHRUNK {} {sum}", left.size());
+    if role == "grows" {
+        left = left.grow("grown", size).unwrap();
+        println!("GROWN {} {}", left.size(), sum_of(&left, rank + 1).unwrap());
+    }
     // Nobody goes before all have heard.
     left.barrier().run().ok();
+}
+
+/// Reads what is left, and waits for the end.
+fn end(processes: impl IntoIterator<Item = Process>) {
+    for mut process in processes {
+        let mut rest = String::new();
+        process.lines.read_to_string(&mut rest).ok();
+        process.child.wait().unwrap();
+    }
 }
 
 #[test]
 fn kill_9_in_mid_all_reduce_names_the_rank_and_the_others_go_on() {
     for way in WAYS {
         let directory = tempfile::tempdir().unwrap();
-        let mut processes: Vec<Process> = (0..4)
-            .map(|rank| Process::start(directory.path(), rank, 4, way))
-            .collect();
+        let start = |rank| Process::start(directory.path(), rank, 4, way, "grows");
+        let mut processes: Vec<Process> = (0..4).map(start).collect();
         processes.iter_mut().for_each(|process| drop(process.say("JOINED")));
         std::thread::sleep(Duration::from_millis(200));
         let mut killed = processes.remove(2);
@@ -642,10 +825,53 @@ fn kill_9_in_mid_all_reduce_names_the_rank_and_the_others_go_on() {
             assert!(failed.starts_with("2 Lost "), "{way:?}: {failed}");
             assert_eq!(process.say("SHRUNK "), "3 7", "{way:?}");
         }
-        for process in processes.iter_mut().chain([&mut killed]) {
-            let mut rest = String::new();
-            process.lines.read_to_string(&mut rest).ok();
-            process.child.wait().unwrap();
+        // A new one comes in its stead.
+        processes.push(Process::start(directory.path(), 3, 4, way, "joins"));
+        for process in &mut processes {
+            assert_eq!(process.say("GROWN "), "4 107", "{way:?}");
         }
+        end(processes.into_iter().chain([killed]));
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_late_whatever_it_last_said() {
+    for way in [Way::Arena, Way::Tcp] {
+        let directory = tempfile::tempdir().unwrap();
+        let start = |rank| Process::start(directory.path(), rank, 4, way, "ends");
+        let mut processes: Vec<Process> = (0..4).map(start).collect();
+        processes.iter_mut().for_each(|process| drop(process.say("JOINED")));
+        std::thread::sleep(Duration::from_millis(100));
+        let mut stopped = processes.remove(1);
+        let stop = Command::new("kill")
+            .args(["-STOP", &stopped.child.id().to_string()])
+            .status();
+        assert!(stop.unwrap().success());
+        for process in &mut processes {
+            let failed = process.say("FAILED ");
+            assert!(failed.starts_with("1 "), "{way:?}: {failed}");
+        }
+        stopped.child.kill().unwrap();
+        end(processes.into_iter().chain([stopped]));
+    }
+}
+
+#[test]
+fn a_second_rank_may_die_while_the_others_come_together() {
+    for way in [Way::Arena, Way::Tcp, Way::Arena, Way::Tcp] {
+        let directory = tempfile::tempdir().unwrap();
+        let role = |rank| if rank == 1 { "dies" } else { "shrinks" };
+        let start = |rank| Process::start(directory.path(), rank, 5, way, role(rank));
+        let mut processes: Vec<Process> = (0..5).map(start).collect();
+        processes.iter_mut().for_each(|process| drop(process.say("JOINED")));
+        std::thread::sleep(Duration::from_millis(100));
+        let mut killed = processes.remove(4);
+        killed.child.kill().unwrap();
+        let dies = processes.remove(1);
+        for process in &mut processes {
+            assert!(process.say("FAILED ").starts_with("4 Lost "), "{way:?}");
+            assert_eq!(process.say("SHRUNK "), "3 8", "{way:?}");
+        }
+        end(processes.into_iter().chain([dies, killed]));
     }
 }

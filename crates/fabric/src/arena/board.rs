@@ -1,7 +1,6 @@
 //! What the ranks of an arena tell each other when a call does not go well.
 
 use std::sync::atomic::{Ordering, fence};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use weft_plan::Rank;
 use weft_protocol::group::{Abort, Board, Status, Trouble, Waiting};
@@ -18,7 +17,7 @@ const NOBODY: u64 = (NOWHERE as u64 >> 1) << 32;
 pub(super) struct Sticky(Option<Trouble>);
 
 impl Arena {
-    /// Whether a neighbour has given up, or is lost.
+    /// Whether a neighbour has given up.
     pub(super) fn check(&mut self) -> Result<(), Trouble> {
         if let Some(trouble) = &self.trouble.0 {
             return Err(trouble.clone());
@@ -27,17 +26,8 @@ impl Arena {
         let told = segments.chain([&self.own]).filter(|s| s.has_abort());
         // Of several the first, and whoever looks finds the same one.
         let first = told.filter_map(|s| s.abort()).min_by_key(|(at, abort)| (*at, abort.by));
-        let lost = || {
-            let mut neighbours = self.neighbours.iter().zip(&self.ranks);
-            neighbours.find_map(|(n, rank)| Some((n.as_ref()?.lost?, *rank)))
-        };
-        let trouble = match first {
-            Some((_, abort)) => Trouble::Aborted(Box::new(abort)),
-            None => match lost() {
-                Some((loss, rank)) => return Err(Trouble::Lost { rank, loss }),
-                None => return Ok(()),
-            },
-        };
+        let Some((_, abort)) = first else { return Ok(()) };
+        let trouble = Trouble::Aborted(Box::new(abort));
         self.trouble.0 = Some(trouble.clone());
         Err(trouble)
     }
@@ -67,12 +57,17 @@ impl Board for Arena {
         })
     }
 
+    fn pulse(&mut self, of: Rank) -> u64 {
+        let place = self.places.get(of.0 as usize).map(|place| *place as usize);
+        let neighbour = place.and_then(|place| self.neighbours.get(place)?.as_ref());
+        neighbour.map_or(0, |neighbour| neighbour.segment.pulse())
+    }
+
     fn abort(&mut self, abort: &Abort) {
         if self.own.has_abort() {
             return;
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        self.own.set_abort(abort, now.map_or(1, |now| now.as_nanos() as u64));
+        self.own.set_abort(abort, super::rest::host_time_ns());
         self.own.tell_news();
         fence(Ordering::SeqCst);
         super::rest::wake(self.own.news());

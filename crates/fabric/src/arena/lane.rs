@@ -11,13 +11,15 @@ pub(super) struct Outgoing {
     pub consumed: u64,
     /// A message that is on its way through the slots, piece by piece.
     pub pushing: Option<Pushing>,
-    /// One more than the slot of the last message that was left in our memory.
+    /// One more than the slot of the last message of a call that was left in our memory.
     pub left_there: u64,
 }
 
 /// A message of which some has not found room yet.
 #[derive(Debug)]
 pub(super) struct Pushing {
+    /// The number of the memory, where it is that of a message beside the call.
+    pub lent: Option<u32>,
     pub from: *const u8,
     pub head: MessageHead,
     pub pushed: u64,
@@ -25,7 +27,7 @@ pub(super) struct Pushing {
     pub first: u64,
 }
 
-// SAFETY: the pointer is into a buffer of the call, which is held until the call ends, and is read only by whoever has the arena.
+// SAFETY: the pointer is into a buffer that is held until its call or message ends, and is read only by whoever has the arena.
 unsafe impl Send for Pushing {}
 
 /// The receiving end.

@@ -19,15 +19,15 @@ mod tests;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
 use std::time::Duration;
 
 use thiserror::Error;
 use weft_plan::{Rank, Time};
 use weft_protocol::group::{
-    CallRecord, Combiner, Exchange, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
+    CallRecord, Combiner, Exchange, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
 };
-use weft_protocol::{Loss, Progress, Refusal, RegionKey};
+use weft_protocol::{Progress, Refusal, RegionKey};
 
 use crate::copy;
 use crate::memory::{HostMemory, MemoryError};
@@ -36,6 +36,8 @@ use crate::shared_memory::BorrowedMapping;
 use board::Sticky;
 use lane::{Incoming, Outgoing, Pushing, Ticket};
 use segment::{Body, Layout, Segment, Slot};
+
+pub use rest::Ear;
 
 /// A message that is left in its sender's memory is taken in pieces of this size, so that whoever takes it looks up now and then.
 const PART_BYTES: u64 = 1 << 20;
@@ -135,6 +137,8 @@ pub struct Arena {
     neighbourhood: Box<dyn Neighbourhood>,
     /// Of the present call.
     buffers: Vec<Held>,
+    /// Of messages beside it.
+    lent: Lent<Held>,
     call: CallRecord,
     /// Lanes with a message that has not found room yet.
     pushing: usize,
@@ -151,10 +155,9 @@ struct Neighbour {
     /// What its news were when we last polled.
     news: u32,
     mappings: Vec<(RegionKey, Arc<dyn Seen>)>,
-    lost: Option<Loss>,
 }
 
-/// A buffer of the present call.
+/// A buffer of the present call, or of a message beside it.
 #[derive(Debug)]
 struct Held {
     _memory: Arc<dyn weft_protocol::Memory>,
@@ -163,6 +166,8 @@ struct Held {
     /// Where in the memory behind the key the buffer begins.
     offset: u64,
     key: Option<RegionKey>,
+    /// For a message that stays here until it is read: its place among the lanes, and one more than its slot.
+    left_there: Option<(usize, u64)>,
 }
 
 // SAFETY: the pointer is into memory that the same value keeps alive, and which has no thread affinity.
@@ -201,7 +206,6 @@ impl Arena {
                     segment,
                     news: 0,
                     mappings: Vec::new(),
-                    lost: None,
                 })),
                 None => Err(ArenaError::NotASegment { rank }),
             },
@@ -219,6 +223,7 @@ impl Arena {
             incoming: (0..lanes).map(|_| Incoming::default()).collect(),
             neighbourhood,
             buffers: Vec::new(),
+            lent: Lent::default(),
             call: CallRecord::new(0, 0, ""),
             pushing: 0,
             reducer: None,
@@ -231,23 +236,23 @@ impl Arena {
         self.places.get(rank.0 as usize).is_some_and(|&place| place != NOWHERE)
     }
 
-    /// A rank is known to be gone.
-    pub fn lose(&mut self, rank: Rank, loss: Loss) {
-        if self.holds(rank)
-            && let Some(neighbour) = &mut self.neighbours[self.places[rank.0 as usize] as usize]
-        {
-            neighbour.lost.get_or_insert(loss);
-        }
-    }
-
     /// Sleeps until a neighbour has done something since the last [`poll`](Exchange::poll), at most so long. To be called after
     /// having polled and then looked at everything in vain.
     pub fn rest(&mut self, max: Duration) {
+        self.rest_besides(None, max);
+    }
+
+    /// The same, or until the ear is woken once more than it has been heard to be.
+    pub fn rest_hearing(&mut self, ear: &Ear, heard: u32, max: Duration) {
+        self.rest_besides(Some((ear.word(), heard)), max);
+    }
+
+    fn rest_besides(&mut self, ear: Option<(&AtomicU32, u32)>, max: Duration) {
         self.own.set_resting(true);
         fence(Ordering::SeqCst);
         rest::order_others();
         let neighbours = self.neighbours.iter().flatten();
-        rest::wait(neighbours.map(|n| (n.segment.news(), n.news)), max);
+        rest::wait(neighbours.map(|n| (n.segment.news(), n.news)).chain(ear), max);
         self.own.set_resting(false);
     }
 
@@ -268,8 +273,15 @@ impl Arena {
         }
     }
 
+    fn held(&self, piece: Piece) -> &Held {
+        match piece.is_lent() {
+            true => self.lent.of(piece.buffer).expect("a buffer that is lent"),
+            false => &self.buffers[piece.buffer as usize],
+        }
+    }
+
     fn at(&self, piece: Piece) -> *mut u8 {
-        let held = &self.buffers[piece.buffer as usize];
+        let held = self.held(piece);
         let end = piece.offset.checked_add(piece.len);
         assert!(end.is_some_and(|end| end <= held.len), "a piece outside of its buffer");
         // SAFETY: within the buffer, as just checked.
@@ -457,17 +469,6 @@ impl Arena {
         self.incoming[index].gathered = gathered;
         Ok(len)
     }
-
-    fn withdrew(&self, rank: Rank) -> Trouble {
-        Trouble::Aborted(Box::new(weft_protocol::group::Abort {
-            by: self.ranks[self.own_place],
-            blamed: rank,
-            cause: weft_protocol::group::Cause::Withdrew,
-            step: 0,
-            called: self.call,
-            instead: None,
-        }))
-    }
 }
 
 impl Exchange for Arena {
@@ -482,20 +483,7 @@ impl Exchange for Arena {
                 buffer: index as u32,
                 refusal,
             };
-            let host = view.memory.as_any().downcast_ref::<HostMemory>();
-            let host = host.ok_or(unusable(Refusal::Unsupported))?;
-            let end = view.offset.checked_add(view.len);
-            if end.is_none_or(|end| end > view.memory.len()) {
-                return Err(unusable(Refusal::OutOfBounds));
-            }
-            self.buffers.push(Held {
-                _memory: Arc::clone(&view.memory),
-                // SAFETY: within the memory, as just checked.
-                base: unsafe { host.as_ptr().add(view.offset as usize) },
-                len: view.len,
-                offset: view.offset,
-                key: view.key.filter(|_| host.file().is_some()),
-            });
+            self.buffers.push(Held::new(view).map_err(unusable)?);
         }
         let renamed = call.signature != self.call.signature || call.words != self.call.words;
         self.call = *call;
@@ -510,7 +498,7 @@ impl Exchange for Arena {
         }
         let head = *head;
         let at = self.at(from);
-        let held = &self.buffers[from.buffer as usize];
+        let held = self.held(from);
         let offset = held.offset + from.offset;
         let key = held.key;
         let eager = match key {
@@ -528,12 +516,16 @@ impl Exchange for Arena {
         if let Some(key) = key {
             let body = Body::There { key, offset };
             let number = self.publish_slot(place, index, &Slot { head, body });
-            self.outgoing[index].left_there = number + 1;
+            match self.lent.of_mut(from.buffer).filter(|_| from.is_lent()) {
+                Some(held) => held.left_there = Some((index, number + 1)),
+                None => self.outgoing[index].left_there = number + 1,
+            }
             return Ok(Offered::Open(Ticket::LeftThere(number).id()));
         }
         let out = &mut self.outgoing[index];
         let first = out.next;
         out.pushing = Some(Pushing {
+            lent: from.is_lent().then_some(from.buffer),
             from: at,
             head,
             pushed: 0,
@@ -598,7 +590,7 @@ impl Exchange for Arena {
                 if self.neighbours[place].as_ref().is_none_or(left) {
                     // Whoever was first says why.
                     self.check()?;
-                    return Err(self.withdrew(lane.peer));
+                    return Err(Trouble::Withdrew { rank: lane.peer });
                 }
                 (len, taken + len == head.len)
             }
@@ -643,7 +635,7 @@ impl Exchange for Arena {
         let unread = |out: &Outgoing| out.left_there > out.consumed;
         let mut withdrawn = false;
         for (index, out) in self.outgoing.iter_mut().enumerate() {
-            if out.pushing.take().is_some() {
+            if out.pushing.take_if(|pushing| pushing.lent.is_none()).is_some() {
                 self.pushing -= 1;
                 withdrawn = true;
             }
@@ -665,6 +657,55 @@ impl Exchange for Arena {
         self.own.set_status(&self.call, board::ENDED, false);
         self.buffers.clear();
         Progress::Idle
+    }
+
+    fn lend(&mut self, _: Rank, view: &View) -> Result<u32, Trouble> {
+        let unusable = |refusal| Trouble::Unusable { buffer: 0, refusal };
+        Ok(self.lent.insert(Held::new(view).map_err(unusable)?))
+    }
+
+    fn take_back(&mut self, _: Rank, buffer: u32) -> Progress {
+        let mut withdrawn = false;
+        if self.pushing > 0 {
+            for out in &mut self.outgoing {
+                if out.pushing.take_if(|pushing| pushing.lent == Some(buffer)).is_some() {
+                    self.pushing -= 1;
+                    withdrawn = true;
+                }
+            }
+        }
+        if let Some((index, end)) = self.lent.remove(buffer).and_then(|held| held.left_there) {
+            let (place, channel) = (index / self.layout.channels, index % self.layout.channels);
+            let out = &mut self.outgoing[index];
+            if out.consumed < end {
+                Arena::look(&self.neighbours[place], self.own_place, channel as u16, out);
+            }
+            withdrawn |= out.consumed < end;
+        }
+        if withdrawn {
+            self.own.withdraw();
+        }
+        Progress::Idle
+    }
+}
+
+impl Held {
+    fn new(view: &View) -> Result<Held, Refusal> {
+        let host = view.memory.as_any().downcast_ref::<HostMemory>();
+        let host = host.ok_or(Refusal::Unsupported)?;
+        let end = view.offset.checked_add(view.len);
+        if end.is_none_or(|end| end > view.memory.len()) {
+            return Err(Refusal::OutOfBounds);
+        }
+        Ok(Held {
+            _memory: Arc::clone(&view.memory),
+            // SAFETY: within the memory, as just checked.
+            base: unsafe { host.as_ptr().add(view.offset as usize) },
+            len: view.len,
+            offset: view.offset,
+            key: view.key.filter(|_| host.file().is_some()),
+            left_there: None,
+        })
     }
 }
 

@@ -2,13 +2,37 @@
 
 use std::io;
 use std::mem::zeroed;
-use std::sync::atomic::AtomicU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Wake;
 use std::time::Duration;
 
 /// The kernel waits for so many words at once.
 const WORDS_MAX: usize = 128;
 /// How long to sleep where the kernel cannot wait for several words.
 const BLIND: Duration = Duration::from_millis(1);
+
+/// What wakes whoever rests besides its neighbours: anything that has a waker of it.
+#[derive(Debug, Default)]
+pub struct Ear(AtomicU32);
+
+impl Ear {
+    /// How often it has been woken. To be asked before looking for what it would be woken for.
+    pub fn heard(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    pub(super) fn word(&self) -> &AtomicU32 {
+        &self.0
+    }
+}
+
+impl Wake for Ear {
+    fn wake(self: Arc<Ear>) {
+        self.0.fetch_add(1, Ordering::Release);
+        wake(&self.0);
+    }
+}
 
 /// Makes this process one of those that [`order_others`] reaches.
 pub(super) fn take_part() {
@@ -70,12 +94,21 @@ pub(super) fn wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, libc::c_int::MAX) };
 }
 
-fn after(max: Duration) -> Option<libc::timespec> {
+/// A time that all processes of this host share, and that nobody sets.
+pub(super) fn host_time_ns() -> u64 {
+    now().map_or(1, |now| now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+fn now() -> Option<libc::timespec> {
     // SAFETY: all-zero is a valid time, and the call writes nothing else.
-    let now = unsafe {
+    unsafe {
         let mut now: libc::timespec = zeroed();
-        (libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) == 0).then_some(now)?
-    };
+        (libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) == 0).then_some(now)
+    }
+}
+
+fn after(max: Duration) -> Option<libc::timespec> {
+    let now = now()?;
     let nanos = now.tv_nsec + i64::from(max.subsec_nanos());
     Some(libc::timespec {
         tv_sec: now

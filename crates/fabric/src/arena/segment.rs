@@ -271,6 +271,11 @@ impl Segment {
         self.word(header::STATUS).store((version | 1) + 1, Ordering::Release);
     }
 
+    /// A number that changes whenever the owner writes a status.
+    pub(super) fn pulse(&self) -> u64 {
+        self.read(header::STATUS)
+    }
+
     /// A status with its detail; `None` while it is being written, or where there is none yet.
     pub(super) fn status(&self) -> Option<(CallRecord, u64)> {
         let before = self.read(header::STATUS);

@@ -292,12 +292,7 @@ fn taken_back(call: u64, abort: Option<&Abort>) -> Trouble {
 fn what_was_left_in_memory_that_is_taken_back_is_not_used() {
     // Messages between two ranks, which are not counted, as well as those of a collective.
     for call in [5, CallRecord::PAIRWISE] {
-        let trouble = taken_back(call, None);
-        let withdrew = |abort: &Abort| abort.blamed == rank(0) && abort.cause == Cause::Withdrew;
-        assert!(
-            matches!(&trouble, Trouble::Aborted(abort) if withdrew(abort)),
-            "{trouble}"
-        );
+        assert_eq!(taken_back(call, None), Trouble::Withdrew { rank: rank(0) });
     }
 }
 
@@ -334,14 +329,62 @@ fn the_first_abort_is_the_one_that_everybody_believes() {
 }
 
 #[test]
-fn a_lost_neighbour_is_trouble() {
-    let mut ends = arenas(2, small(), &Everybody::default());
-    ends[0].lose(rank(1), Loss::Silent);
-    let lost = Trouble::Lost {
-        rank: rank(1),
-        loss: Loss::Silent,
-    };
-    assert_eq!(ends[0].poll(Time::ZERO), Err(lost));
+fn a_message_beside_a_call_has_memory_of_its_own() {
+    for mapped in [None, Some(7)] {
+        let mut everybody = Everybody::default();
+        let views: Vec<_> = (0..2)
+            .map(|r| buffers(40_000, r, mapped.map(|slot| slot + u32::from(r)), &mut everybody))
+            .collect();
+        let mut ends = arenas(2, small(), &everybody);
+        let lent: Vec<u32> = ends
+            .iter_mut()
+            .zip(&views)
+            .map(|(end, views)| end.lend(rank(1), &views[0]).unwrap())
+            .collect();
+        let (before, len) = (bytes_of(&views[0][0]), 40_000);
+        let whole = |buffer| piece(buffer, 0, len);
+        let (to, from) = (
+            Lane {
+                peer: rank(1),
+                channel: 1,
+            },
+            Lane {
+                peer: rank(0),
+                channel: 1,
+            },
+        );
+        let head = head(CallRecord::PAIRWISE, len);
+        let Ok(Offered::Open(offer)) = ends[0].offer(to, &head, whole(lent[0])) else {
+            panic!("so many bytes do not go at once");
+        };
+        // A call of no messages begins and ends meanwhile, and takes nothing of it away.
+        for end in &mut ends {
+            end.begin(&record(0), &[]).unwrap();
+            assert_eq!(end.end(), Progress::Idle);
+        }
+        loop {
+            let taken = ends[1].take(from, &head, &Sink::Copy(whole(lent[1]))).unwrap();
+            ends[0].poll(Time::ZERO).unwrap();
+            if taken == Taken::All {
+                break;
+            }
+        }
+        assert!(ends[0].settled(to, offer));
+        for (end, lent) in ends.iter_mut().zip(lent) {
+            assert_eq!(end.take_back(rank(1), lent), Progress::Idle);
+        }
+        assert_eq!(bytes_of(&views[1][0]), before, "{mapped:?}");
+        // One that is taken back unread is not used.
+        let lent = ends[0].lend(rank(1), &views[0][0]).unwrap();
+        let offered = ends[0].offer(to, &head, whole(lent)).unwrap();
+        assert!(matches!(offered, Offered::Open(_)));
+        assert_eq!(ends[0].take_back(rank(1), lent), Progress::Idle);
+        if mapped.is_some() {
+            let into = ends[1].lend(rank(0), &views[1][0]).unwrap();
+            let taken = ends[1].take(from, &head, &Sink::Copy(whole(into)));
+            assert_eq!(taken, Err(Trouble::Withdrew { rank: rank(0) }));
+        }
+    }
 }
 
 #[test]

@@ -171,6 +171,11 @@ impl<T: ?Sized + Transport> Core<T> {
             .any(|inbox| inbox.group == group && !inbox.waiting.is_empty())
     }
 
+    /// Keeps what comes for a group from now on, also if it was over before.
+    pub fn open_parcels(&mut self, group: u64) {
+        self.closed_groups.retain(|closed| *closed != group);
+    }
+
     /// Forgets what has come for a group that is over, and whatever still comes.
     pub fn drop_parcels(&mut self, group: u64) {
         while self.next_parcel(group).is_some() {}

@@ -13,6 +13,8 @@ pub struct Witness<'a> {
     pub waiting: Waiting,
     /// What each rank has last published, by rank, as far as it is known. The own entry is not looked at.
     pub others: &'a [Option<Status>],
+    /// By rank: those that have shown no sign of life while this rank asked what they had called.
+    pub still: &'a [bool],
 }
 
 impl Witness<'_> {
@@ -22,13 +24,14 @@ impl Witness<'_> {
             Trouble::Aborted(abort) => **abort,
             Trouble::Lost { rank, .. } => self.abort(*rank, Cause::Lost),
             Trouble::WrongMessage { peer, .. } => self.wrong_call(*peer),
+            Trouble::Withdrew { rank } => self.abort(*rank, Cause::Withdrew),
             Trouble::Garbage { rank } => self.abort(*rank, Cause::Broken),
             Trouble::Unusable { .. } | Trouble::Panicked => self.abort(self.rank, Cause::Broken),
         }
     }
 
     /// What to tell everybody when the deadline has passed: whoever this rank waits for may itself wait for another, and so on, up
-    /// to one that waits for nobody.
+    /// to one that waits for nobody. What a rank without a pulse has last published may be old: it waits for nobody either.
     pub fn after_deadline(&self) -> Abort {
         let Some(mut blamed) = self.waiting.peer else {
             return self.abort(self.rank, Cause::Late);
@@ -42,12 +45,23 @@ impl Witness<'_> {
                 return self.wrong_call(blamed);
             }
             seen.push(blamed);
-            let here = status.call.number == self.call.number && !status.ended;
-            match status.waiting.peer.filter(|next| here && !seen.contains(next)) {
-                Some(next) => blamed = next,
+            let here = status.call.number == self.call.number && !status.ended && !self.is_still(blamed);
+            match status.waiting.peer.filter(|_| here) {
+                Some(next) if !seen.contains(&next) => blamed = next,
+                // They wait for each other, or say so: one that stands still is not one of them.
+                Some(_) => return self.abort(self.first_still().unwrap_or(blamed), Cause::Late),
                 None => return self.abort(blamed, Cause::Late),
             }
         }
+    }
+
+    fn is_still(&self, rank: Rank) -> bool {
+        self.still.get(rank.0 as usize).copied().unwrap_or(false)
+    }
+
+    fn first_still(&self) -> Option<Rank> {
+        let mut ranks = (0..self.still.len() as u32).map(Rank);
+        ranks.find(|rank| *rank != self.rank && self.is_still(*rank))
     }
 
     /// Of those who called something else at this point, the one that most others disagree with; of equals, the peer that it was
@@ -120,6 +134,7 @@ mod tests {
                 peer: Some(Rank(1)),
             },
             others,
+            still: &[],
         }
     }
 
@@ -140,6 +155,25 @@ mod tests {
     fn a_chain_that_closes_blames_the_last_before_it_closes() {
         let others = [None, status(5, 1, Some(2), false), status(5, 1, Some(1), false)];
         assert_eq!(witness(&others).after_deadline().blamed, Rank(2));
+    }
+
+    #[test]
+    fn a_rank_that_stands_still_is_late_whatever_it_last_said() {
+        let round = |from: u32| status(5, 1, Some(from), false);
+        // Rank 2 was waiting for rank 0 for a moment, when it was stopped.
+        let others = [None, round(2), round(0), round(1)];
+        let witness = Witness {
+            still: &[false, false, true, false],
+            ..witness(&others)
+        };
+        assert_eq!(witness.after_deadline().blamed, Rank(2));
+        // It is not in the circle of those who seem to wait for each other.
+        let others = [None, round(0), round(3), round(2)];
+        let witness = Witness {
+            others: &others,
+            ..witness
+        };
+        assert_eq!(witness.after_deadline().blamed, Rank(2));
     }
 
     #[test]

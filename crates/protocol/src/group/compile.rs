@@ -29,8 +29,6 @@ pub struct Compiled {
     pub(super) outgoing: Vec<Lane>,
     /// Bytes of scratch that each part of the call needs, in the order of its parts.
     pub(super) scratch: Vec<u64>,
-    /// By part: what its messages are signed with, where that is not the signature of the call.
-    pub(super) signatures: Vec<Option<u64>>,
     pub(super) channels: u16,
 }
 
@@ -92,16 +90,13 @@ pub struct Source<'a> {
     pub scope: Scope,
 }
 
-/// What two ranks know of each other's sizes and calls.
+/// What two ranks know of each other's sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// All ranks know all sizes, so that messages of nothing are left out on both sides.
     Known,
     /// A rank knows only its own sizes: every message is sent, so that two ranks that do not agree find out.
     Own,
-    /// A message between two ranks of which the others know nothing: it shares the first channel with all others of its kind, and
-    /// is not counted. Its two ends must give the same signature.
-    Pairwise { signature: u64 },
 }
 
 /// The buffers of each part of a call, in the order in which an exchange is told of them.
@@ -138,23 +133,18 @@ impl Compiled {
             if needed > channels_max {
                 return Err(CompileError::TooManyChannels);
             }
-            let pairwise = matches!(source.scope, Scope::Pairwise { .. });
             let channels = Channels {
-                first: if pairwise { 0 } else { next },
+                first: next,
                 max: channels_max.max(1),
             };
             let ops = list(source, rank, part as u32, channels)?;
             next = channels.of(needed);
             let used = u32::from(channels.first) + u32::from(needed);
             compiled.channels = compiled.channels.max(used.min(channels_max.into()) as u16);
-            compiled.signatures.push(match source.scope {
-                Scope::Pairwise { signature } => Some(signature),
-                Scope::Known | Scope::Own => None,
-            });
             let layout = Layout::new(source.partition, source.program, rank);
             let scratch = layout.elements(weft_plan::collective::Buffer::Scratch) * source.size as u64;
             compiled.scratch.push(scratch);
-            flow.add(part as u32, fuse::fuse(ops), pairwise);
+            flow.add(part as u32, fuse::fuse(ops));
         }
         flow.finish(&mut compiled);
         Ok(compiled)

@@ -15,8 +15,8 @@ use crate::transport::Progress;
 
 /// Carries the messages of one rank of a group. Never blocks, never calls back.
 ///
-/// Calls of a group are serial: between [`begin`](Exchange::begin) and [`end`](Exchange::end) there is one, and all pieces are pieces of
-/// its buffers. Whether a message is copied on its way (eager), or waits in its sender's memory until the receiver fetches it, is the
+/// Calls of a group are serial: between [`begin`](Exchange::begin) and [`end`](Exchange::end) there is one, and its pieces are pieces of
+/// its buffers. Beside it go messages between two ranks, on a channel and in buffers of their own ([`lend`](Exchange::lend)). Whether a message is copied on its way (eager), or waits in its sender's memory until the receiver fetches it, is the
 /// exchange's own business, and so is the size from which on it does the latter. What it promises:
 ///
 /// - the messages of a lane are taken in the order in which they were offered, and messages of different lanes do not wait for each
@@ -24,9 +24,11 @@ use crate::transport::Progress;
 /// - a message is taken once, whole, and only if its head is the one that the receiver expects;
 /// - nothing reads an offered piece after its offer has settled, and nothing writes a buffer of the call except a `take` while it
 ///   is being called;
-/// - after [`end`](Exchange::end) has answered [`Progress::Idle`] nothing touches the buffers of the call at all.
+/// - after [`end`](Exchange::end) has answered [`Progress::Idle`] nothing touches the buffers of the call at all, and after
+///   [`take_back`](Exchange::take_back) has, nothing that one buffer.
 pub trait Exchange: Board + fmt::Debug + Send {
-    /// How many channels there are between any two ranks. Lanes of others do not exist.
+    /// How many channels there are for calls between any two ranks. The next one is for [messages](super::Messages) between the two, and
+    /// lanes of others do not exist.
     fn channels(&self) -> u16;
 
     /// Makes a call's buffers known and publishes what is being called. Pieces name a buffer by its place in `buffers`. Whatever of
@@ -52,6 +54,14 @@ pub trait Exchange: Board + fmt::Debug + Send {
     /// Lets go of the call's buffers. After a call that went well this is immediate; after a failure it may take several calls until
     /// nothing touches the buffers any more.
     fn end(&mut self) -> Progress;
+
+    /// Makes the memory of one message to or from a peer known, beside the buffers of the call under way. Pieces of it name it by
+    /// the answer.
+    fn lend(&mut self, peer: Rank, view: &View) -> Result<u32, Trouble>;
+
+    /// Lets go of the memory of one message. After a message that has settled or was taken this is nearly always immediate; one that has not
+    /// is given up, and with it the group.
+    fn take_back(&mut self, peer: Rank, buffer: u32) -> Progress;
 }
 
 /// What the ranks of a group let each other know beside the messages, so that a failure can be explained.
@@ -60,6 +70,8 @@ pub trait Board {
     fn publish(&mut self, waiting: Waiting);
     /// What a rank has last published, as far as it is known here by now. (It may have to be asked first: call again.)
     fn status(&mut self, of: Rank) -> Option<Status>;
+    /// A number that changes whenever a rank publishes or answers something: one that is in a call and alive has a pulse.
+    fn pulse(&mut self, of: Rank) -> u64;
     /// Tells all ranks that the call has failed. The first to say so is the one that is believed: [`Exchange::poll`] reports that one
     /// everywhere, here too.
     fn abort(&mut self, abort: &Abort);
@@ -92,6 +104,59 @@ pub struct Piece {
     /// From the start of that buffer.
     pub offset: u64,
     pub len: u64,
+}
+
+impl Piece {
+    /// Whether it lies in the memory of a message, and not in a buffer of the call.
+    pub fn is_lent(&self) -> bool {
+        self.buffer & Lent::FIRST != 0
+    }
+}
+
+/// What is lent beside the buffers of a call, by number.
+#[derive(Debug)]
+pub struct Lent<T> {
+    places: Vec<Option<T>>,
+}
+
+impl<T> Default for Lent<T> {
+    fn default() -> Lent<T> {
+        Lent { places: Vec::new() }
+    }
+}
+
+impl Lent<()> {
+    /// The numbers of what is lent have this bit, and those of a call's buffers have it not.
+    pub const FIRST: u32 = 1 << 31;
+}
+
+impl<T> Lent<T> {
+    /// Keeps something until it is [taken back](Lent::remove), and says under which number.
+    pub fn insert(&mut self, held: T) -> u32 {
+        let free = self.places.iter().position(Option::is_none);
+        let place = free.unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
+        self.places[place] = Some(held);
+        Lent::FIRST | place as u32
+    }
+
+    pub fn remove(&mut self, buffer: u32) -> Option<T> {
+        self.places.get_mut(place(buffer))?.take()
+    }
+
+    pub fn of(&self, buffer: u32) -> Option<&T> {
+        self.places.get(place(buffer))?.as_ref()
+    }
+
+    pub fn of_mut(&mut self, buffer: u32) -> Option<&mut T> {
+        self.places.get_mut(place(buffer))?.as_mut()
+    }
+}
+
+fn place(buffer: u32) -> usize {
+    (buffer & !Lent::FIRST) as usize
 }
 
 /// Memory that a call uses: a part of something that is registered, or all of it.
@@ -186,6 +251,9 @@ pub enum Trouble {
     /// A rank has told everybody that the call failed.
     #[error("{0}")]
     Aborted(Box<Abort>),
+    /// A rank took back what it had offered, and has not said why yet.
+    #[error("rank {} has given up its call", rank.0)]
+    Withdrew { rank: Rank },
     /// A buffer cannot be used by this exchange.
     #[error("buffer {buffer} cannot be used: {refusal}")]
     Unusable { buffer: u32, refusal: Refusal },

@@ -270,10 +270,9 @@ impl Run<'_> {
 
     /// Tries to send or to receive. Says whether the op is off the list, and whether anything was done.
     fn message<E: Exchange + ?Sized>(&mut self, op: &Flat, id: u32, exchange: &mut E) -> Result<(bool, bool), Trouble> {
-        let own = self.task.compiled.signatures.get(op.part as usize).copied().flatten();
         let head = |len| MessageHead {
             call: self.task.record.number,
-            signature: own.unwrap_or(self.task.record.signature),
+            signature: self.task.record.signature,
             index: op.index,
             len,
         };

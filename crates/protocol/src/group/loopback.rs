@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use weft_plan::{Rank, Time};
 
 use super::combine::fold;
-use super::exchange::{Board, Exchange, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
+use super::exchange::{Board, Exchange, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
 use super::record::{Abort, CallRecord, Status, Waiting};
 use crate::error::Loss;
 use crate::seeded::Seeded;
@@ -53,6 +53,7 @@ pub struct LoopbackExchange {
     world: Arc<Mutex<World>>,
     rank: Rank,
     buffers: Vec<View>,
+    lent: Lent<View>,
 }
 
 #[derive(Debug)]
@@ -62,6 +63,7 @@ struct World {
     /// By sender, receiver and channel.
     lanes: BTreeMap<(Rank, Rank, u16), Messages>,
     statuses: Vec<Option<Status>>,
+    pulses: Vec<u64>,
     dead: Vec<bool>,
     abort: Option<Abort>,
 }
@@ -87,8 +89,8 @@ struct Message {
 #[derive(Debug)]
 enum Bytes {
     Copied(Vec<u8>),
-    /// Where its sender has them.
-    There(View),
+    /// Where its sender has them, and under which number.
+    There(View, u32),
 }
 
 impl LoopbackGroup {
@@ -99,6 +101,7 @@ impl LoopbackGroup {
                 chance: Seeded::new(options.seed),
                 lanes: BTreeMap::new(),
                 statuses: vec![None; ranks as usize],
+                pulses: vec![0; ranks as usize],
                 dead: vec![false; ranks as usize],
                 abort: None,
             })),
@@ -111,6 +114,7 @@ impl LoopbackGroup {
             world: Arc::clone(&self.world),
             rank,
             buffers: Vec::new(),
+            lent: Lent::default(),
         }
     }
 
@@ -130,9 +134,14 @@ impl LoopbackGroup {
 
 impl Board for LoopbackExchange {
     fn publish(&mut self, waiting: Waiting) {
-        if let Some(status) = &mut lock(&self.world).statuses[self.rank.0 as usize] {
+        let (mut world, rank) = (lock(&self.world), self.rank.0 as usize);
+        world.pulses[rank] += 1;
+        if let Some(status) = &mut world.statuses[rank] {
             status.waiting = waiting;
         }
+    }
+    fn pulse(&mut self, of: Rank) -> u64 {
+        lock(&self.world).pulses[of.0 as usize]
     }
     fn status(&mut self, of: Rank) -> Option<Status> {
         lock(&self.world).statuses[of.0 as usize]
@@ -158,7 +167,7 @@ impl Exchange for LoopbackExchange {
     }
 
     fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {
-        let view = view(&self.buffers, from);
+        let view = self.view(from);
         let mut world = lock(&self.world);
         let World {
             options, chance, lanes, ..
@@ -176,7 +185,7 @@ impl Exchange for LoopbackExchange {
             taken: 0,
             bytes: match copied {
                 true => Bytes::Copied(read(&view, 0, from.len)),
-                false => Bytes::There(view),
+                false => Bytes::There(view, from.buffer),
             },
         });
         Ok(match copied {
@@ -224,14 +233,14 @@ impl Exchange for LoopbackExchange {
         let at = message.taken;
         let bytes = match &message.bytes {
             Bytes::Copied(bytes) => bytes[at as usize..(at + len) as usize].to_vec(),
-            Bytes::There(view) => read(view, at, len),
+            Bytes::There(view, _) => read(view, at, len),
         };
         match sink {
-            Sink::Copy(into) => write(&view(&self.buffers, *into), at, &bytes),
+            Sink::Copy(into) => write(&self.view(*into), at, &bytes),
             Sink::Combine { with, into, how } => {
-                let mut sum = read(&view(&self.buffers, *with), at, len);
+                let mut sum = read(&self.view(*with), at, len);
                 fold(how, &mut sum, &bytes);
-                write(&view(&self.buffers, *into), at, &sum);
+                write(&self.view(*into), at, &sum);
             }
         }
         message.taken += len;
@@ -263,26 +272,47 @@ impl Exchange for LoopbackExchange {
         if let Some(status) = &mut world.statuses[self.rank.0 as usize] {
             status.ended = true;
         }
-        // What was given up is not read any more.
-        for ((from, ..), messages) in &mut world.lanes {
-            if *from == self.rank {
-                messages
-                    .waiting
-                    .retain(|message| matches!(message.bytes, Bytes::Copied(_)));
-            }
-        }
+        world.give_up(self.rank, |buffer| buffer & Lent::FIRST == 0);
+        Progress::Idle
+    }
+
+    fn lend(&mut self, _: Rank, view: &View) -> Result<u32, Trouble> {
+        Ok(self.lent.insert(view.clone()))
+    }
+
+    fn take_back(&mut self, _: Rank, buffer: u32) -> Progress {
+        self.lent.remove(buffer);
+        lock(&self.world).give_up(self.rank, |it| it == buffer);
         Progress::Idle
     }
 }
 
-fn view(buffers: &[View], piece: Piece) -> View {
-    let buffer = &buffers[piece.buffer as usize];
-    assert!(piece.offset + piece.len <= buffer.len, "a piece outside its buffer");
-    View {
-        memory: Arc::clone(&buffer.memory),
-        offset: buffer.offset + piece.offset,
-        len: piece.len,
-        key: buffer.key,
+impl World {
+    /// What was given up is not read any more.
+    fn give_up(&mut self, by: Rank, given_up: impl Fn(u32) -> bool) {
+        let own = self.lanes.iter_mut().filter(|((from, ..), _)| *from == by);
+        for (_, messages) in own {
+            messages.waiting.retain(|message| match message.bytes {
+                Bytes::Copied(_) => true,
+                Bytes::There(_, buffer) => !given_up(buffer),
+            });
+        }
+    }
+}
+
+impl LoopbackExchange {
+    fn view(&self, piece: Piece) -> View {
+        let buffer = match piece.is_lent() {
+            true => self.lent.of(piece.buffer).expect("a buffer that is lent"),
+            false => &self.buffers[piece.buffer as usize],
+        };
+        assert!(piece.offset + piece.len <= buffer.len, "a piece outside its buffer");
+        View {
+            memory: Arc::clone(&buffer.memory),
+            offset: buffer.offset + piece.offset,
+            len: piece.len,
+            key: buffer.key,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Cases of collectives, what is in every input, and what a loop over all inputs makes of it.
 
 use weft_plan::algorithms::{Algorithm, Grid};
-use weft_plan::collective::{Buffer, Collective, Counts, Partition, Problem};
+use weft_plan::collective::{Buffer, Collective, Counts, Partition, Problem, Sizes};
 use weft_plan::schedule::Program;
 use weft_plan::{Datatype, Rank, Reduction};
 use weft_protocol::Seeded;
@@ -16,6 +16,48 @@ pub struct Case {
 }
 
 impl Case {
+    /// Some collective of so many ranks, with at most so many elements a block.
+    pub fn random(ranks: u32, most: u64, seed: u64) -> Case {
+        let mut chance = Seeded::new(seed);
+        let root = Rank(chance.below(ranks.into()) as u32);
+        let sizes = [Sizes::Equal, Sizes::Varying][chance.below(2) as usize];
+        let collective = match chance.below(10) {
+            0 => Collective::AllReduce,
+            1 => Collective::AllGather { sizes },
+            2 => Collective::ReduceScatter { sizes },
+            3 => Collective::Broadcast { root },
+            4 => Collective::Reduce { root },
+            5 => Collective::Gather { root, sizes },
+            6 => Collective::Scatter { root, sizes },
+            7 => Collective::AllToAll { sizes },
+            8 => Collective::SendReceive {
+                from: root,
+                to: Rank((root.0 + 1) % ranks),
+            },
+            _ => Collective::Barrier,
+        };
+        let apart = Problem::new(collective, ranks);
+        let problem = match chance.chance(0.5) && apart.in_place().check().is_ok() {
+            true => apart.in_place(),
+            false => apart,
+        };
+        let datatype = Datatype::ALL[chance.below(Datatype::ALL.len() as u64) as usize];
+        let reduction = Reduction::ALL[chance.below(Reduction::ALL.len() as u64) as usize];
+        let mut several = |count: u32| (0..count).map(|_| chance.below(most + 1)).collect();
+        let counts = match (collective.sizes(), collective) {
+            (Sizes::Equal, _) => Counts::Equal(most),
+            (Sizes::Varying, Collective::AllToAll { .. }) => Counts::PerPair(several(ranks * ranks)),
+            (Sizes::Varying, _) => Counts::PerRank(several(ranks)),
+        };
+        Case {
+            problem,
+            counts,
+            datatype,
+            reduction,
+            seed,
+        }
+    }
+
     pub fn partition(&self, program: &dyn Program) -> Partition {
         Partition::new(&self.problem, self.counts.clone(), program.shape().pieces).unwrap()
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use weft_fabric::Live;
 use weft_plan::{Rank, Time};
 use weft_protocol::agent::Core;
-use weft_protocol::group::{Abort, Agreement, AgreementMessage, CallRecord, Status, Waiting};
+use weft_protocol::group::{Abort, Agreement, AgreementMessage, CallRecord, Decision, Status, Waiting};
 use weft_protocol::transfer::PeerId;
 use weft_protocol::wire::{Reader, Writer};
 
@@ -35,14 +35,16 @@ struct Notes {
     peers: Vec<Option<PeerId>>,
     own: Option<Status>,
     known: Vec<Option<Status>>,
+    /// By rank: how often it has answered.
+    answers: Vec<u64>,
     abort: Option<Abort>,
     letters: VecDeque<(PeerId, Vec<u8>)>,
     /// Once this rank wants to know who is left.
     agreement: Option<Agreement>,
     /// What is to be said about that, and has found no room yet.
     unsent: VecDeque<(PeerId, Vec<u8>)>,
-    /// What others have said about that before.
-    early: Vec<(Rank, AgreementMessage)>,
+    /// By rank: what others have last said about that before.
+    early: Vec<Option<AgreementMessage>>,
 }
 
 impl Notes {
@@ -57,6 +59,8 @@ impl Board {
         let notes = Notes {
             peers: vec![None; ranks as usize],
             known: vec![None; ranks as usize],
+            answers: vec![0; ranks as usize],
+            early: vec![None; ranks as usize],
             ..Notes::default()
         };
         Arc::new(Board {
@@ -90,26 +94,28 @@ impl Board {
             Some(agreement) => lost.iter().for_each(|rank| agreement.on_lost(*rank)),
             none => *none = Some(Agreement::new(own, ranks, lost)),
         }
-        let early = std::mem::take(&mut notes.early);
-        if let Some(agreement) = &mut notes.agreement {
-            early
-                .into_iter()
-                .for_each(|(from, message)| agreement.on_message(from, message));
+        let Notes { agreement, early, .. } = &mut *notes;
+        if let Some(agreement) = agreement {
+            for (from, message) in early.iter_mut().enumerate() {
+                if let Some(message) = message.take() {
+                    agreement.on_message(Rank(from as u32), message);
+                }
+            }
         }
     }
 
-    /// Those that have not answered by now are left out: by the rank that coordinates, or that rank itself by those that follow it.
-    pub(crate) fn agree_without_late(&self, coordinating: bool) {
-        if let Some(agreement) = &mut self.lock().agreement
-            && agreement.is_coordinator() == coordinating
-        {
-            agreement.on_late();
+    /// Changes something about the agreement, once it has begun.
+    pub(crate) fn with_agreement(&self, change: impl FnOnce(&mut Agreement)) {
+        if let Some(agreement) = &mut self.lock().agreement {
+            change(agreement);
         }
     }
 
-    /// Who is left, once all that are have agreed on it.
-    pub(crate) fn members(&self) -> Option<Vec<Rank>> {
-        Some(self.lock().agreement.as_ref()?.decision()?.to_vec())
+    /// What the present round of the agreement has led to, once everybody has been told that is to be.
+    pub(crate) fn decision(&self) -> Option<Decision> {
+        let notes = self.lock();
+        let decision = notes.agreement.as_ref()?.decision().cloned();
+        decision.filter(|_| notes.unsent.is_empty())
     }
 
     /// Says what there is to say about who is left.
@@ -151,7 +157,11 @@ impl Board {
                 write_status(&mut w, notes.own.as_ref()?);
                 return Some(w.buf);
             }
-            ANSWER => notes.known[rank?] = read_status(rest),
+            ANSWER => {
+                let rank = rank?;
+                notes.known[rank] = read_status(rest);
+                notes.answers[rank] += 1;
+            }
             // Of strangers there are only letters, while the ranks get to know each other.
             ABORT => {
                 rank?;
@@ -164,8 +174,7 @@ impl Board {
                 let Notes { agreement, early, .. } = &mut *notes;
                 match agreement {
                     Some(agreement) => agreement.on_message(from, message),
-                    None if early.len() < LETTERS_MAX => early.push((from, message)),
-                    None => {}
+                    None => early[from.0 as usize] = Some(message),
                 }
             }
             LETTER if notes.letters.len() < LETTERS_MAX && (rank.is_some() || notes.is_forming()) => {
@@ -214,6 +223,13 @@ impl Board {
     }
     pub(crate) fn status(&self, of: Rank) -> Option<Status> {
         *self.lock().known.get(of.0 as usize)?
+    }
+    /// A number that changes whenever a rank has answered.
+    pub(crate) fn pulse(&self, of: Rank) -> u64 {
+        self.lock().answers.get(of.0 as usize).copied().unwrap_or(0)
+    }
+    pub(crate) fn forget_answers(&self) {
+        self.lock().known.fill(None);
     }
     pub(crate) fn abort(&self) -> Option<Abort> {
         self.lock().abort
@@ -337,12 +353,13 @@ mod tests {
         let board = Board::new(2, 3);
         board.knows(Rank(1), PeerId(3));
         board.agree(Rank(0), &[]);
-        let said = AgreementMessage::Promise {
-            to: Rank(0),
-            suspected: Vec::new(),
-            decision: Some(vec![Rank(0), Rank(90)]),
-        };
+        let said = AgreementMessage::Decided(Decision {
+            round: 0,
+            by: Rank(1),
+            members: vec![Rank(0), Rank(90)],
+            content: false,
+        });
         board.hear_one(PeerId(3), &[&[AGREE], &said.to_bytes()[..]].concat());
-        assert_eq!(board.members(), None);
+        assert_eq!(board.decision(), None);
     }
 }

@@ -8,7 +8,7 @@ use weft_plan::algorithms::Grid;
 use weft_plan::cost::{CHANNELS, Placement};
 use weft_plan::{Rank, Time};
 use weft_protocol::agent::Target;
-use weft_protocol::group::Trouble;
+use weft_protocol::group::{Abort, CallRecord, Cause, Trouble};
 use weft_protocol::memory::Digest;
 use weft_protocol::region::RegionKey;
 use weft_protocol::transfer::PeerId;
@@ -16,7 +16,7 @@ use weft_protocol::wire::{Reader, Writer};
 use weft_protocol::{Epoch, Loss};
 
 use super::Communicator;
-use super::board::{Board, letter};
+use super::board::{Board, letter, tell_abort};
 use super::choice::{Choice, Settled};
 use super::exchange::GroupExchange;
 use super::far::Far;
@@ -31,6 +31,10 @@ const HELLO: u8 = 0;
 const SEGMENT: u8 = 1;
 /// Of each of the texts in a hello.
 const TEXT_BYTES_MAX: usize = 256;
+/// Beside the channels of calls there is one for messages between two ranks.
+const MESSAGES: u16 = 1;
+/// Every channel takes memory between any two ranks.
+const CHANNELS_MAX: u16 = 1024;
 /// How long to wait at a time for something that no event announces.
 const LOOK_AGAIN: Time = Time::from_ms(5);
 
@@ -76,9 +80,32 @@ pub struct Member {
 #[derive(Debug)]
 pub(super) struct Formation {
     pub(super) agent: Agent,
-    pub(super) board: Arc<Board>,
+    pub(super) board: Arc<Listening>,
     pub(super) options: JoinOptions,
     pub(super) until: Time,
+    /// That of the group that this one is made of.
+    parent: Option<Arc<Listening>>,
+}
+
+/// A board that the agent tells of what comes, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Listening {
+    agent: Agent,
+    board: Arc<Board>,
+}
+
+impl std::ops::Deref for Listening {
+    type Target = Arc<Board>;
+
+    fn deref(&self) -> &Arc<Board> {
+        &self.board
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.agent.forget_board(&self.board);
+    }
 }
 
 /// What a rank says of itself first.
@@ -126,26 +153,38 @@ impl Communicator {
 impl Formation {
     fn of_name(agent: &Agent, options: JoinOptions) -> Result<Formation, Error> {
         let JoinOptions { name, rank, size, .. } = &options;
+        if options.channels == 0 || options.channels > CHANNELS_MAX {
+            return Err(Error::Formation(format!(
+                "{} channels, where 1 to {CHANNELS_MAX} can be",
+                options.channels
+            )));
+        }
         if rank.0 >= *size {
             let (rank, ranks) = (*rank, *size);
             return Err(super::CallError::NoSuchRank { rank, ranks }.into());
         }
         let id = group_id(&[name.as_bytes(), &size.to_le_bytes()]);
-        Ok(Formation::new(agent, id, options))
+        Ok(Formation::new(agent, id, options, None))
     }
 
-    pub(super) fn new(agent: &Agent, id: u64, options: JoinOptions) -> Formation {
+    pub(super) fn new(agent: &Agent, id: u64, options: JoinOptions, parent: Option<Arc<Listening>>) -> Formation {
         let board = Board::new(id, options.size);
         agent.shared().act(|world, now| {
             world.boards.push(board.clone());
+            world.core.open_parcels(id);
+            world.core.open_parcels(id + 1);
             // Others may have been quicker, and have said hello already.
             board.hear(&mut world.core, now);
         });
         Formation {
             agent: agent.clone(),
-            board,
+            board: Arc::new(Listening {
+                agent: agent.clone(),
+                board,
+            }),
             until: after(agent.shared(), options.timeout),
             options,
+            parent,
         }
     }
 
@@ -178,8 +217,30 @@ impl Formation {
         Ok(())
     }
 
-    /// Lets all ranks meet, and makes this one's end of the group.
+    /// Lets all ranks meet, and makes this one's end of the group. A rank that cannot says so to the others.
     pub(super) fn form(self) -> Result<Communicator, Error> {
+        let formed = self.try_form();
+        if formed.is_err() {
+            let rank = self.options.rank;
+            let told = tell_abort(&Abort {
+                by: rank,
+                blamed: rank,
+                cause: Cause::Withdrew,
+                step: 0,
+                called: CallRecord::new(0, 0, "forming the group"),
+                instead: None,
+            });
+            self.agent.shared().act(|world, now| {
+                for peer in self.board.peers().into_iter().flatten() {
+                    // Whoever is gone needs not be told.
+                    let _ = world.core.send_parcel(peer, self.board.group, &[&told], now);
+                }
+            });
+        }
+        formed
+    }
+
+    fn try_form(&self) -> Result<Communicator, Error> {
         let JoinOptions {
             rank, size, channels, ..
         } = self.options;
@@ -192,12 +253,12 @@ impl Formation {
         let count = near.iter().filter(|near| **near).count();
         let arena = match count {
             0 | 1 => None,
-            _ => Some(self.arena(&near, channels)?),
+            _ => Some(self.arena(&near, channels + MESSAGES)?),
         };
         let used = (0..size)
             .map(|other| other != rank.0 && (arena.is_none() || !near[other as usize]))
             .collect();
-        let far = Far::new(&self.agent, self.board.clone(), used, channels);
+        let far = Far::new(&self.agent, (**self.board).clone(), used, channels + MESSAGES);
         let exchange = GroupExchange::new(rank, near, arena, far, channels);
         let placement = Placement::over(self.agent.platform(), grid(&hellos), &across(&hellos))?;
         let settings = self.agent.settings();
@@ -207,7 +268,8 @@ impl Formation {
         };
         let choice = Choice::new(Placement { channels, ..placement }, settled)?;
         let state = State::new(self.agent.clone(), exchange, size, choice, count)?;
-        let group = Communicator::new(self.agent.clone(), state, self.board.clone(), self.options.clone())?;
+        let boards = (self.board.clone(), self.parent.clone());
+        let group = Communicator::new(self.agent.clone(), state, boards, self.options.clone())?;
         group.barrier().deadline(self.left()).run()?;
         Ok(group)
     }
@@ -373,6 +435,9 @@ impl Formation {
         let now = shared.clock.now();
         if now >= self.until {
             return Err(Error::TimedOut { what: what() });
+        }
+        if let Some(abort) = self.board.abort() {
+            return Err(Error::Formation(abort.to_string()));
         }
         let peers = self.board.peers();
         let gone = |peer: &PeerId, world: &crate::driver::World| match world.peers.get(peer) {

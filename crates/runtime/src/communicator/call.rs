@@ -7,9 +7,10 @@ use weft_plan::collective::{Collective, Counts, Problem, Sizes};
 use weft_plan::cost::Candidate;
 use weft_plan::datatype::quantized::Quantization;
 use weft_plan::{Datatype, Rank, Reduction, Time};
+use weft_protocol::group::CallRecord;
 
 use super::pending::Pending;
-use super::prepare::{CallError, Operator, Spec, sizes};
+use super::prepare::{CallError, Operator, Spec, sizes, words};
 use super::schedule::{Schedule, Way};
 use super::{Communicator, Part};
 use crate::error::Error;
@@ -67,6 +68,18 @@ impl Described {
     pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut Part> {
         let all = std::iter::once(&mut self.first).chain(&mut self.more);
         all.flat_map(|one| &mut one.parts)
+    }
+
+    /// Whether it is messages between two ranks and nothing else.
+    pub(super) fn is_pairwise(&self) -> bool {
+        self.all().all(|one| one.spec.is_message())
+    }
+
+    /// What a person is told of it, where it is messages.
+    pub(super) fn message_record(&self, rank: Rank) -> CallRecord {
+        let words = words(&self.first.spec, None, 1 + self.more.len(), rank);
+        // Ranks may group such calls as they like, so that only what a single message is counts.
+        CallRecord::new(CallRecord::PAIRWISE, 1, &words)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &One> {
@@ -159,7 +172,7 @@ impl<'a> Call<'a> {
         Ok(self.group.inner.lock().ways(described)?)
     }
 
-    /// Runs it, after the calls that were started before, and waits for its end.
+    /// Runs it, after the calls that were started before, and waits for its end. Sends and receives wait for no other call.
     pub fn run(self) -> Result<(), Error> {
         self.group.run(self.described?)
     }

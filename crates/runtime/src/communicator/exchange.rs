@@ -1,8 +1,9 @@
 //! A rank's exchange: the arena for ranks on this host, parcels for all others.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use weft_fabric::arena::Arena;
+use weft_fabric::arena::{Arena, Ear};
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
 use weft_protocol::group::{
@@ -21,6 +22,8 @@ pub(super) struct GroupExchange {
     arena: Option<Arena>,
     far: Far,
     channels: u16,
+    /// By which whoever rests in the arena hears of what comes from far.
+    ear: Arc<Ear>,
 }
 
 impl GroupExchange {
@@ -31,6 +34,7 @@ impl GroupExchange {
             arena,
             far,
             channels,
+            ear: Arc::default(),
         }
     }
 
@@ -50,10 +54,20 @@ impl GroupExchange {
 
     /// Sleeps until something may have come, at most so long.
     pub(super) fn rest(&mut self, now: Time, max: Duration) {
-        match &mut self.arena {
-            Some(arena) if !self.far.is_used() => arena.rest(max),
-            _ => self.far.rest(now.saturating_add(max.into())),
+        match (&mut self.arena, self.far.is_used()) {
+            (Some(arena), false) => arena.rest(max),
+            (Some(arena), true) => {
+                if let Some(heard) = self.far.listen(&self.ear) {
+                    arena.rest_hearing(&self.ear, heard, max);
+                }
+            }
+            (None, _) => self.far.rest(now.saturating_add(max.into())),
         }
+    }
+
+    /// Forgets what ranks have answered before: it may be old.
+    pub(super) fn forget_answers(&self) {
+        self.far.board.forget_answers();
     }
 
     /// Asks all ranks what they have called, where that is not to be seen.
@@ -78,6 +92,13 @@ impl Board for GroupExchange {
     fn status(&mut self, of: Rank) -> Option<Status> {
         let near = self.arena_of(of).and_then(|arena| arena.status(of));
         near.or_else(|| self.far.board.status(of))
+    }
+
+    fn pulse(&mut self, of: Rank) -> u64 {
+        match self.arena_of(of) {
+            Some(arena) => arena.pulse(of),
+            None => self.far.board.pulse(of),
+        }
     }
 
     fn abort(&mut self, abort: &Abort) {
@@ -154,6 +175,20 @@ impl Exchange for GroupExchange {
         match &mut self.arena {
             Some(arena) => arena.end(),
             None => Progress::Idle,
+        }
+    }
+
+    fn lend(&mut self, peer: Rank, view: &View) -> Result<u32, Trouble> {
+        match self.arena_of(peer) {
+            Some(arena) => arena.lend(peer, view),
+            None => Ok(self.far.lend(view)),
+        }
+    }
+
+    fn take_back(&mut self, peer: Rank, buffer: u32) -> Progress {
+        match self.arena_of(peer) {
+            Some(arena) => arena.take_back(peer, buffer),
+            None => self.far.take_back(buffer),
         }
     }
 }

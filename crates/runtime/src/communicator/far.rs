@@ -8,13 +8,15 @@ mod pull;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::Waker;
 
+use weft_fabric::arena::Ear;
 use weft_fabric::kernels::HostKernels;
 use weft_fabric::memory::HostMemory;
 use weft_plan::{Rank, Time};
 use weft_protocol::agent::{MAX_PARCEL_BYTES, Parcel, PeerError};
 use weft_protocol::group::{
-    At, CallRecord, Kernels, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
+    At, CallRecord, Kernels, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
 };
 use weft_protocol::session::{SessionLoss, region_from_bytes, region_to_bytes};
 use weft_protocol::transfer::PeerId;
@@ -23,6 +25,7 @@ use weft_protocol::{Loss, Progress};
 use super::board::Board;
 use crate::agent::Agent;
 use crate::driver::{PeerState, Shared, World};
+use crate::ending::remember;
 use crate::error::Error;
 use pull::{Bounces, Pull};
 
@@ -53,7 +56,7 @@ pub(super) struct Far {
     outgoing: Vec<Outgoing>,
     /// Lanes with something left to push.
     pushing: usize,
-    buffers: Vec<View>,
+    buffers: Buffers,
     parcels: Vec<Parcel>,
     head: Vec<u8>,
     bounces: Bounces,
@@ -61,6 +64,22 @@ pub(super) struct Far {
     pulling: usize,
     /// A sender has not been told yet what it waits for.
     owing: bool,
+}
+
+/// The memory of the present call, and of messages beside it.
+#[derive(Debug, Default)]
+struct Buffers {
+    call: Vec<View>,
+    lent: Lent<View>,
+}
+
+impl Buffers {
+    fn of(&self, piece: Piece) -> &View {
+        match piece.is_lent() {
+            true => self.lent.of(piece.buffer).expect("a buffer that is lent"),
+            false => &self.call[piece.buffer as usize],
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -119,7 +138,7 @@ impl Far {
             incoming: (0..lanes).map(|_| Incoming::default()).collect(),
             outgoing: (0..lanes).map(|_| Outgoing::default()).collect(),
             pushing: 0,
-            buffers: Vec::new(),
+            buffers: Buffers::default(),
             parcels: Vec::new(),
             head: Vec::with_capacity(HEAD_BYTES),
         }
@@ -139,8 +158,8 @@ impl Far {
     }
 
     pub(super) fn begin(&mut self, buffers: &[View]) {
-        self.buffers.clear();
-        self.buffers.extend_from_slice(buffers);
+        self.buffers.call.clear();
+        self.buffers.call.extend_from_slice(buffers);
     }
 
     pub(super) fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {
@@ -148,7 +167,7 @@ impl Far {
         if self.outgoing[index].pushing.is_some() {
             return Ok(Offered::Full);
         }
-        if from.len >= LONG_BYTES && self.buffers[from.buffer as usize].key.is_some() {
+        if from.len >= LONG_BYTES && self.buffers.of(from).key.is_some() {
             return self.offer_there(lane, head, from);
         }
         let out = &mut self.outgoing[index];
@@ -171,7 +190,7 @@ impl Far {
     fn offer_there(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {
         let index = self.lane(lane);
         let group = self.group();
-        let view = &self.buffers[from.buffer as usize];
+        let view = self.buffers.of(from);
         let (Some(peer), Some(key)) = (self.peers[lane.peer.0 as usize], view.key) else {
             return Err(Trouble::Garbage { rank: lane.peer });
         };
@@ -240,7 +259,7 @@ impl Far {
                 if out.sent - out.consumed + len > WINDOW_BYTES {
                     return;
                 }
-                let view = &buffers[job.from.buffer as usize];
+                let view = buffers.of(job.from);
                 write_head(buffer, lane.channel, incoming.consumed, Some((&job.head, job.pushed)));
                 let fill = |payload: &mut [u8]| {
                     let (head, part) = payload.split_at_mut(HEAD_BYTES);
@@ -326,7 +345,8 @@ impl Far {
         if incoming.pull.is_none() {
             let told = incoming.parts.front().and_then(|parcel| {
                 let remote = region_from_bytes(read_part(parcel.payload())?.bytes).ok()?;
-                Pull::new(peers[rank.0 as usize]?, remote, offset, head.len)
+                let buffer = sink.target().buffer;
+                Pull::new(peers[rank.0 as usize]?, remote, offset, head.len, buffer)
             });
             incoming.pull = Some(told.ok_or(Trouble::Garbage { rank })?);
             *pulling += 1;
@@ -438,6 +458,18 @@ impl Far {
         });
     }
 
+    /// Has an ear woken when something may have come. `None`: something has.
+    pub(super) fn listen(&self, ear: &Arc<Ear>) -> Option<u32> {
+        let heard = ear.heard();
+        let mut world = self.shared.lock();
+        let pulls = self.incoming.iter().filter_map(|incoming| incoming.pull.as_ref());
+        if world.core.has_parcels(self.group()) || self.pulling > 0 && pulls.into_iter().any(Pull::has_news) {
+            return None;
+        }
+        remember(&mut world.wakers, &Waker::from(ear.clone()));
+        Some(heard)
+    }
+
     fn on_parcel(&mut self, parcel: Parcel) -> Result<(), Trouble> {
         let from = self.peers.iter().position(|peer| *peer == Some(parcel.from));
         // Somebody who is not of the group has no say in it.
@@ -505,24 +537,61 @@ impl Far {
         });
     }
 
-    /// Lets go of the buffers, once nothing is read into them any more.
+    /// Lets go of the buffers of the call, once nothing is read into them any more.
     pub(super) fn end(&mut self) -> Progress {
-        if self.pulling > 0 {
-            for incoming in &mut self.incoming {
-                if incoming
-                    .pull
-                    .as_mut()
-                    .is_some_and(|pull| pull.give_up(&mut self.bounces))
-                {
-                    incoming.pull = None;
-                    self.pulling -= 1;
+        let of_call = |buffer: u32| buffer & Lent::FIRST == 0;
+        if self.give_up(of_call) == Progress::Busy || self.pay_owed() == Progress::Busy {
+            return Progress::Busy;
+        }
+        self.buffers.call.clear();
+        Progress::Idle
+    }
+
+    /// Remembers the memory of a message.
+    pub(super) fn lend(&mut self, view: &View) -> u32 {
+        self.buffers.lent.insert(view.clone())
+    }
+
+    /// Lets go of the memory of a message, once nothing is read into it any more.
+    pub(super) fn take_back(&mut self, buffer: u32) -> Progress {
+        if self.give_up(|it| it == buffer) == Progress::Busy || self.pay_owed() == Progress::Busy {
+            return Progress::Busy;
+        }
+        self.buffers.lent.remove(buffer);
+        Progress::Idle
+    }
+
+    /// Stops whatever reads from some buffers or writes to them.
+    fn give_up(&mut self, given_up: impl Fn(u32) -> bool) -> Progress {
+        if self.pushing > 0 {
+            for out in &mut self.outgoing {
+                if out.pushing.take_if(|job| given_up(job.from.buffer)).is_some() {
+                    self.pushing -= 1;
                 }
             }
-            if self.pulling > 0 {
+        }
+        if self.pulling > 0 {
+            let mut under_way = false;
+            for incoming in &mut self.incoming {
+                let pull = incoming.pull.as_mut().filter(|pull| given_up(pull.into));
+                match pull.map(|pull| pull.give_up(&mut self.bounces)) {
+                    Some(true) => {
+                        incoming.pull = None;
+                        self.pulling -= 1;
+                    }
+                    Some(false) => under_way = true,
+                    None => {}
+                }
+            }
+            if under_way {
                 self.shared.turn_with(|_| {});
                 return Progress::Busy;
             }
         }
+        Progress::Idle
+    }
+
+    fn pay_owed(&mut self) -> Progress {
         // A sender that is not told would wait for the next call. After a failure nobody waits.
         if self.owing && self.board.abort().is_none() {
             self.shared.turn_with(|_| {});
@@ -532,11 +601,6 @@ impl Far {
             }
         }
         self.owing = false;
-        self.buffers.clear();
-        if self.pushing > 0 {
-            self.outgoing.iter_mut().for_each(|out| out.pushing = None);
-            self.pushing = 0;
-        }
         Progress::Idle
     }
 
@@ -550,10 +614,10 @@ impl Far {
 }
 
 /// Puts a part of a message, as its parcel came, where the sink wants it.
-fn apply(buffers: &[View], sink: &Sink<'_>, offset: u64, parcel: Vec<u8>, whole: u64, gathered: &mut Vec<u8>) {
+fn apply(buffers: &Buffers, sink: &Sink<'_>, offset: u64, parcel: Vec<u8>, whole: u64, gathered: &mut Vec<u8>) {
     const BYTES_AT: usize = Parcel::PAYLOAD_AT + HEAD_BYTES;
     let at = |piece: Piece, offset: u64| {
-        let view = &buffers[piece.buffer as usize];
+        let view = buffers.of(piece);
         assert!(piece.offset + piece.len <= view.len, "a piece outside of its buffer");
         At {
             memory: &*view.memory,

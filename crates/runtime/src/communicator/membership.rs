@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weft_plan::{Datatype, Rank, Time};
-use weft_protocol::group::Cause;
+use weft_protocol::group::{Cause, Decision};
 use weft_protocol::transfer::PeerId;
 
 use super::bootstrap::{Formation, JoinOptions, group_id};
@@ -14,6 +14,8 @@ use crate::memory::after;
 
 /// How often to look whether another rank is gone.
 const LOOK_AGAIN: Time = Time::from_ms(5);
+/// How often to say again what others may have missed.
+const SAY_AGAIN: Time = Time::from_ms(50);
 
 impl Communicator {
     /// Splits the group: ranks that give the same colour form a group of their own, ordered by `key` and then by rank; those that give
@@ -40,16 +42,28 @@ impl Communicator {
     }
 
     /// A group of those that are left. After a failure all ranks that are alive must call this; whoever does not within half of
-    /// the time is left out. Ranks keep their order.
+    /// the time is left out. Ranks keep their order. Others may fail meanwhile: then it is a group of those that are left after that.
     pub fn shrink(&self, timeout: Duration) -> Result<Communicator, Error> {
-        let members = self.inner.agree(timeout)?;
-        if !members.contains(&self.rank()) {
-            return Err(Error::LeftOut {
-                group: self.inner.options.name.clone(),
-            });
+        let agreeing = Agreeing::begin(&self.inner, timeout);
+        let mut formed = None;
+        loop {
+            let decision = agreeing.decision()?;
+            if !decision.members.contains(&self.rank()) {
+                return Err(Error::LeftOut {
+                    group: self.inner.options.name.clone(),
+                });
+            }
+            if decision.content {
+                return formed.ok_or_else(|| Error::Formation("the group has been shrunk already".to_owned()));
+            }
+            // What had been formed before has lost somebody.
+            drop(formed.take());
+            let members = decision.members.iter().flat_map(|rank| rank.0.to_le_bytes());
+            let members: Vec<u8> = members.collect();
+            let seed = [b"shrink", &decision.round.to_le_bytes()[..], &members].concat();
+            formed = self.inner.form(&decision.members, &seed, agreeing.left()).ok();
+            agreeing.go_on(formed.is_some());
         }
-        let ranks: Vec<u8> = members.iter().flat_map(|rank| rank.0.to_le_bytes()).collect();
-        self.inner.form(&members, &[b"shrink", &ranks[..]].concat(), timeout)
     }
 
     /// A group with more ranks: those of this one keep theirs, and the new ones [join](Communicator::join) under the same name and
@@ -65,45 +79,6 @@ impl Communicator {
 }
 
 impl Inner {
-    /// Finds out who is left.
-    fn agree(&self, timeout: Duration) -> Result<Vec<Rank>, Error> {
-        let shared = self.agent.shared();
-        let until = after(shared, timeout);
-        // Of those that are waited for: the ranks that follow, and then the one that they follow.
-        let mut late = [
-            (after(shared, timeout / 2), true),
-            (after(shared, timeout * 3 / 4), false),
-        ]
-        .into_iter()
-        .peekable();
-        let peers = self.board.peers();
-        // Whoever has been named as lost is, even if its session still lingers.
-        let named = self.board.abort().filter(|abort| abort.cause == Cause::Lost);
-        let named: Vec<Rank> = named.map(|abort| abort.blamed).into_iter().collect();
-        loop {
-            let now = shared.clock.now();
-            if now >= until {
-                return Err(Error::TimedOut {
-                    what: "the ranks that are left to agree".to_owned(),
-                });
-            }
-            let members = shared.act(|world, now| {
-                let lost = lost(world, &peers).chain(named.iter().copied());
-                self.board.agree(self.rank, &lost.collect::<Vec<Rank>>());
-                if let Some((_, coordinating)) = late.next_if(|(at, _)| now >= *at) {
-                    self.board.agree_without_late(coordinating);
-                }
-                self.board.send_agreement(&mut world.core, now);
-                self.board.members()
-            });
-            if let Some(members) = members {
-                return Ok(members);
-            }
-            let next = until.min(now.saturating_add(LOOK_AGAIN));
-            shared.wait_until(next, |_| self.board.members().map(drop));
-        }
-    }
-
     /// Makes a group of some of this one's ranks.
     fn form(&self, members: &[Rank], seed: &[u8], timeout: Duration) -> Result<Communicator, Error> {
         let own = members.iter().position(|rank| *rank == self.rank);
@@ -117,7 +92,7 @@ impl Inner {
             ..self.options.clone()
         };
         let id = group_id(&[&self.board.group.to_le_bytes(), seed]);
-        let formation = Formation::new(&self.agent, id, options);
+        let formation = Formation::new(&self.agent, id, options, Some(self.board.clone()));
         let peers = self.board.peers();
         for (rank, member) in members.iter().enumerate() {
             if let Some(peer) = peers[member.0 as usize] {
@@ -125,6 +100,82 @@ impl Inner {
             }
         }
         formation.form()
+    }
+}
+
+/// One rank's attempt to find out with the others who is left.
+struct Agreeing<'a> {
+    group: &'a Inner,
+    until: Time,
+    /// From when on whoever has never been heard of is left out: by the rank that coordinates, and by those that wait for that one.
+    late: [Time; 2],
+    /// Who has been named as lost is, even if its session still lingers.
+    named: Option<Rank>,
+}
+
+impl Agreeing<'_> {
+    fn begin(group: &Inner, timeout: Duration) -> Agreeing<'_> {
+        let shared = group.agent.shared();
+        let named = group.board.abort().filter(|abort| abort.cause == Cause::Lost);
+        Agreeing {
+            group,
+            until: after(shared, timeout),
+            late: [after(shared, timeout / 2), after(shared, timeout * 3 / 4)],
+            named: named.map(|abort| abort.blamed),
+        }
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_sub(self.group.agent.shared().clock.now()).into()
+    }
+
+    /// Waits for what the present round leads to.
+    fn decision(&self) -> Result<Decision, Error> {
+        let (shared, board) = (self.group.agent.shared(), &self.group.board);
+        let peers = board.peers();
+        let mut repeat_at = shared.clock.now().saturating_add(SAY_AGAIN);
+        loop {
+            let now = shared.clock.now();
+            if now >= self.until {
+                return Err(Error::TimedOut {
+                    what: "the ranks that are left to agree".to_owned(),
+                });
+            }
+            let decision = shared.act(|world, now| {
+                let lost = lost(world, &peers).chain(self.named);
+                board.agree(self.group.rank, &lost.collect::<Vec<Rank>>());
+                board.with_agreement(|agreement| {
+                    let patience = if agreement.is_coordinator() {
+                        self.late[0]
+                    } else {
+                        self.late[1]
+                    };
+                    if now >= patience {
+                        agreement.on_late();
+                    }
+                    if now >= repeat_at {
+                        agreement.repeat();
+                        repeat_at = now.saturating_add(SAY_AGAIN);
+                    }
+                });
+                board.send_agreement(&mut world.core, now);
+                board.decision()
+            });
+            if let Some(decision) = decision {
+                return Ok(decision);
+            }
+            let next = self.until.min(now.saturating_add(LOOK_AGAIN));
+            shared.wait_until(next, |_| board.decision().map(drop));
+        }
+    }
+
+    /// Goes into the next round, content or not with what has been formed.
+    fn go_on(&self, content: bool) {
+        let board = &self.group.board;
+        self.group.agent.shared().act(|world, now| {
+            board.with_agreement(|agreement| agreement.next_round(content));
+            board.send_agreement(&mut world.core, now);
+        });
     }
 }
 

@@ -10,7 +10,8 @@ use super::Inner;
 use crate::ending::Ending;
 use crate::error::Error;
 
-/// A call under way. It goes on by itself, and dropping the handle does not end it.
+/// A call under way. It goes on by itself, and dropping the handle does not end it while there is another, or a
+/// [`Communicator`](super::Communicator).
 #[derive(Clone, Debug)]
 #[must_use = "a call that nobody looks at may fail without anybody knowing"]
 pub struct Pending {
@@ -33,7 +34,7 @@ impl Pending {
 
     /// Waits for the end, which comes at the deadline of the call at the latest, whatever the other ranks do.
     pub fn wait(&self) -> Result<(), Error> {
-        self.group.drive_until(|| self.outcome.is_ended());
+        self.group.drive_until(&self.outcome, || false);
         self.outcome.result().unwrap_or(Err(Error::Stopped))
     }
 
@@ -41,7 +42,7 @@ impl Pending {
     pub fn wait_for(&self, timeout: Duration) -> Option<Result<(), Error>> {
         let until = Instant::now().checked_add(timeout);
         let late = || until.is_some_and(|until| Instant::now() >= until);
-        self.group.drive_until(|| self.outcome.is_ended() || late());
+        self.group.drive_until(&self.outcome, late);
         self.poll()
     }
 }

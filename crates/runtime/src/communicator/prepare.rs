@@ -122,9 +122,7 @@ impl Prepared {
         if specs.is_empty() {
             return Err(CallError::Nothing);
         }
-        let pairwise = |spec: &Spec| matches!(spec.problem.collective, Collective::SendReceive { .. });
-        let all_pairwise = specs.iter().all(pairwise);
-        if !all_pairwise && specs.iter().any(pairwise) {
+        if specs.iter().any(Spec::is_message) {
             return Err(CallError::MixedGroup);
         }
         let mut chosen = Vec::new();
@@ -139,12 +137,9 @@ impl Prepared {
                 partition: &chosen.partition,
                 size: spec.datatype.size(),
                 average: spec.problem.collective.reduces() && spec.operator == Operator::Builtin(Reduction::Avg),
-                scope: match (all_pairwise, spec.counts_agree) {
-                    (true, _) => Scope::Pairwise {
-                        signature: spec.message_signature(),
-                    },
-                    (false, true) => Scope::Known,
-                    (false, false) => Scope::Own,
+                scope: match spec.counts_agree {
+                    true => Scope::Known,
+                    false => Scope::Own,
                 },
             })
             .collect();
@@ -155,27 +150,14 @@ impl Prepared {
             [of(Buffer::Input), of(Buffer::Output), compiled.scratch(part)]
         });
         let bytes = bytes.collect();
-        let (signature, words) = match all_pairwise {
-            // The two ends group as they like, so that only what a single message is counts.
-            true => (1, words(&specs[0], None, specs.len(), rank)),
-            false => (
-                signature(specs, &chosen),
-                words(&specs[0], Some(&chosen[0].way), specs.len(), rank),
-            ),
-        };
-        let number = if all_pairwise { CallRecord::PAIRWISE } else { 0 };
+        let words = words(&specs[0], Some(&chosen[0].way), specs.len(), rank);
         Ok(Prepared {
             specs: specs.to_vec(),
             compiled: Arc::new(compiled),
             combiners: specs.iter().map(Spec::combiner).collect(),
-            record: CallRecord::new(number, signature, &words),
+            record: CallRecord::new(0, signature(specs, &chosen), &words),
             bytes,
         })
-    }
-
-    /// Whether the others do not count this call.
-    pub(super) fn is_pairwise(&self) -> bool {
-        self.record.number == CallRecord::PAIRWISE
     }
 }
 
@@ -198,8 +180,25 @@ impl Spec {
         Ok(Chosen::new(self, choice)?.way)
     }
 
+    /// Whether it is a message between two ranks, of which the others know nothing.
+    pub(super) fn is_message(&self) -> bool {
+        matches!(self.problem.collective, Collective::SendReceive { .. })
+    }
+
+    /// Whether a message makes sense.
+    pub(super) fn check_message(&self) -> Result<(), CallError> {
+        self.problem.check()?;
+        match &self.way {
+            Some(Way::Algorithm(candidate)) if candidate.algorithm != Algorithm::Direct => {
+                Err(CallError::NotForThis { algorithm: *candidate })
+            }
+            // A schedule of two ranks that is one for messages does what a message does.
+            _ => Ok(()),
+        }
+    }
+
     /// What the two ends of a message between two ranks must agree on, besides its length.
-    fn message_signature(&self) -> u64 {
+    pub(super) fn message_signature(&self) -> u64 {
         let mut digest = Digest::default();
         digest.update(format!("{}", self.datatype).as_bytes());
         digest.finish().max(2)
@@ -362,7 +361,7 @@ fn signature(specs: &[Spec], chosen: &[Chosen]) -> u64 {
 }
 
 /// What a person is told that a rank has called.
-fn words(spec: &Spec, way: Option<&Way>, parts: usize, rank: Rank) -> String {
+pub(super) fn words(spec: &Spec, way: Option<&Way>, parts: usize, rank: Rank) -> String {
     let Spec {
         problem,
         counts,

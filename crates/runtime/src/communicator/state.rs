@@ -1,4 +1,4 @@
-//! One rank of a group: the call under way, those that wait behind it, and what it did when one failed.
+//! One rank of a group: the call under way, those that wait behind it, messages beside it, and what it did when one failed.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,13 +11,16 @@ use weft_plan::collective::Buffer;
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
 use weft_protocol::group::{
-    Board as _, CallRecord, CompileError, Exchange as _, Execution, Status, Task, Trouble, Turn, View, Witness,
+    Abort, Board as _, CallRecord, Cause, CompileError, Exchange as _, Execution, Status, Task, Trouble, Turn, View,
+    Waiting, Witness,
 };
 
 use super::call::Described;
 use super::choice::Choice;
+use super::conversation::Conversations;
 use super::exchange::GroupExchange;
 use super::failure::CollectiveFailed;
+use super::inbox::{Inbox, Queued};
 use super::prepare::{CallError, Prepared, Spec};
 use super::schedule::Way;
 use crate::agent::Agent;
@@ -54,11 +57,18 @@ pub(super) struct State {
     scratch: Memory,
     /// The number of the next call.
     number: u64,
+    inbox: Arc<Inbox>,
     current: Option<Current>,
     queue: VecDeque<Queued>,
+    conversations: Conversations,
+    /// What others are told once the mutex is free.
+    ended: Vec<Ended>,
     pub(super) failed: Option<Error>,
     patience: Patience,
 }
+
+/// A handle whose call has ended, and how.
+pub(super) type Ended = (Arc<Ending<()>>, Result<(), Error>);
 
 #[derive(Debug)]
 struct Current {
@@ -69,13 +79,13 @@ struct Current {
     outcome: Option<Arc<Ending<()>>>,
 }
 
-/// A call that waits for those before it.
+/// What failed: the call under way, or a message beside it.
 #[derive(Debug)]
-struct Queued {
-    call: Described,
-    outcome: Arc<Ending<()>>,
-    /// Counted from when it was started.
-    deadline: Time,
+struct Stuck {
+    record: CallRecord,
+    waiting: Waiting,
+    /// `None`: nothing but that it took too long.
+    trouble: Option<Trouble>,
 }
 
 /// How long to look before letting others run, and how long to do that before sleeping.
@@ -88,6 +98,13 @@ struct Patience {
     looked: bool,
 }
 
+/// What the others had called, and who of them gave no sign of life while this rank asked.
+#[derive(Debug)]
+struct Inquiry {
+    others: Vec<Option<Status>>,
+    still: Vec<bool>,
+}
+
 impl State {
     pub(super) fn new(
         agent: Agent,
@@ -97,8 +114,9 @@ impl State {
         near: usize,
     ) -> Result<State, Error> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let rank = exchange.rank();
         Ok(State {
-            rank: exchange.rank(),
+            rank,
             ranks,
             choice,
             clock: agent.clock(),
@@ -108,8 +126,11 @@ impl State {
             execution: Execution::default(),
             prepared: Vec::new(),
             number: 0,
+            inbox: Arc::default(),
             current: None,
             queue: VecDeque::new(),
+            conversations: Conversations::new(rank, ranks),
+            ended: Vec::new(),
             failed: None,
             patience: Patience {
                 // Where ranks share cores, the one that is waited for needs the core.
@@ -121,9 +142,19 @@ impl State {
         })
     }
 
+    /// Where calls are left that this rank is to make.
+    pub(super) fn inbox(&self) -> Arc<Inbox> {
+        self.inbox.clone()
+    }
+
     /// Whether nothing is under way.
     pub(super) fn is_idle(&self) -> bool {
-        self.current.is_none() && self.queue.is_empty()
+        self.has_no_call() && self.conversations.is_empty()
+    }
+
+    /// Whether a call could begin at once.
+    pub(super) fn has_no_call(&self) -> bool {
+        self.current.is_none() && self.queue.is_empty() && self.inbox.is_empty()
     }
 
     /// The number of the next call.
@@ -131,54 +162,110 @@ impl State {
         self.number
     }
 
-    /// Queues a call.
-    pub(super) fn enqueue(&mut self, call: Described, outcome: Arc<Ending<()>>) {
-        let deadline = self.clock.now().saturating_add(call.deadline);
-        self.queue.push_back(Queued {
-            call,
-            outcome,
-            deadline,
-        });
+    /// Whom to tell of which end, when the mutex is free.
+    pub(super) fn take_ended(&mut self) -> Vec<Ended> {
+        std::mem::take(&mut self.ended)
     }
 
-    /// Runs a call from beginning to end. There must be none under way.
-    pub(super) fn run(&mut self, call: Described) -> Result<(), Error> {
-        self.begin(call, None)?;
+    /// Runs a call to its end. There must be none under way. `None`: somebody has to be told something first; the call is left to whoever
+    /// takes it further, and its outcome goes to its handle.
+    pub(super) fn run(&mut self, call: Described) -> Result<Option<Arc<Ending<()>>>, Error> {
+        self.begin(call, None, None)?;
         loop {
             if let Some(outcome) = self.turn() {
-                return outcome;
+                return outcome.map(|()| None);
+            }
+            self.take_in();
+            if let Some(current) = self.current.as_mut().filter(|_| !self.ended.is_empty()) {
+                return Ok(Some(current.outcome.insert(Arc::default()).clone()));
             }
         }
     }
 
     /// Takes the calls under way a step further: looks, and if there is nothing to see, waits a little.
     pub(super) fn advance(&mut self) {
-        if self.current.is_none() {
-            let Some(Queued {
+        self.take_in();
+        if self.current.is_none()
+            && let Some(queued) = self.queue.pop_front()
+        {
+            let Queued {
                 call,
                 outcome,
                 deadline,
-            }) = self.queue.pop_front()
-            else {
-                return;
-            };
-            if let Err(error) = self.begin(call, Some(outcome.clone())) {
-                outcome.end_and_wake(Err(error));
+            } = queued;
+            if let Err(error) = self.begin(call, Some(deadline), Some(outcome.clone())) {
+                self.ended.push((outcome, Err(error)));
                 return;
             }
-            if let Some(current) = &mut self.current {
-                current.deadline = Some(deadline);
-            }
+        }
+        if self.current.is_none() && self.conversations.is_empty() {
+            return;
         }
         let outcome = self.current.as_ref().and_then(|current| current.outcome.clone());
         if let Some(result) = self.turn()
             && let Some(outcome) = outcome
         {
-            outcome.end_and_wake(result);
+            self.ended.push((outcome, result));
         }
     }
 
-    fn begin(&mut self, mut call: Described, outcome: Option<Arc<Ending<()>>>) -> Result<(), Error> {
+    /// Gives up whatever is under way, because nobody is left who could learn of its end.
+    pub(super) fn withdraw(&mut self) {
+        self.take_in();
+        if self.failed.is_none() && !self.is_idle() {
+            let called = self.execution.record().copied();
+            let called = called.or(self.conversations.record()).unwrap_or(NO_CALL);
+            let abort = Abort {
+                by: self.rank,
+                blamed: self.rank,
+                cause: Cause::Withdrew,
+                step: self.execution.waiting().step,
+                called,
+                instead: None,
+            };
+            self.exchange.abort(&abort);
+            self.abandon();
+        }
+    }
+
+    /// Takes in what was started meanwhile. Messages begin at once, calls in their turn.
+    fn take_in(&mut self) {
+        if self.inbox.is_empty() {
+            return;
+        }
+        for queued in self.inbox.take() {
+            match (queued.call.is_pairwise(), &self.failed) {
+                (true, Some(error)) => self.ended.push((queued.outcome, Err(error.clone()))),
+                (true, None) => self.begin_messages(queued),
+                (false, _) => self.queue.push_back(queued),
+            }
+        }
+    }
+
+    fn begin_messages(&mut self, mut queued: Queued) {
+        let far = self.exchange.is_far();
+        let checked = queued.call.all().try_for_each(|one| one.spec.check_message());
+        let mut parts = queued.call.parts_mut();
+        let lent = checked
+            .map_err(Error::from)
+            .and_then(|()| parts.try_for_each(|part| part.lend(&self.agent, far)));
+        drop(parts);
+        if let Err(error) = lent {
+            return self.ended.push((queued.outcome, Err(error)));
+        }
+        self.patience.reset();
+        if let Err(trouble) = self.conversations.begin(queued, &mut self.exchange) {
+            let stuck = self.stuck_message(Some(trouble));
+            self.fail(&stuck);
+        }
+    }
+
+    fn begin(
+        &mut self,
+        mut call: Described,
+        deadline: Option<Time>,
+        outcome: Option<Arc<Ending<()>>>,
+    ) -> Result<(), Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -193,10 +280,8 @@ impl State {
         }
         let views = views(&prepared, &call, &self.scratch);
         let mut record = prepared.record;
-        if !prepared.is_pairwise() {
-            record.number = self.number;
-            self.number += 1;
-        }
+        record.number = self.number;
+        self.number += 1;
         let task = Task {
             compiled: prepared.compiled.clone(),
             combiners: prepared.combiners.clone(),
@@ -205,11 +290,15 @@ impl State {
         };
         self.patience.reset();
         if let Err(trouble) = self.execution.begin(task, views, &mut self.exchange) {
-            return Err(self.fail(&record, Some(&trouble)));
+            return Err(self.fail(&Stuck {
+                record,
+                waiting: NO_WAIT,
+                trouble: Some(trouble),
+            }));
         }
         self.current = Some(Current {
             call,
-            deadline: None,
+            deadline,
             outcome,
         });
         Ok(())
@@ -234,85 +323,107 @@ impl State {
         Ok(prepared)
     }
 
-    /// One look at the call under way, and where nothing moves, one step of waiting.
+    /// One look at what is under way, and where nothing moves, one step of waiting. `Some`: the call under way has ended.
     fn turn(&mut self) -> Option<Result<(), Error>> {
-        self.current.as_ref()?;
-        let trouble = match self.look() {
-            Ok(Turn::Ended) => {
-                self.execution.release();
-                self.current = None;
-                return Some(Ok(()));
-            }
+        let stuck = match self.look() {
+            Ok(Turn::Ended) => return Some(self.end_call()),
             Ok(Turn::Moved) => {
                 self.patience.reset();
                 return None;
             }
             Ok(Turn::Waiting) => match self.wait() {
-                Ok(true) => return None,
-                Ok(false) => None,
+                Ok(()) => return None,
                 // Its last words may have come just before.
-                Err(trouble @ Trouble::Lost { .. }) => match self.last_look() {
-                    Some(outcome) => return outcome,
-                    None => Some(trouble),
+                Err(stuck) if matches!(stuck.trouble, Some(Trouble::Lost { .. })) => match self.last_look() {
+                    Some(Turn::Ended) => return Some(self.end_call()),
+                    Some(_) => return None,
+                    None => stuck,
                 },
-                Err(trouble) => Some(trouble),
+                Err(stuck) => stuck,
             },
-            Err(trouble) => Some(trouble),
+            Err(stuck) => stuck,
         };
-        let record = self.execution.record().copied().unwrap_or(CallRecord::new(0, 0, ""));
-        let error = self.fail(&record, trouble.as_ref());
+        let error = self.fail(&stuck);
+        self.current.take().map(|_| Err(error))
+    }
+
+    fn end_call(&mut self) -> Result<(), Error> {
+        self.execution.release();
         self.current = None;
-        Some(Err(error))
+        Ok(())
     }
 
     /// Does what can be done now. A function of the caller's that panics is a failure like others: the other ranks hear of it, and nothing
     /// touches the buffers any more.
-    fn look(&mut self) -> Result<Turn, Trouble> {
-        let turn = AssertUnwindSafe(|| self.execution.turn(&mut self.exchange, &HostKernels));
-        catch_unwind(turn).unwrap_or(Err(Trouble::Panicked))
-    }
-
-    /// Looks once more at what a rank that is gone may have left. `Some`: there was something, and this came of it.
-    fn last_look(&mut self) -> Option<Option<Result<(), Error>>> {
-        self.exchange.poll(self.clock.now()).ok()?;
-        match self.look() {
-            Ok(Turn::Ended) => {
-                self.execution.release();
-                self.current = None;
-                Some(Some(Ok(())))
-            }
-            Ok(Turn::Moved) => Some(None),
-            Ok(Turn::Waiting) | Err(_) => None,
+    fn look(&mut self) -> Result<Turn, Stuck> {
+        let mut turn = Turn::Waiting;
+        if self.current.is_some() {
+            let once = AssertUnwindSafe(|| self.execution.turn(&mut self.exchange, &HostKernels));
+            let once = catch_unwind(once).unwrap_or(Err(Trouble::Panicked));
+            turn = once.map_err(|trouble| self.stuck_call(Some(trouble)))?;
+        }
+        if turn == Turn::Ended || self.conversations.is_empty() {
+            return Ok(turn);
+        }
+        let alone = self.current.is_none();
+        match self.conversations.turn(&mut self.exchange, &mut self.ended, alone) {
+            Ok(Progress::Idle) => Ok(turn),
+            Ok(Progress::Busy) => Ok(Turn::Moved),
+            Err(trouble) => Err(self.stuck_message(Some(trouble))),
         }
     }
 
-    /// Waits a little. `false`: the deadline has passed.
-    fn wait(&mut self) -> Result<bool, Trouble> {
+    /// Looks once more at what a rank that is gone may have left. `Some`: there was something, and this came of it.
+    fn last_look(&mut self) -> Option<Turn> {
+        self.exchange.poll(self.clock.now()).ok()?;
+        self.look().ok().filter(|turn| *turn != Turn::Waiting)
+    }
+
+    fn stuck_call(&self, trouble: Option<Trouble>) -> Stuck {
+        Stuck {
+            record: self.execution.record().copied().unwrap_or(NO_CALL),
+            waiting: self.execution.waiting(),
+            trouble,
+        }
+    }
+
+    fn stuck_message(&self, trouble: Option<Trouble>) -> Stuck {
+        Stuck {
+            record: self.conversations.record().unwrap_or(NO_CALL),
+            waiting: self.conversations.waiting(),
+            trouble,
+        }
+    }
+
+    /// A trouble that is not that of one message is that of the call, where there is one.
+    fn stuck(&self, trouble: Trouble) -> Stuck {
+        let call = match &trouble {
+            Trouble::Lost { rank, .. } => self.execution.awaits(*rank),
+            _ => self.current.is_some(),
+        };
+        match call {
+            true => self.stuck_call(Some(trouble)),
+            false => self.stuck_message(Some(trouble)),
+        }
+    }
+
+    /// Waits a little.
+    fn wait(&mut self) -> Result<(), Stuck> {
         let far = self.exchange.is_far();
         self.patience.spins += 1;
         if !far && self.patience.spins < self.patience.spins_max {
             if self.patience.spins.is_multiple_of(SPINS_PER_POLL) {
-                self.exchange.poll(Time::ZERO)?;
+                self.poll(Time::ZERO)?;
             }
             std::hint::spin_loop();
-            return Ok(true);
+            return Ok(());
         }
         let now = self.clock.now();
-        let Some(current) = &mut self.current else {
-            return Ok(false);
-        };
-        let allowed = current.call.deadline;
-        let deadline = *current.deadline.get_or_insert(now.saturating_add(allowed));
-        // A call that is late behind another one is late because of that one.
-        let queued = self.queue.iter().map(|queued| queued.deadline);
-        let deadline = queued.fold(deadline, Time::min);
-        if now >= deadline {
-            return Ok(false);
-        }
+        let deadline = self.check_deadlines(now)?;
         let looked = std::mem::take(&mut self.patience.looked);
-        if !looked && self.exchange.poll(now)? == Progress::Busy {
+        if !looked && self.poll(now)? == Progress::Busy {
             self.patience.reset();
-            return Ok(true);
+            return Ok(());
         }
         let since = *self.patience.yielding_since.get_or_insert(now);
         if now.saturating_sub(since) < YIELDING {
@@ -320,32 +431,74 @@ impl State {
                 true => weft_fabric::cpu::look_again(),
                 false => std::thread::yield_now(),
             }
-            return Ok(true);
+            return Ok(());
         }
         // What the poll has taken in is looked at before sleeping: no news of it will come.
         if !looked {
             self.patience.looked = true;
-            return Ok(true);
+            return Ok(());
         }
         // It takes long: the others may want to know what for.
-        self.exchange.publish(self.execution.waiting());
-        self.exchange.check_lost(|rank| self.execution.awaits(rank))?;
+        match self.current {
+            Some(_) => self.exchange.publish(self.execution.waiting()),
+            None => self
+                .conversations
+                .announce(&mut self.exchange)
+                .map_err(|it| self.stuck(it))?,
+        }
+        let awaited = |rank| self.execution.awaits(rank) || self.conversations.awaits(rank);
+        self.exchange
+            .check_lost(awaited)
+            .map_err(|trouble| self.stuck(trouble))?;
         let left = Duration::from(deadline.saturating_sub(now));
         self.exchange.rest(now, REST.min(left));
-        Ok(true)
+        Ok(())
     }
 
-    /// Ends the call under way, tells everybody, and makes sure that nothing touches its buffers any more.
-    fn fail(&mut self, record: &CallRecord, trouble: Option<&Trouble>) -> Error {
-        let waiting = self.execution.waiting();
-        self.exchange.publish(waiting);
+    fn poll(&mut self, now: Time) -> Result<Progress, Stuck> {
+        self.exchange.poll(now).map_err(|trouble| self.stuck(trouble))
+    }
+
+    /// The next deadline of all that is under way, unless one has passed.
+    fn check_deadlines(&mut self, now: Time) -> Result<Time, Stuck> {
+        let mut next = Time::MAX;
+        if let Some(current) = &mut self.current {
+            let allowed = current.call.deadline;
+            let own = *current.deadline.get_or_insert(now.saturating_add(allowed));
+            // A call that is late behind another one is late because of that one.
+            let queued = self.queue.iter().map(|queued| queued.deadline);
+            next = queued.fold(own, Time::min);
+            if now >= next {
+                return Err(self.stuck_call(None));
+            }
+        }
+        match self.conversations.deadline() {
+            Some(deadline) if now >= deadline => Err(self.stuck_message(None)),
+            Some(deadline) => Ok(next.min(deadline)),
+            None => Ok(next),
+        }
+    }
+
+    /// Ends all that is under way, tells everybody, and makes sure that nothing touches its buffers any more.
+    fn fail(&mut self, stuck: &Stuck) -> Error {
+        let Stuck {
+            record,
+            waiting,
+            trouble,
+        } = stuck;
+        self.exchange.publish(*waiting);
         let told = matches!(trouble, Some(Trouble::Aborted(_)));
-        let others = self.inquire(record, told);
+        let inquiry = match told {
+            // Whoever is told has nothing to find out.
+            true => self.statuses(),
+            false => self.inquire(stuck),
+        };
         let witness = Witness {
             rank: self.rank,
             call: *record,
-            waiting,
-            others: &others,
+            waiting: *waiting,
+            others: &inquiry.others,
+            still: &inquiry.still,
         };
         let ours = match trouble {
             Some(trouble) => witness.after(trouble),
@@ -359,10 +512,8 @@ impl State {
             Err(Trouble::Aborted(abort)) => *abort,
             _ => ours,
         };
-        while self.execution.abandon(&mut self.exchange) == Progress::Busy {
-            std::thread::yield_now();
-        }
-        let others = others.into_iter().enumerate();
+        self.abandon();
+        let others = inquiry.others.into_iter().enumerate();
         let others = others.filter_map(|(rank, status)| Some((Rank(rank as u32), status?)));
         let error = Error::from(CollectiveFailed {
             rank: self.rank,
@@ -371,37 +522,76 @@ impl State {
             others: others.collect(),
         });
         self.failed = Some(error.clone());
-        while let Some(queued) = self.queue.pop_front() {
-            queued.outcome.end_and_wake(Err(error.clone()));
-        }
+        let queued = self.queue.drain(..).map(|queued| queued.outcome);
+        let outcomes = queued.chain(self.conversations.drain());
+        self.ended.extend(outcomes.map(|outcome| (outcome, Err(error.clone()))));
         error
     }
 
+    fn abandon(&mut self) {
+        while self.execution.abandon(&mut self.exchange) == Progress::Busy
+            || self.conversations.abandon(&mut self.exchange) == Progress::Busy
+        {
+            std::thread::yield_now();
+        }
+    }
+
+    /// What the others have called, as far as it is to be seen.
+    fn statuses(&mut self) -> Inquiry {
+        let status = |rank: u32| self.exchange.status(Rank(rank));
+        Inquiry {
+            others: (0..self.ranks).map(status).collect(),
+            still: vec![false; self.ranks as usize],
+        }
+    }
+
     /// What the others have called. Those that are not to be seen are asked, and those that are behind are given a moment to come
-    /// as far as this rank.
-    fn inquire(&mut self, record: &CallRecord, told: bool) -> Vec<Option<Status>> {
+    /// as far as this rank. Where nothing is known but that it is late, they are given as long to show that they are alive.
+    fn inquire(&mut self, stuck: &Stuck) -> Inquiry {
+        let late = stuck.trouble.is_none();
         let until = self.clock.now().saturating_add(ANSWERS);
+        self.exchange.forget_answers();
+        let pulse = |exchange: &mut GroupExchange, rank| exchange.pulse(Rank(rank));
+        let before: Vec<u64> = (0..self.ranks).map(|rank| pulse(&mut self.exchange, rank)).collect();
         loop {
             self.exchange.ask_all();
             let asked = self.clock.now();
             while self.clock.now() < asked.saturating_add(ASK_AGAIN) {
-                let status = |rank: u32| self.exchange.status(Rank(rank));
-                let statuses: Vec<Option<Status>> = (0..self.ranks).map(status).collect();
-                let here =
-                    |status: &&Status| record.number == CallRecord::PAIRWISE || status.call.number >= record.number;
-                let known = statuses
-                    .iter()
-                    .enumerate()
-                    .filter(|(rank, _)| *rank != self.rank.0 as usize);
-                let known = known.filter_map(|(_, status)| status.as_ref()).filter(here).count();
-                // Whoever is told has nothing to find out.
-                if told || known + 1 >= self.ranks as usize || self.clock.now() >= until {
-                    return statuses;
+                let mut inquiry = self.statuses();
+                for rank in 0..self.ranks {
+                    let moved = pulse(&mut self.exchange, rank) != before[rank as usize];
+                    inquiry.still[rank as usize] = late && rank != self.rank.0 && !moved;
+                }
+                let known = |rank: usize| {
+                    let Some(status) = &inquiry.others[rank] else {
+                        return false;
+                    };
+                    let here = stuck.record.number == CallRecord::PAIRWISE || status.call.number >= stuck.record.number;
+                    here && !inquiry.still[rank]
+                };
+                let mut others = (0..self.ranks).filter(|rank| *rank != self.rank.0);
+                let heard = others.all(|rank| known(rank as usize) || stuck.is_lost(Rank(rank)));
+                if heard || self.clock.now() >= until {
+                    return inquiry;
                 }
                 let _ = self.exchange.poll(asked);
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
+    }
+}
+
+/// What a rank has called that has called nothing.
+const NO_CALL: CallRecord = CallRecord {
+    number: 0,
+    signature: 0,
+    words: [0; CallRecord::WORDS],
+};
+const NO_WAIT: Waiting = Waiting { step: 0, peer: None };
+
+impl Stuck {
+    fn is_lost(&self, rank: Rank) -> bool {
+        matches!(self.trouble, Some(Trouble::Lost { rank: lost, .. }) if lost == rank)
     }
 }
 

@@ -46,14 +46,14 @@ impl Flow {
     }
 
     /// Adds the ops of one part. They have nothing to do with those of other parts.
-    pub(super) fn add(&mut self, part: u32, listed: Vec<Listed>, pairwise: bool) {
+    pub(super) fn add(&mut self, part: u32, listed: Vec<Listed>) {
         // The messages of nothing of the last step that had any, and everything of this part since.
         let (mut fence, mut since) = (Vec::new(), Vec::<u32>::new());
         let steps = listed.chunk_by(|a, b| a.step == b.step);
         for step in steps {
             let begin = self.ops.len() as u32;
             for &op in step {
-                let id = self.push(part, op, pairwise);
+                let id = self.push(part, op);
                 let befores = if op.fence { &since } else { &fence };
                 for &before in befores {
                     self.after_end(before, id);
@@ -99,7 +99,7 @@ impl Flow {
         compiled.waits = self.waits;
     }
 
-    fn push(&mut self, part: u32, op: Listed, pairwise: bool) -> u32 {
+    fn push(&mut self, part: u32, op: Listed) -> u32 {
         let id = self.ops.len() as u32;
         self.ops.push((part, op));
         self.on_begin.push(Vec::new());
@@ -123,7 +123,6 @@ impl Flow {
             }
             Act::Copy { .. } | Act::Reduce { .. } | Act::Divide { .. } => None,
         };
-        let before = before.filter(|_| !pairwise);
         self.indices
             .push(before.map_or(0, |before| self.indices[before as usize] + 1));
         let mut befores = Vec::new();

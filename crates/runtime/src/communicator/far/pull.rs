@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use weft_fabric::kernels::HostKernels;
 use weft_plan::{Spans, Time};
-use weft_protocol::group::{At, Kernels, Piece, Sink, Taken, View};
+use weft_protocol::group::{At, Kernels, Piece, Sink, Taken};
 use weft_protocol::region::{Region, RemoteRegion};
 use weft_protocol::transfer::{PeerId, Request};
 use weft_protocol::{Direction, Leg};
 
+use super::Buffers;
 use crate::agent::Agent;
 use crate::driver::Shared;
 use crate::error::Error;
@@ -48,6 +49,8 @@ pub(super) struct Pull {
     asked: u64,
     done: u64,
     flights: VecDeque<Flight>,
+    /// The number of the buffer that it ends up in.
+    pub(super) into: u32,
 }
 
 #[derive(Debug)]
@@ -83,7 +86,7 @@ impl Bounces {
 
 impl Pull {
     /// `None` where the message does not lie in the region.
-    pub(super) fn new(peer: PeerId, remote: RemoteRegion, start: u64, len: u64) -> Option<Pull> {
+    pub(super) fn new(peer: PeerId, remote: RemoteRegion, start: u64, len: u64, into: u32) -> Option<Pull> {
         let end = start.checked_add(len)?;
         (end <= remote.len).then_some(Pull {
             peer,
@@ -93,6 +96,7 @@ impl Pull {
             asked: 0,
             done: 0,
             flights: VecDeque::new(),
+            into,
         })
     }
 
@@ -106,7 +110,7 @@ impl Pull {
         &mut self,
         shared: &Arc<Shared>,
         bounces: &mut Bounces,
-        buffers: &[View],
+        buffers: &Buffers,
         sink: &Sink<'_>,
     ) -> Result<Taken, Error> {
         let mut any = false;
@@ -139,7 +143,7 @@ impl Pull {
         &mut self,
         shared: &Arc<Shared>,
         bounces: &mut Bounces,
-        buffers: &[View],
+        buffers: &Buffers,
         sink: &Sink<'_>,
     ) -> Result<bool, Error> {
         let mut any = false;
@@ -190,8 +194,8 @@ impl Pull {
 }
 
 /// The registered memory behind a piece, and where in it the piece begins.
-fn target(shared: &Arc<Shared>, buffers: &[View], piece: Piece) -> Option<(Region, u64)> {
-    let view = &buffers[piece.buffer as usize];
+fn target(shared: &Arc<Shared>, buffers: &Buffers, piece: Piece) -> Option<(Region, u64)> {
+    let view = buffers.of(piece);
     let (region, _) = shared.lock().core.registered(&view.key?)?;
     Some((region, view.offset + piece.offset))
 }
@@ -222,9 +226,9 @@ fn read(shared: &Arc<Shared>, peer: PeerId, leg: Leg) -> Result<Transfer, Error>
 }
 
 /// Puts a piece that has landed in a bounce buffer where the sink wants it.
-fn land(buffers: &[View], sink: &Sink<'_>, bounce: &Memory, from: u64, at: u64, len: u64) {
+fn land(buffers: &Buffers, sink: &Sink<'_>, bounce: &Memory, from: u64, at: u64, len: u64) {
     let place = |piece: Piece| {
-        let view = &buffers[piece.buffer as usize];
+        let view = buffers.of(piece);
         At {
             memory: &*view.memory,
             offset: view.offset + piece.offset + at,
