@@ -14,6 +14,7 @@ mod board;
 mod lane;
 mod rest;
 mod segment;
+mod stores;
 #[cfg(test)]
 mod tests;
 
@@ -96,11 +97,20 @@ pub struct ArenaOptions {
     pub eager_bytes_max: u32,
 }
 
-impl Default for ArenaOptions {
-    fn default() -> ArenaOptions {
+/// The slots of a lane together are larger than the cache of a core. What is in them has left the reader's cache when they are written
+/// again, and need not be taken back from there.
+const LANE_SLOTS: u32 = 64;
+/// Slots to and from all ranks together are limited, because every one of them takes memory once it has been used.
+const RANK_SLOTS: u32 = 512;
+
+impl ArenaOptions {
+    /// For an arena of so many ranks.
+    pub fn new(ranks: usize) -> ArenaOptions {
+        let ranks = u32::try_from(ranks.max(1)).unwrap_or(u32::MAX);
+        let fair = (RANK_SLOTS / ranks).max(1);
         ArenaOptions {
             channels: 2,
-            slots: 8,
+            slots: (1 << fair.ilog2()).clamp(8, LANE_SLOTS),
             slot_bytes: 32 << 10,
             eager_bytes_max: 4 << 10,
         }
@@ -315,7 +325,11 @@ impl Arena {
             let len = (head.len - pushed).min(self.layout.slot_bytes as u64);
             let to = self.own.payload(index, self.outgoing[index].next);
             // SAFETY: the message lies in a buffer of the call, which is held; the slot is free and of that size.
-            unsafe { fill(to, from.add(pushed as usize), len as usize) };
+            unsafe {
+                self.outgoing[index]
+                    .stores
+                    .fill(to, from.add(pushed as usize), len as usize)
+            };
             let body = Body::Here(len);
             self.publish_slot(place, index, &Slot { head, body });
             let out = &mut self.outgoing[index];
@@ -520,7 +534,7 @@ impl Exchange for Arena {
         if from.len <= u64::from(eager) {
             let to = self.own.payload(index, self.outgoing[index].next);
             // SAFETY: `at` has checked the piece; the slot is free, and no smaller.
-            unsafe { fill(to, at, from.len as usize) };
+            unsafe { self.outgoing[index].stores.fill(to, at, from.len as usize) };
             let body = Body::Here(from.len);
             self.publish_slot(place, index, &Slot { head, body });
             return Ok(Offered::Settled);
@@ -678,16 +692,6 @@ impl fmt::Debug for Arena {
             self.call
         )
     }
-}
-
-/// Writes a slot, past the cache: its lines are still in that of whoever read the message before, and taking them back one by one is
-/// many times slower where the two cores share no cache.
-///
-/// # Safety
-/// As for [`copy::copy`], without overlap.
-unsafe fn fill(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's promise, handed on.
-    unsafe { copy::copy_streaming(to, from, len) }
 }
 
 fn layout(ranks: usize, options: ArenaOptions) -> Result<Layout, ArenaError> {

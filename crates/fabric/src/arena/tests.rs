@@ -388,7 +388,7 @@ fn whoever_rests_is_woken_by_news() {
 fn a_segment_of_other_dimensions_is_refused() {
     let (ours, theirs) = (
         Arena::segment(2, small()).unwrap(),
-        Arena::segment(2, ArenaOptions::default()).unwrap(),
+        Arena::segment(2, ArenaOptions::new(2)).unwrap(),
     );
     let neighbours = vec![(Rank(0), None), (Rank(1), Some(theirs as Arc<dyn Seen>))];
     let made = Arena::new(small(), ours, neighbours, Box::new(Everybody::default()));

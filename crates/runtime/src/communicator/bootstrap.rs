@@ -264,7 +264,7 @@ impl Formation {
             .collect();
         let options = ArenaOptions {
             channels,
-            ..ArenaOptions::default()
+            ..ArenaOptions::new(ranks.len())
         };
         let segment = Arena::segment(ranks.len(), options)?;
         let memory = self.agent.register_shared(segment.clone())?;

@@ -10,6 +10,9 @@ use super::prepare::CallError;
 
 /// Up to this many bytes a message costs its latency.
 const SHORT_BYTES: u64 = 8 << 10;
+/// Up to this many bytes two ranks rather send everything at once than in halves: the same bytes move, with one wait less, and nobody
+/// writes again what the other has just read.
+const PAIR_BYTES: u64 = 4 << 20;
 /// A program of more ranks, or of more ranks × steps, is not run through op by op while a call waits: it is right for the same reason as
 /// the smaller ones.
 const VERIFIED_RANKS: u32 = 64;
@@ -60,6 +63,7 @@ pub(super) fn choose(
 fn preferred(problem: &Problem, bytes: u64) -> &'static [Algorithm] {
     let (short, few) = (bytes <= SHORT_BYTES, problem.ranks <= 8);
     match problem.collective {
+        Collective::AllReduce if problem.ranks == 2 && bytes <= PAIR_BYTES => &[Algorithm::Direct],
         Collective::AllReduce => match (short, few) {
             (true, true) => &[Algorithm::Direct],
             (true, false) => &[Algorithm::RecursiveDoubling, Algorithm::Rabenseifner],
