@@ -33,7 +33,7 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', default_values_t = OPS.map(str::to_owned))]
     ops: Vec<String>,
     /// How long each point is measured.
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.15)]
     seconds: f64,
     /// Only these sides, which leaves out every ratio with another.
     #[arg(long, value_delimiter = ',')]
@@ -57,7 +57,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     for repeat in 0..arguments.repeats {
         for &ranks in &arguments.ranks {
             for op in &arguments.ops {
-                for side in sides.all().filter(|side| table::takes_part(*side, op)) {
+                for side in sides.all().filter(|side| table::takes_part(*side, ranks, op)) {
                     eprintln!(
                         "repeat {} of {}: {op} among {ranks} ranks, {side}",
                         repeat + 1,

@@ -191,7 +191,8 @@ impl Formation {
         let hosts: Vec<&str> = hellos.iter().map(|hello| hello.host.as_str()).collect();
         let far = Far::new(&self.agent, self.board.clone(), used, channels);
         let exchange = GroupExchange::new(rank, near, arena, far, channels);
-        let state = State::new(self.agent.clone(), exchange, size, grid(&hosts), count)?;
+        let here = hosts.iter().filter(|host| **host == own.host).count();
+        let state = State::new(self.agent.clone(), exchange, size, grid(&hosts), here)?;
         let group = Communicator::new(self.agent.clone(), state, self.board.clone(), self.options.clone())?;
         group.barrier().deadline(self.left()).run()?;
         Ok(group)

@@ -8,7 +8,7 @@ use crate::command::{self, Error, cargo, root};
 use crate::python::Environment;
 
 /// Longer than any side takes for one collective.
-const PATIENCE_SECONDS: &str = "300";
+const PATIENCE_SECONDS: &str = "100";
 
 /// A library, and how it reaches the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -185,8 +185,9 @@ fn prepare(side: Side) -> Result<bool, Error> {
                 eprintln!("installing torch, which is several gigabytes");
                 environment.pip_install(packages)?;
             }
-            if side == Side::WeftTorch && !imports(&environment, "weft.torch") {
-                environment.pip_install(&["."])?;
+            if side == Side::WeftTorch {
+                // What is measured is what is here now, whatever was installed before.
+                environment.pip_install(&["--force-reinstall", "--no-deps", "."])?;
                 return Ok(imports(&environment, "weft.torch"));
             }
         }
