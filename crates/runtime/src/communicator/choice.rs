@@ -10,7 +10,7 @@ use super::prepare::CallError;
 
 /// Up to this many bytes a message costs its latency.
 const SHORT_BYTES: u64 = 8 << 10;
-/// Up to this many bytes two ranks rather send everything at once than in halves: the same bytes move, with one wait less, and nobody
+/// Up to this many bytes two ranks on one host rather send everything at once than in halves: the same bytes move, with one wait less, and nobody
 /// writes again what the other has just read.
 const PAIR_BYTES: u64 = 4 << 20;
 /// A program of more ranks, or of more ranks × steps, is not run through op by op while a call waits: it is right for the same reason as
@@ -47,23 +47,27 @@ impl Verified {
     }
 }
 
+/// What there is between the ranks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reach {
+    pub(super) channels: u16,
+    /// Not all of them are in one arena.
+    pub(super) far: bool,
+}
+
 /// The first of the algorithms that come into question that is for this problem and needs no more channels than there are.
-pub(super) fn choose(
-    problem: &Problem,
-    bytes: u64,
-    grid: Grid,
-    channels: u16,
-) -> Option<(Algorithm, Box<dyn Program>)> {
-    let suited = preferred(problem, bytes).iter().chain(Algorithm::ALL);
+pub(super) fn choose(problem: &Problem, bytes: u64, grid: Grid, reach: Reach) -> Option<(Algorithm, Box<dyn Program>)> {
+    let Reach { channels, far } = reach;
+    let suited = preferred(problem, bytes, far).iter().chain(Algorithm::ALL);
     suited
         .filter_map(|algorithm| Some((*algorithm, algorithm.program(problem, grid)?)))
         .find(|(_, program)| program.shape().channels <= channels)
 }
 
-fn preferred(problem: &Problem, bytes: u64) -> &'static [Algorithm] {
+fn preferred(problem: &Problem, bytes: u64, far: bool) -> &'static [Algorithm] {
     let (short, few) = (bytes <= SHORT_BYTES, problem.ranks <= 8);
     match problem.collective {
-        Collective::AllReduce if problem.ranks == 2 && bytes <= PAIR_BYTES => &[Algorithm::Direct],
+        Collective::AllReduce if problem.ranks == 2 && bytes <= PAIR_BYTES && !far => &[Algorithm::Direct],
         Collective::AllReduce => match (short, few) {
             (true, true) => &[Algorithm::Direct],
             (true, false) => &[Algorithm::RecursiveDoubling, Algorithm::Rabenseifner],

@@ -12,7 +12,7 @@ use weft_plan::{Datatype, Reduction};
 use weft_protocol::group::{CallRecord, Combiner, CompileError, Compiled, Function, Scope, Source};
 use weft_protocol::memory::Digest;
 
-use super::choice::{Verified, choose};
+use super::choice::{Reach, Verified, choose};
 
 /// What makes one call different from another.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,7 +107,7 @@ impl Prepared {
         specs: &[Spec],
         rank: Rank,
         grid: Grid,
-        channels: u16,
+        reach: Reach,
         verified: &mut Verified,
     ) -> Result<Prepared, CallError> {
         if specs.is_empty() {
@@ -120,7 +120,7 @@ impl Prepared {
         }
         let mut chosen = Vec::new();
         for spec in specs {
-            let way = Chosen::new(spec, grid, channels)?;
+            let way = Chosen::new(spec, grid, reach)?;
             verified.check(&spec.problem, way.algorithm, &*way.program)?;
             chosen.push(way);
         }
@@ -141,7 +141,7 @@ impl Prepared {
                 },
             })
             .collect();
-        let compiled = Compiled::group(&sources, rank, channels)?;
+        let compiled = Compiled::group(&sources, rank, reach.channels)?;
         let bytes = sources.iter().enumerate().map(|(part, source)| {
             let layout = Layout::new(source.partition, source.program, rank);
             let of = |buffer| layout.elements(buffer) * source.size as u64;
@@ -187,8 +187,8 @@ impl Spec {
     }
 
     /// What it runs by.
-    pub(super) fn algorithm(&self, grid: Grid, channels: u16) -> Result<Algorithm, CallError> {
-        Ok(Chosen::new(self, grid, channels)?.algorithm)
+    pub(super) fn algorithm(&self, grid: Grid, reach: Reach) -> Result<Algorithm, CallError> {
+        Ok(Chosen::new(self, grid, reach)?.algorithm)
     }
 
     /// What the two ends of a message between two ranks must agree on, besides its length.
@@ -215,7 +215,8 @@ struct Chosen {
 }
 
 impl Chosen {
-    fn new(spec: &Spec, grid: Grid, channels: u16) -> Result<Chosen, CallError> {
+    fn new(spec: &Spec, grid: Grid, reach: Reach) -> Result<Chosen, CallError> {
+        let Reach { channels, .. } = reach;
         spec.problem.check()?;
         let size = spec.datatype.size() as u64;
         let bytes = spec.elements().saturating_mul(size);
@@ -228,7 +229,7 @@ impl Chosen {
                 let program = program.filter(|_| !blind || algorithm == Algorithm::Direct);
                 (algorithm, program.ok_or(CallError::NotForThis { algorithm })?)
             }
-            None => choose(&spec.problem, bytes, grid, channels).ok_or(CallError::NoAlgorithm { channels })?,
+            None => choose(&spec.problem, bytes, grid, reach).ok_or(CallError::NoAlgorithm { channels })?,
         };
         let partition = Partition::new(&spec.problem, spec.counts.clone(), program.shape().pieces)?;
         // Pieces of something large begin on cache lines.

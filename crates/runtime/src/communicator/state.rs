@@ -16,7 +16,7 @@ use weft_protocol::group::{
 };
 
 use super::call::Described;
-use super::choice::Verified;
+use super::choice::{Reach, Verified};
 use super::exchange::GroupExchange;
 use super::failure::CollectiveFailed;
 use super::prepare::{CallError, Prepared, Spec};
@@ -221,8 +221,15 @@ impl State {
 
     /// What a call like this would run by.
     pub(super) fn algorithms(&self, call: &Described) -> Result<Vec<Algorithm>, CallError> {
-        let channels = self.exchange.channels();
-        call.all().map(|one| one.spec.algorithm(self.grid, channels)).collect()
+        let reach = self.reach();
+        call.all().map(|one| one.spec.algorithm(self.grid, reach)).collect()
+    }
+
+    fn reach(&self) -> Reach {
+        Reach {
+            channels: self.exchange.channels(),
+            far: self.exchange.is_far(),
+        }
     }
 
     fn prepare(&mut self, call: &Described) -> Result<Arc<Prepared>, CallError> {
@@ -232,15 +239,9 @@ impl State {
             self.prepared[..=at].rotate_right(1);
             return Ok(self.prepared[0].clone());
         }
-        let channels = self.exchange.channels();
+        let reach = self.reach();
         let specs: Vec<Spec> = call.all().map(|one| one.spec.clone()).collect();
-        let prepared = Arc::new(Prepared::new(
-            &specs,
-            self.rank,
-            self.grid,
-            channels,
-            &mut self.verified,
-        )?);
+        let prepared = Arc::new(Prepared::new(&specs, self.rank, self.grid, reach, &mut self.verified)?);
         self.prepared.truncate(PREPARED_MAX - 1);
         self.prepared.insert(0, prepared.clone());
         Ok(prepared)
