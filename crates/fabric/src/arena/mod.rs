@@ -5,8 +5,8 @@
 //! writing a slot, receiving is looking at one: no system call, no lock, no third party.
 //!
 //! A short message is copied into its slot. A longer one in memory that Weft has allocated stays where it is: the slot says where,
-//! and the receiver reads, or reduces, straight from there. A longer one in foreign memory passes through the slots in pieces that stay in the
-//! cache.
+//! and the receiver reads, or reduces, straight from there. A longer one in foreign memory passes through the slots in pieces, written
+//! through the cache or past it, whichever the two cores are better served by.
 //!
 //! Whoever has waited in vain for some time can [`rest`](Arena::rest): a neighbour with news wakes it.
 
@@ -14,6 +14,7 @@ mod board;
 mod lane;
 mod rest;
 mod segment;
+mod sink;
 mod stores;
 #[cfg(test)]
 mod tests;
@@ -26,22 +27,24 @@ use std::time::Duration;
 use thiserror::Error;
 use weft_plan::{Rank, Time};
 use weft_protocol::group::{
-    CallRecord, Combiner, Exchange, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
+    CallRecord, Exchange, Lane, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
 };
 use weft_protocol::{Loss, Progress, Refusal, RegionKey};
 
-use crate::copy;
 use crate::memory::{HostMemory, MemoryError};
-use crate::reduce::{Cache, Reducer};
+use crate::reduce::Reducer;
 use crate::shared_memory::BorrowedMapping;
 use board::Sticky;
 use lane::{Incoming, Outgoing, Pushing, Ticket};
 use segment::{Body, Layout, Segment, Slot};
+use stores::Stores;
 
 /// A message that is left in its sender's memory is taken in pieces of this size, so that whoever takes it looks up now and then.
 const PART_BYTES: u64 = 1 << 20;
 /// So many buffers of a neighbour are kept mapped.
 const MAPPINGS_MAX: usize = 64;
+/// So many buffers that neighbours have read are remembered.
+const READ_MAX: usize = 8;
 
 /// Memory of a neighbour that is visible here.
 ///
@@ -150,6 +153,10 @@ pub struct Arena {
     pushing: usize,
     /// The kernel of the last reduction, which is nearly always that of the next.
     reducer: Option<Reducer>,
+    /// Buffers that neighbours have read where they lie, the latest last.
+    read: Vec<RegionKey>,
+    /// How results are written into those.
+    results: Stores,
     trouble: Sticky,
 }
 
@@ -173,6 +180,8 @@ struct Held {
     /// Where in the memory behind the key the buffer begins.
     offset: u64,
     key: Option<RegionKey>,
+    /// Neighbours have read it in an earlier call, and may have it in their caches.
+    read: bool,
 }
 
 // SAFETY: the pointer is into memory that the same value keeps alive, and which has no thread affinity.
@@ -232,6 +241,8 @@ impl Arena {
             call: CallRecord::new(0, 0, ""),
             pushing: 0,
             reducer: None,
+            read: Vec::with_capacity(READ_MAX),
+            results: Stores::default(),
             trouble: Sticky::default(),
         })
     }
@@ -373,105 +384,6 @@ impl Arena {
         Ok(Some(unsafe { mapping.as_ptr().add(offset as usize) }))
     }
 
-    /// Puts bytes of a message, from byte `start` of it on, where the sink wants them.
-    fn apply(&mut self, sink: &Sink<'_>, start: u64, from: *const u8, len: u64, whole: u64) {
-        let part = |piece: Piece| Piece {
-            offset: piece.offset + start,
-            len,
-            ..piece
-        };
-        match sink {
-            Sink::Copy(piece) => {
-                let to = self.at(part(*piece));
-                // SAFETY: `at` has checked the target; the source is `len` bytes of a slot or a mapping, which is none of our buffers.
-                unsafe {
-                    if whole >= copy::STREAM_MIN_BYTES as u64 {
-                        copy::copy_streaming(to, from, len as usize);
-                    } else {
-                        to.copy_from_nonoverlapping(from, len as usize);
-                    }
-                }
-            }
-            Sink::Combine { with, into, how } => {
-                let (with, into) = (self.at(part(*with)), self.at(part(*into)));
-                match how {
-                    Combiner::Builtin { datatype, reduction } => {
-                        let known = self
-                            .reducer
-                            .filter(|r| r.datatype() == *datatype && r.reduction() == *reduction);
-                        let reducer = known.unwrap_or_else(|| Reducer::new(*datatype, *reduction));
-                        self.reducer = Some(reducer);
-                        let cache = if whole >= copy::STREAM_MIN_BYTES as u64 {
-                            Cache::Bypass
-                        } else {
-                            Cache::Keep
-                        };
-                        let count = len as usize / datatype.size();
-                        // SAFETY: as above; `with` and `into` are equal or do not overlap, as a sink promises.
-                        unsafe { reducer.combine(into, with, from, count, cache) }
-                    }
-                    Combiner::Custom { function, .. } => {
-                        // The function wants slices, and these bytes may change at any moment.
-                        let (mut ours, mut theirs) = (vec![0; len as usize], vec![0; len as usize]);
-                        // SAFETY: `len` bytes each, the sources checked as above, the targets just allocated.
-                        unsafe {
-                            ours.as_mut_ptr().copy_from_nonoverlapping(with, ours.len());
-                            theirs.as_mut_ptr().copy_from_nonoverlapping(from, theirs.len());
-                        }
-                        function.combine(&mut ours, &theirs);
-                        // SAFETY: `at` has checked the target.
-                        unsafe { into.copy_from_nonoverlapping(ours.as_ptr(), ours.len()) }
-                    }
-                }
-            }
-        }
-    }
-
-    /// Takes what a slot holds of a message. How many bytes that was.
-    fn take_here(
-        &mut self,
-        place: usize,
-        index: usize,
-        len: u64,
-        head: &MessageHead,
-        sink: &Sink<'_>,
-    ) -> Result<u64, Trouble> {
-        let rank = self.ranks[place];
-        let incoming = &mut self.incoming[index];
-        let (number, taken) = (incoming.next, incoming.taken);
-        let due = (head.len - taken).min(self.layout.slot_bytes as u64);
-        let Some(neighbour) = self.neighbours[place].as_ref().filter(|_| len == due) else {
-            return Err(Trouble::Garbage { rank });
-        };
-        let lane = self.layout.lane(self.own_place, index % self.layout.channels);
-        let from = neighbour.segment.payload(lane, number);
-        let elements = match sink {
-            Sink::Combine { how, .. } => how.size().max(1) as u64,
-            Sink::Copy(_) => 1,
-        };
-        if len == head.len || (self.layout.slot_bytes as u64).is_multiple_of(elements) {
-            self.apply(sink, taken, from, len, head.len);
-            return Ok(len);
-        }
-        // Elements that do not end with a slot are put together first.
-        let mut gathered = std::mem::take(&mut incoming.gathered);
-        let before = gathered.len();
-        gathered.resize(before + len as usize, 0);
-        // SAFETY: the slot holds `len` bytes, as checked above, and the vector has just grown by as many.
-        unsafe {
-            gathered
-                .as_mut_ptr()
-                .add(before)
-                .copy_from_nonoverlapping(from, len as usize)
-        };
-        if gathered.len() as u64 == head.len {
-            self.apply(sink, 0, gathered.as_ptr(), head.len, head.len);
-            gathered.clear();
-        }
-        self.incoming[index].gathered = gathered;
-        Ok(len)
-    }
-
     fn withdrew(&self, rank: Rank) -> Trouble {
         Trouble::Aborted(Box::new(weft_protocol::group::Abort {
             by: self.ranks[self.own_place],
@@ -502,13 +414,15 @@ impl Exchange for Arena {
             if end.is_none_or(|end| end > view.memory.len()) {
                 return Err(unusable(Refusal::OutOfBounds));
             }
+            let key = view.key.filter(|_| host.file().is_some());
             self.buffers.push(Held {
                 _memory: Arc::clone(&view.memory),
                 // SAFETY: within the memory, as just checked.
                 base: unsafe { host.as_ptr().add(view.offset as usize) },
                 len: view.len,
                 offset: view.offset,
-                key: view.key.filter(|_| host.file().is_some()),
+                read: key.is_some_and(|key| self.read.contains(&key)),
+                key,
             });
         }
         let renamed = call.signature != self.call.signature || call.words != self.call.words;
@@ -540,6 +454,12 @@ impl Exchange for Arena {
             return Ok(Offered::Settled);
         }
         if let Some(key) = key {
+            if !self.read.contains(&key) {
+                if self.read.len() == READ_MAX {
+                    self.read.remove(0);
+                }
+                self.read.push(key);
+            }
             let body = Body::There { key, offset };
             let number = self.publish_slot(place, index, &Slot { head, body });
             self.outgoing[index].left_there = number + 1;

@@ -1,10 +1,12 @@
-//! How a slot is written: through the cache, or past it.
+//! How memory that neighbours have read is written again: through the cache, or past it.
 //!
 //! The lines of a slot may still be in the cache of whoever read the message before, and each has to be taken back before it can be written.
+//! So it is with results that others have read where they lie.
 //! Between cores that share a cache this costs little, and the reader then finds the message there. Between others it is some ten
 //! times slower than writing past the cache. Which of the two it is can change at any time, because threads move, and so do the
 //! virtual cores of a machine that is one itself. So it is measured, now and then.
 
+use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -12,14 +14,14 @@ use crate::copy;
 
 /// Shorter messages are in too few lines for it to matter.
 const SHORT: usize = 512;
-/// So much of a message is enough to see how fast its lines are written.
+/// So much of a message is enough to see how fast its lines are written. Whole elements of any built-in datatype.
 const TRIAL: usize = 4096;
 /// Messages from one trial to the next, while they go through the cache, and while they go past it, where a trial is what is slow.
 const NEAR_MESSAGES: u32 = 16;
 const FAR_MESSAGES: u32 = 64;
 const LINE: usize = 64;
 
-/// How the slots of one lane are written at present.
+/// How some memory is written at present: the slots of a lane, or results.
 #[derive(Debug, Default)]
 pub(super) struct Stores {
     past_cache: bool,
@@ -33,37 +35,37 @@ impl Stores {
     /// # Safety
     /// `from` must be valid for reads and `to` for writes of `len` bytes, and they do not overlap.
     pub(super) unsafe fn fill(&mut self, to: *mut u8, from: *const u8, len: usize) {
-        // SAFETY: the caller's promise, handed on; a trial is of no more than all of it.
-        unsafe {
-            if len < SHORT {
-                return to.copy_from_nonoverlapping(from, len);
+        self.write(len, |bytes, past_cache| {
+            // SAFETY: the caller's promise, handed on for a part of the bytes.
+            unsafe {
+                let (to, from) = (to.add(bytes.start), from.add(bytes.start));
+                match past_cache {
+                    true => copy::copy_streaming(to, from, bytes.len()),
+                    false => to.copy_from_nonoverlapping(from, bytes.len()),
+                }
             }
-            let tried = match self.left {
-                0 => self.attempt(to, from, len.min(TRIAL)),
-                _ => 0,
-            };
-            self.left -= 1;
-            let (to, from, len) = (to.add(tried), from.add(tried), len - tried);
-            match self.past_cache {
-                true => copy::copy_streaming(to, from, len),
-                false => to.copy_from_nonoverlapping(from, len),
-            }
-        }
+        });
     }
 
-    /// Writes the beginning of a message through the cache, and sees how long that takes. How much it has written.
-    ///
-    /// # Safety
-    /// As for [`Stores::fill`].
-    unsafe fn attempt(&mut self, to: *mut u8, from: *const u8, len: usize) -> usize {
-        let start = Instant::now();
-        // SAFETY: the caller's promise, handed on.
-        unsafe { to.copy_from_nonoverlapping(from, len) };
-        // The processor has accepted the stores; now they have been done.
-        fence(Ordering::SeqCst);
-        self.past_cache = is_slow(len, start.elapsed());
-        self.left = if self.past_cache { FAR_MESSAGES } else { NEAR_MESSAGES };
-        len
+    /// Has `len` bytes written, in one go or in two. `write` is told which of them, and whether to write them past the cache.
+    pub(super) fn write(&mut self, len: usize, mut write: impl FnMut(Range<usize>, bool)) {
+        if len < SHORT {
+            return write(0..len, false);
+        }
+        let mut done = 0;
+        if self.left == 0 {
+            done = len.min(TRIAL);
+            let start = Instant::now();
+            write(0..done, false);
+            // The processor has accepted the stores; now they have been done.
+            fence(Ordering::SeqCst);
+            self.past_cache = is_slow(done, start.elapsed());
+            self.left = if self.past_cache { FAR_MESSAGES } else { NEAR_MESSAGES };
+        }
+        self.left -= 1;
+        if done < len {
+            write(done..len, self.past_cache);
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 use weft_plan::{Datatype, Reduction};
-use weft_protocol::group::{Abort, Board, Cause, Function, Waiting};
+use weft_protocol::group::{Abort, Board, Cause, Combiner, Function, Waiting};
 use weft_protocol::region::Epoch;
 use weft_protocol::{Memory, memory};
 
