@@ -57,6 +57,16 @@ pub fn output(command: &mut Command) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// What a program prints, and whether it also ended well.
+pub fn output_so_far(command: &mut Command) -> Result<(String, bool), Error> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|source| not_started(command, source))?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok((said, output.status.success()))
+}
+
 /// Whether a program runs at all; its output is not wanted.
 pub fn works(program: &str, arguments: &[&str]) -> bool {
     let quiet = Command::new(program)

@@ -61,7 +61,12 @@ impl Schedule {
     }
 
     fn __repr__(&self) -> String {
-        format!("<weft.Schedule {:?}, {} among {}>", self.name(), self.collective(), self.ranks())
+        format!(
+            "<weft.Schedule {:?}, {} among {}>",
+            self.name(),
+            self.collective(),
+            self.ranks()
+        )
     }
 }
 
@@ -532,10 +537,14 @@ impl Communicator {
         (code, block): (&str, u32),
         deadline: Option<f64>,
     ) -> PyResult<Option<Pending>> {
-        let code = code.parse().map_err(|error: weft::quantized::UnknownCode| invalid(error.to_string()))?;
+        let code = code
+            .parse()
+            .map_err(|error: weft::quantized::UnknownCode| invalid(error.to_string()))?;
         let block = weft::quantized::Block::of(block);
         let block = block.ok_or_else(|| invalid("blocks are of 32, 64 or 128 elements".to_owned()))?;
-        let reduction = op.parse().map_err(|_| invalid(format!("there is no reduction {op:?}")))?;
+        let reduction = op
+            .parse()
+            .map_err(|_| invalid(format!("there is no reduction {op:?}")))?;
         if data.datatype != weft::Datatype::F32 || output.datatype != weft::Datatype::F32 {
             return Err(invalid("only f32 is quantised".to_owned()));
         }
@@ -584,7 +593,9 @@ fn way(given: &Bound<'_, PyAny>) -> PyResult<weft::Way> {
         return Ok(weft::Way::Schedule(schedule.get().inner.clone()));
     }
     let name: String = given.extract()?;
-    let known = name.parse().map_err(|error: weft::UnknownCandidate| invalid(error.to_string()))?;
+    let known = name
+        .parse()
+        .map_err(|error: weft::UnknownCandidate| invalid(error.to_string()))?;
     Ok(weft::Way::Algorithm(known))
 }
 

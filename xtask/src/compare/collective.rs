@@ -7,7 +7,7 @@
 mod sides;
 mod table;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use crate::command::{self, Error, root};
-use sides::{Side, Sides};
+use sides::{Side, Sides, Work};
 use table::{OPS, Point, Row};
 
 #[derive(clap::Args)]
@@ -33,8 +33,11 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', default_values_t = OPS.map(str::to_owned))]
     ops: Vec<String>,
     /// How long each point is measured.
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.15)]
     seconds: f64,
+    /// With which priority all sides run, as `nice` understands it: on a busy machine below zero, which takes the right to.
+    #[arg(long, allow_hyphen_values = true)]
+    nice: Option<i32>,
     /// Only these sides, which leaves out every ratio with another.
     #[arg(long, value_delimiter = ',')]
     sides: Vec<Side>,
@@ -54,27 +57,36 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     let sides = Sides::install(&wanted)?;
     let mut lines: Vec<Value> = Vec::new();
     let mut best = Best::new();
+    // What has failed, or taken too long, is not tried again: three times nothing is nothing.
+    let mut failed = BTreeSet::new();
     for repeat in 0..arguments.repeats {
         for &ranks in &arguments.ranks {
             for op in &arguments.ops {
-                for side in sides.all().filter(|side| table::takes_part(*side, op)) {
+                for side in sides.all().filter(|side| table::takes_part(*side, ranks, op)) {
+                    if failed.contains(&(side, ranks, op)) {
+                        continue;
+                    }
                     eprintln!(
                         "repeat {} of {}: {op} among {ranks} ranks, {side}",
                         repeat + 1,
                         arguments.repeats
                     );
-                    let mut command = sides.command(side, ranks, op, &arguments.sizes, arguments.seconds);
-                    let said = match command::output(&mut command) {
-                        Ok(said) => said,
-                        // One side that fails must not end the comparison of the others; its ratio will be missing.
-                        Err(error) => {
-                            eprintln!("  {error}");
-                            continue;
-                        }
+                    let work = Work {
+                        ranks,
+                        op,
+                        sizes: &arguments.sizes,
+                        seconds: arguments.seconds,
+                        nice: arguments.nice,
                     };
+                    let (said, ended) = command::output_so_far(&mut sides.command(side, &work))?;
                     for line in said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
                         note(&mut best, side, &line);
                         lines.push(line);
+                    }
+                    // One side that fails must not end the comparison of the others; ratios will be missing.
+                    if !ended {
+                        eprintln!("  {side} failed, or took too long");
+                        failed.insert((side, ranks, op));
                     }
                 }
             }

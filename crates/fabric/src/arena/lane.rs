@@ -2,6 +2,8 @@
 
 use weft_protocol::group::{MessageHead, OfferId};
 
+use super::stores::Stores;
+
 /// The sending end.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
@@ -13,6 +15,7 @@ pub(super) struct Outgoing {
     pub pushing: Option<Pushing>,
     /// One more than the slot of the last message of a call that was left in our memory.
     pub left_there: u64,
+    pub stores: Stores,
 }
 
 /// A message of which some has not found room yet.

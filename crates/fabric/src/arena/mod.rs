@@ -5,8 +5,8 @@
 //! writing a slot, receiving is looking at one: no system call, no lock, no third party.
 //!
 //! A short message is copied into its slot. A longer one in memory that Weft has allocated stays where it is: the slot says where,
-//! and the receiver reads, or reduces, straight from there. A longer one in foreign memory passes through the slots in pieces that stay in the
-//! cache.
+//! and the receiver reads, or reduces, straight from there. A longer one in foreign memory passes through the slots in pieces, written
+//! through the cache or past it, whichever the two cores are better served by.
 //!
 //! Whoever has waited in vain for some time can [`rest`](Arena::rest): a neighbour with news wakes it.
 
@@ -14,6 +14,8 @@ mod board;
 mod lane;
 mod rest;
 mod segment;
+mod sink;
+mod stores;
 #[cfg(test)]
 mod tests;
 
@@ -25,17 +27,17 @@ use std::time::Duration;
 use thiserror::Error;
 use weft_plan::{Rank, Time};
 use weft_protocol::group::{
-    CallRecord, Combiner, Exchange, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
+    CallRecord, Exchange, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
 };
 use weft_protocol::{Progress, Refusal, RegionKey};
 
-use crate::copy;
 use crate::memory::{HostMemory, MemoryError};
-use crate::reduce::{Cache, Reducer};
+use crate::reduce::Reducer;
 use crate::shared_memory::BorrowedMapping;
 use board::Sticky;
 use lane::{Incoming, Outgoing, Pushing, Ticket};
 use segment::{Body, Layout, Segment, Slot};
+use stores::Stores;
 
 pub use rest::Ear;
 
@@ -43,6 +45,8 @@ pub use rest::Ear;
 const PART_BYTES: u64 = 1 << 20;
 /// So many buffers of a neighbour are kept mapped.
 const MAPPINGS_MAX: usize = 64;
+/// So many buffers that neighbours have read are remembered.
+const READ_MAX: usize = 8;
 
 /// Memory of a neighbour that is visible here.
 ///
@@ -98,11 +102,20 @@ pub struct ArenaOptions {
     pub eager_bytes_max: u32,
 }
 
-impl Default for ArenaOptions {
-    fn default() -> ArenaOptions {
+/// The slots of a lane together are larger than the cache of a core. What is in them has left the reader's cache when they are written
+/// again, and need not be taken back from there.
+const LANE_SLOTS: u32 = 64;
+/// Slots to and from all ranks together are limited, because every one of them takes memory once it has been used.
+const RANK_SLOTS: u32 = 512;
+
+impl ArenaOptions {
+    /// For an arena of so many ranks.
+    pub fn new(ranks: usize) -> ArenaOptions {
+        let ranks = u32::try_from(ranks.max(1)).unwrap_or(u32::MAX);
+        let fair = (RANK_SLOTS / ranks).max(1);
         ArenaOptions {
             channels: 2,
-            slots: 8,
+            slots: (1 << fair.ilog2()).clamp(8, LANE_SLOTS),
             slot_bytes: 32 << 10,
             eager_bytes_max: 4 << 10,
         }
@@ -144,6 +157,10 @@ pub struct Arena {
     pushing: usize,
     /// The kernel of the last reduction, which is nearly always that of the next.
     reducer: Option<Reducer>,
+    /// Buffers that neighbours have read where they lie, the latest last.
+    read: Vec<RegionKey>,
+    /// How results are written into those.
+    results: Stores,
     trouble: Sticky,
 }
 
@@ -168,6 +185,8 @@ struct Held {
     key: Option<RegionKey>,
     /// For a message that stays here until it is read: its place among the lanes, and one more than its slot.
     left_there: Option<(usize, u64)>,
+    /// Neighbours have read it in an earlier call, and may have it in their caches.
+    read: bool,
 }
 
 // SAFETY: the pointer is into memory that the same value keeps alive, and which has no thread affinity.
@@ -227,6 +246,8 @@ impl Arena {
             call: CallRecord::new(0, 0, ""),
             pushing: 0,
             reducer: None,
+            read: Vec::with_capacity(READ_MAX),
+            results: Stores::default(),
             trouble: Sticky::default(),
         })
     }
@@ -327,7 +348,11 @@ impl Arena {
             let len = (head.len - pushed).min(self.layout.slot_bytes as u64);
             let to = self.own.payload(index, self.outgoing[index].next);
             // SAFETY: the message lies in a buffer of the call, which is held; the slot is free and of that size.
-            unsafe { to.copy_from_nonoverlapping(from.add(pushed as usize), len as usize) };
+            unsafe {
+                self.outgoing[index]
+                    .stores
+                    .fill(to, from.add(pushed as usize), len as usize)
+            };
             let body = Body::Here(len);
             self.publish_slot(place, index, &Slot { head, body });
             let out = &mut self.outgoing[index];
@@ -370,105 +395,6 @@ impl Arena {
         // SAFETY: within the mapping, as just checked.
         Ok(Some(unsafe { mapping.as_ptr().add(offset as usize) }))
     }
-
-    /// Puts bytes of a message, from byte `start` of it on, where the sink wants them.
-    fn apply(&mut self, sink: &Sink<'_>, start: u64, from: *const u8, len: u64, whole: u64) {
-        let part = |piece: Piece| Piece {
-            offset: piece.offset + start,
-            len,
-            ..piece
-        };
-        match sink {
-            Sink::Copy(piece) => {
-                let to = self.at(part(*piece));
-                // SAFETY: `at` has checked the target; the source is `len` bytes of a slot or a mapping, which is none of our buffers.
-                unsafe {
-                    if whole >= copy::STREAM_MIN_BYTES as u64 {
-                        copy::copy_streaming(to, from, len as usize);
-                    } else {
-                        to.copy_from_nonoverlapping(from, len as usize);
-                    }
-                }
-            }
-            Sink::Combine { with, into, how } => {
-                let (with, into) = (self.at(part(*with)), self.at(part(*into)));
-                match how {
-                    Combiner::Builtin { datatype, reduction } => {
-                        let known = self
-                            .reducer
-                            .filter(|r| r.datatype() == *datatype && r.reduction() == *reduction);
-                        let reducer = known.unwrap_or_else(|| Reducer::new(*datatype, *reduction));
-                        self.reducer = Some(reducer);
-                        let cache = if whole >= copy::STREAM_MIN_BYTES as u64 {
-                            Cache::Bypass
-                        } else {
-                            Cache::Keep
-                        };
-                        let count = len as usize / datatype.size();
-                        // SAFETY: as above; `with` and `into` are equal or do not overlap, as a sink promises.
-                        unsafe { reducer.combine(into, with, from, count, cache) }
-                    }
-                    Combiner::Custom { function, .. } => {
-                        // The function wants slices, and these bytes may change at any moment.
-                        let (mut ours, mut theirs) = (vec![0; len as usize], vec![0; len as usize]);
-                        // SAFETY: `len` bytes each, the sources checked as above, the targets just allocated.
-                        unsafe {
-                            ours.as_mut_ptr().copy_from_nonoverlapping(with, ours.len());
-                            theirs.as_mut_ptr().copy_from_nonoverlapping(from, theirs.len());
-                        }
-                        function.combine(&mut ours, &theirs);
-                        // SAFETY: `at` has checked the target.
-                        unsafe { into.copy_from_nonoverlapping(ours.as_ptr(), ours.len()) }
-                    }
-                }
-            }
-        }
-    }
-
-    /// Takes what a slot holds of a message. How many bytes that was.
-    fn take_here(
-        &mut self,
-        place: usize,
-        index: usize,
-        len: u64,
-        head: &MessageHead,
-        sink: &Sink<'_>,
-    ) -> Result<u64, Trouble> {
-        let rank = self.ranks[place];
-        let incoming = &mut self.incoming[index];
-        let (number, taken) = (incoming.next, incoming.taken);
-        let due = (head.len - taken).min(self.layout.slot_bytes as u64);
-        let Some(neighbour) = self.neighbours[place].as_ref().filter(|_| len == due) else {
-            return Err(Trouble::Garbage { rank });
-        };
-        let lane = self.layout.lane(self.own_place, index % self.layout.channels);
-        let from = neighbour.segment.payload(lane, number);
-        let elements = match sink {
-            Sink::Combine { how, .. } => how.size().max(1) as u64,
-            Sink::Copy(_) => 1,
-        };
-        if len == head.len || (self.layout.slot_bytes as u64).is_multiple_of(elements) {
-            self.apply(sink, taken, from, len, head.len);
-            return Ok(len);
-        }
-        // Elements that do not end with a slot are put together first.
-        let mut gathered = std::mem::take(&mut incoming.gathered);
-        let before = gathered.len();
-        gathered.resize(before + len as usize, 0);
-        // SAFETY: the slot holds `len` bytes, as checked above, and the vector has just grown by as many.
-        unsafe {
-            gathered
-                .as_mut_ptr()
-                .add(before)
-                .copy_from_nonoverlapping(from, len as usize)
-        };
-        if gathered.len() as u64 == head.len {
-            self.apply(sink, 0, gathered.as_ptr(), head.len, head.len);
-            gathered.clear();
-        }
-        self.incoming[index].gathered = gathered;
-        Ok(len)
-    }
 }
 
 impl Exchange for Arena {
@@ -483,7 +409,9 @@ impl Exchange for Arena {
                 buffer: index as u32,
                 refusal,
             };
-            self.buffers.push(Held::new(view).map_err(unusable)?);
+            let mut held = Held::new(view).map_err(unusable)?;
+            held.read = held.key.is_some_and(|key| self.read.contains(&key));
+            self.buffers.push(held);
         }
         let renamed = call.signature != self.call.signature || call.words != self.call.words;
         self.call = *call;
@@ -508,12 +436,18 @@ impl Exchange for Arena {
         if from.len <= u64::from(eager) {
             let to = self.own.payload(index, self.outgoing[index].next);
             // SAFETY: `at` has checked the piece; the slot is free, and no smaller.
-            unsafe { to.copy_from_nonoverlapping(at, from.len as usize) };
+            unsafe { self.outgoing[index].stores.fill(to, at, from.len as usize) };
             let body = Body::Here(from.len);
             self.publish_slot(place, index, &Slot { head, body });
             return Ok(Offered::Settled);
         }
         if let Some(key) = key {
+            if !self.read.contains(&key) {
+                if self.read.len() == READ_MAX {
+                    self.read.remove(0);
+                }
+                self.read.push(key);
+            }
             let body = Body::There { key, offset };
             let number = self.publish_slot(place, index, &Slot { head, body });
             match self.lent.of_mut(from.buffer).filter(|_| from.is_lent()) {
@@ -705,6 +639,7 @@ impl Held {
             offset: view.offset,
             key: view.key.filter(|_| host.file().is_some()),
             left_there: None,
+            read: false,
         })
     }
 }

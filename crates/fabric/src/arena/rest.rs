@@ -1,4 +1,9 @@
 //! Sleeping until a neighbour has news.
+//!
+//! Nobody sleeps through news. Whoever sends writes the message, then its news, and then looks whether the receiver rests; the
+//! receiver says that it rests, has [every other thread pass a barrier](order_others), and then has the kernel compare the news with what
+//! they were when it last looked. A sender that looked before its barrier has its news seen by the comparison; one that looks after it
+//! sees that the receiver rests, and wakes it. The compiler keeps the sender's two steps in order, and nothing else needs to.
 
 use std::io;
 use std::mem::zeroed;

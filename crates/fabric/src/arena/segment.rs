@@ -20,6 +20,10 @@ const PAGE: usize = 4096;
 /// Two lines: the second is read only for messages that lie in their sender's memory.
 const HEAD_BYTES: usize = 2 * LINE;
 
+/// Between the payloads of two slots, so that short messages, which are at the beginning of theirs, do not all compete for the same
+/// few places of a cache.
+const STAGGER_BYTES: usize = 17 * LINE;
+
 /// Where everything is in a segment. All ranks of an arena have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Layout {
@@ -60,7 +64,7 @@ impl Layout {
     }
     fn payload(&self, lane: usize, number: u64) -> usize {
         let first = (self.heads() + self.lanes() * self.slots * HEAD_BYTES).next_multiple_of(PAGE);
-        first + (lane * self.slots + self.slot(number)) * self.slot_bytes
+        first + (lane * self.slots + self.slot(number)) * (self.slot_bytes + STAGGER_BYTES)
     }
     fn slot(&self, number: u64) -> usize {
         number as usize & (self.slots - 1)

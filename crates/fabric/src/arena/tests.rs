@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 use weft_plan::{Datatype, Reduction};
-use weft_protocol::group::{Abort, Board, Cause, Function, Waiting};
+use weft_protocol::group::{Abort, Board, Cause, Combiner, Function, Waiting};
 use weft_protocol::region::Epoch;
 use weft_protocol::{Memory, memory};
 
@@ -431,7 +431,7 @@ fn whoever_rests_is_woken_by_news() {
 fn a_segment_of_other_dimensions_is_refused() {
     let (ours, theirs) = (
         Arena::segment(2, small()).unwrap(),
-        Arena::segment(2, ArenaOptions::default()).unwrap(),
+        Arena::segment(2, ArenaOptions::new(2)).unwrap(),
     );
     let neighbours = vec![(Rank(0), None), (Rank(1), Some(theirs as Arc<dyn Seen>))];
     let made = Arena::new(small(), ours, neighbours, Box::new(Everybody::default()));

@@ -261,13 +261,14 @@ impl Formation {
         let far = Far::new(&self.agent, (**self.board).clone(), used, channels + MESSAGES);
         let exchange = GroupExchange::new(rank, near, arena, far, channels);
         let placement = Placement::over(self.agent.platform(), grid(&hellos), &across(&hellos))?;
+        let here = hellos.iter().filter(|hello| hello.host == own.host).count();
         let settings = self.agent.settings();
         let settled = Settled {
             deterministic: settings.collective_deterministic,
             algorithms: settings.collective_algorithms.clone(),
         };
         let choice = Choice::new(Placement { channels, ..placement }, settled)?;
-        let state = State::new(self.agent.clone(), exchange, size, choice, count)?;
+        let state = State::new(self.agent.clone(), exchange, size, choice, here)?;
         let boards = (self.board.clone(), self.parent.clone());
         let group = Communicator::new(self.agent.clone(), state, boards, self.options.clone())?;
         group.barrier().deadline(self.left()).run()?;
@@ -354,7 +355,7 @@ impl Formation {
             .collect();
         let options = ArenaOptions {
             channels,
-            ..ArenaOptions::default()
+            ..ArenaOptions::new(ranks.len())
         };
         let segment = Arena::segment(ranks.len(), options)?;
         let memory = self.agent.register_shared(segment.clone())?;

@@ -31,9 +31,11 @@ use crate::memory::Memory;
 /// So many calls are kept ready to be made again.
 const PREPARED_MAX: usize = 64;
 /// Turns in which nothing moves before a thread lets others run, where there are cores for all.
-const SPINS: u32 = 400;
+const SPINS: u32 = 4000;
 /// Turns between two looks at the outside world while spinning.
-const SPINS_PER_POLL: u32 = 64;
+const SPINS_PER_POLL: u32 = 256;
+/// The same where a turn takes system calls. Whoever lets others run gets the core back when they like, which is late on a busy machine.
+const FAR_SPINNING: Time = Time::from_us(100);
 /// How long a thread that lets others run goes on looking before it sleeps.
 const YIELDING: Time = Time::from_us(300);
 /// How long it sleeps at most before it looks at the clock and at its peers' lives.
@@ -111,7 +113,7 @@ impl State {
         exchange: GroupExchange,
         ranks: u32,
         choice: Choice,
-        near: usize,
+        ranks_here: usize,
     ) -> Result<State, Error> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let rank = exchange.rank();
@@ -134,7 +136,7 @@ impl State {
             failed: None,
             patience: Patience {
                 // Where ranks share cores, the one that is waited for needs the core.
-                spins_max: if near > cores { 0 } else { SPINS },
+                spins_max: if ranks_here > cores { 0 } else { SPINS },
                 spins: 0,
                 yielding_since: None,
                 looked: false,
@@ -426,8 +428,10 @@ impl State {
             return Ok(());
         }
         let since = *self.patience.yielding_since.get_or_insert(now);
-        if now.saturating_sub(since) < YIELDING {
+        let waited = now.saturating_sub(since);
+        if waited < YIELDING {
             match far {
+                true if self.patience.spins_max > 0 && waited < FAR_SPINNING => std::hint::spin_loop(),
                 true => weft_fabric::cpu::look_again(),
                 false => std::thread::yield_now(),
             }

@@ -7,8 +7,8 @@ use std::process::Command;
 use crate::command::{self, Error, cargo, root};
 use crate::python::Environment;
 
-/// Longer than any side takes for one collective.
-const PATIENCE_SECONDS: &str = "300";
+/// Longer than any side takes for one collective, unless something is wrong with it.
+const PATIENCE_SECONDS: &str = "40";
 
 /// A library, and how it reaches the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -73,6 +73,16 @@ impl fmt::Display for Side {
     }
 }
 
+/// What a side is to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Work<'a> {
+    pub ranks: u32,
+    pub op: &'a str,
+    pub sizes: &'a [u64],
+    pub seconds: f64,
+    pub nice: Option<i32>,
+}
+
 /// Everything that was installed.
 pub struct Sides {
     installed: Vec<Side>,
@@ -104,12 +114,30 @@ impl Sides {
     }
 
     /// What measures one collective, and prints a JSON line for each size.
-    pub fn command(&self, side: Side, ranks: u32, op: &str, sizes: &[u64], seconds: f64) -> Command {
+    pub fn command(&self, side: Side, work: &Work<'_>) -> Command {
+        let Work {
+            ranks,
+            op,
+            sizes,
+            seconds,
+            nice,
+        } = *work;
         let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
         let (ranks_word, sizes, seconds) = (ranks.to_string(), sizes.join(","), seconds.to_string());
         // A side that hangs, which some do, must not hang the comparison.
-        let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", PATIENCE_SECONDS]);
+        let timeout = ["timeout", "--kill-after=5", PATIENCE_SECONDS];
+        let mut command = match nice {
+            Some(nice) => {
+                let mut command = Command::new("nice");
+                command.args(["-n", &nice.to_string()]).args(timeout);
+                command
+            }
+            None => {
+                let mut command = Command::new(timeout[0]);
+                command.args(&timeout[1..]);
+                command
+            }
+        };
         match side {
             Side::Weft | Side::WeftForeign | Side::WeftTcp => {
                 let (transport, buffers) = match side {
@@ -185,8 +213,9 @@ fn prepare(side: Side) -> Result<bool, Error> {
                 eprintln!("installing torch, which is several gigabytes");
                 environment.pip_install(packages)?;
             }
-            if side == Side::WeftTorch && !imports(&environment, "weft.torch") {
-                environment.pip_install(&["."])?;
+            if side == Side::WeftTorch {
+                // What is measured is what is here now, whatever was installed before.
+                environment.pip_install(&["--force-reinstall", "--no-deps", "."])?;
                 return Ok(imports(&environment, "weft.torch"));
             }
         }

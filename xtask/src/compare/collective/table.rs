@@ -32,15 +32,23 @@ pub struct Row {
     bound: Option<f64>,
 }
 
-/// Through sockets only one collective is compared.
-pub fn takes_part(side: Side, op: &str) -> bool {
-    !matches!(side, Side::OpenMpiTcp | Side::WeftTcp) || op == OPS[0]
+/// Through sockets, and where ranks share cores, only one collective is compared. What some sides take for all of them then is minutes.
+pub fn takes_part(side: Side, ranks: u32, op: &str) -> bool {
+    let sockets = matches!(side, Side::OpenMpiTcp | Side::WeftTcp);
+    match ranks > cores() {
+        true => op == OPS[0] && !sockets,
+        false => op == OPS[0] || !sockets,
+    }
+}
+
+fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, usize::from) as u32
 }
 
 /// Every ratio that can be formed of what was measured.
 pub fn rows(best: &Best) -> Vec<Row> {
     let points: BTreeSet<&Point> = best.keys().map(|(_, point)| point).collect();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
+    let cores = cores();
     let mut rows = Vec::new();
     for point in points {
         let us = |side: Side| best.get(&(side, point.clone())).copied();
