@@ -514,14 +514,12 @@ impl State {
             Some(trouble) => witness.after(trouble),
             None => witness.after_deadline(),
         };
+        // Somebody may have been first, before this rank has said anything or while it did.
+        let abort = self.told().unwrap_or(ours);
         if !told {
-            self.exchange.abort(&ours);
+            self.exchange.abort(&abort);
         }
-        // Somebody may have been first.
-        let abort = match self.exchange.poll(self.clock.now()) {
-            Err(Trouble::Aborted(abort)) => *abort,
-            _ => ours,
-        };
+        let abort = self.told().unwrap_or(abort);
         self.abandon();
         let others = inquiry.others.into_iter().enumerate();
         let others = others.filter_map(|(rank, status)| Some((Rank(rank as u32), status?)));
@@ -543,6 +541,14 @@ impl State {
             || self.conversations.abandon(&mut self.exchange) == Progress::Busy
         {
             std::thread::yield_now();
+        }
+    }
+
+    /// What another rank has told everybody, if one has.
+    fn told(&mut self) -> Option<Abort> {
+        match self.exchange.poll(self.clock.now()) {
+            Err(Trouble::Aborted(abort)) => Some(*abort),
+            _ => None,
         }
     }
 
@@ -584,7 +590,10 @@ impl State {
                 if heard || self.clock.now() >= until {
                     return inquiry;
                 }
-                let _ = self.exchange.poll(asked);
+                // Whoever is told has nothing more to find out.
+                if self.told().is_some() {
+                    return inquiry;
+                }
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
