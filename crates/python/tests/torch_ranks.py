@@ -299,6 +299,8 @@ def messages(rank, size):
         assert seen == set(range(1, size))
     else:
         dist.send(torch.tensor([rank, rank]), 0)
+    # What comes next is not to be taken for one of those.
+    dist.barrier()
     came = torch.empty(3, 2).t()
     operations = [
         dist.P2POp(dist.irecv, came, preceding),

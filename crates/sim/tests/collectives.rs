@@ -21,7 +21,7 @@ use weft_protocol::{Epoch, Progress, Seeded, VecMemory};
 use weft_sim::{Birth, Fabric, Faults, SimAgent, World};
 
 const GROUP: u64 = 8;
-const SEEDS: u64 = 60;
+const SEEDS: u64 = 200;
 
 /// Messages as parcels of a simulated agent, each of them whole.
 #[derive(Debug)]
@@ -256,7 +256,16 @@ impl Scene {
             }
             step.ready.into_iter().for_each(|node| self.turn(node.0 as usize));
         }
-        panic!("the world goes in circles");
+        for (rank, player) in self.players.iter().enumerate() {
+            eprintln!(
+                "rank {rank} ended {} waits for {:?}, {:?} arranged, wants {:?}",
+                player.ended,
+                player.execution.waiting(),
+                player.wake,
+                player.exchange.agent.next_timeout()
+            );
+        }
+        panic!("the world goes in circles at {:?}", self.world.now());
     }
 
     fn turn(&mut self, index: usize) {
@@ -366,6 +375,7 @@ fn an_execution_over_a_faulty_network_does_what_the_collective_means() {
             let programs = programs(&case.problem);
             let (algorithm, program) = &programs[chance.below(programs.len() as u64) as usize];
             verify(&case.problem, &**program).unwrap_or_else(|fault| panic!("{algorithm:?}: {fault}"));
+            eprintln!("seed {seed} {number} {algorithm:?} {case:?}");
             scene.play(&case, &**program, chance.chance(0.3), number);
         }
     }

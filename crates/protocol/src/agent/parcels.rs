@@ -200,6 +200,11 @@ impl<T: ?Sized + Transport> Core<T> {
             let bytes = message.get(at..at + 8)?;
             Some(u64::from_le_bytes(bytes.try_into().ok()?))
         };
+        let reliable = self.slots[path.slot].transport.capabilities().reliable_messages;
+        if !reliable {
+            // When to send again may change.
+            self.touch(from);
+        }
         let Some(peer) = self.peers.at_mut(from.0) else { return };
         let parcels = &mut peer.parcels;
         let (number, next, group) = match message[0] {
@@ -217,12 +222,18 @@ impl<T: ?Sized + Transport> Core<T> {
                 parcels.posted = parcels.posted.saturating_sub(1);
             }
             parcels.first += 1;
-            parcels.resend_at = None;
+            // Those behind it may have been dropped.
+            let left = !reliable && !parcels.kept.is_empty();
+            parcels.resend_at = left.then_some(now.saturating_add(RESEND_AFTER));
         }
         let (Some(number), Some(group)) = (number, group) else {
             return;
         };
         if number != parcels.expected {
+            // One that has come before comes again because its sender does not know.
+            if number < parcels.expected {
+                self.send_receipt(from, now);
+            }
             return;
         }
         parcels.expected += 1;
@@ -236,7 +247,7 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         let due = parcels.expected - parcels.confirmed >= RECEIPT_AFTER
             || parcels.unconfirmed_bytes >= RECEIPT_AFTER_BYTES
-            || !self.slots[path.slot].transport.capabilities().reliable_messages;
+            || !reliable;
         if !wanted {
             if due {
                 self.send_receipt(from, now);

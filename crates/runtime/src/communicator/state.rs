@@ -357,7 +357,7 @@ impl State {
 
     /// Does what can be done now. A function of the caller's that panics is a failure like others: the other ranks hear of it, and nothing
     /// touches the buffers any more.
-    fn look(&mut self) -> Result<Turn, Stuck> {
+    fn look(&mut self) -> Result<Turn, Box<Stuck>> {
         let mut turn = Turn::Waiting;
         if self.current.is_some() {
             let once = AssertUnwindSafe(|| self.execution.turn(&mut self.exchange, &HostKernels));
@@ -381,24 +381,24 @@ impl State {
         self.look().ok().filter(|turn| *turn != Turn::Waiting)
     }
 
-    fn stuck_call(&self, trouble: Option<Trouble>) -> Stuck {
-        Stuck {
+    fn stuck_call(&self, trouble: Option<Trouble>) -> Box<Stuck> {
+        Box::new(Stuck {
             record: self.execution.record().copied().unwrap_or(NO_CALL),
             waiting: self.execution.waiting(),
             trouble,
-        }
+        })
     }
 
-    fn stuck_message(&self, trouble: Option<Trouble>) -> Stuck {
-        Stuck {
+    fn stuck_message(&self, trouble: Option<Trouble>) -> Box<Stuck> {
+        Box::new(Stuck {
             record: self.conversations.record().unwrap_or(NO_CALL),
             waiting: self.conversations.waiting(),
             trouble,
-        }
+        })
     }
 
     /// A trouble that is not that of one message is that of the call, where there is one.
-    fn stuck(&self, trouble: Trouble) -> Stuck {
+    fn stuck(&self, trouble: Trouble) -> Box<Stuck> {
         let call = match &trouble {
             Trouble::Lost { rank, .. } => self.execution.awaits(*rank),
             _ => self.current.is_some(),
@@ -410,7 +410,7 @@ impl State {
     }
 
     /// Waits a little.
-    fn wait(&mut self) -> Result<(), Stuck> {
+    fn wait(&mut self) -> Result<(), Box<Stuck>> {
         let far = self.exchange.is_far();
         self.patience.spins += 1;
         if !far && self.patience.spins < self.patience.spins_max {
@@ -459,12 +459,12 @@ impl State {
         Ok(())
     }
 
-    fn poll(&mut self, now: Time) -> Result<Progress, Stuck> {
+    fn poll(&mut self, now: Time) -> Result<Progress, Box<Stuck>> {
         self.exchange.poll(now).map_err(|trouble| self.stuck(trouble))
     }
 
     /// The next deadline of all that is under way, unless one has passed.
-    fn check_deadlines(&mut self, now: Time) -> Result<Time, Stuck> {
+    fn check_deadlines(&mut self, now: Time) -> Result<Time, Box<Stuck>> {
         let mut next = Time::MAX;
         if let Some(current) = &mut self.current {
             let allowed = current.call.deadline;
@@ -508,14 +508,12 @@ impl State {
             Some(trouble) => witness.after(trouble),
             None => witness.after_deadline(),
         };
+        // Somebody may have been first, before this rank has said anything or while it did.
+        let abort = self.told().unwrap_or(ours);
         if !told {
-            self.exchange.abort(&ours);
+            self.exchange.abort(&abort);
         }
-        // Somebody may have been first.
-        let abort = match self.exchange.poll(self.clock.now()) {
-            Err(Trouble::Aborted(abort)) => *abort,
-            _ => ours,
-        };
+        let abort = self.told().unwrap_or(abort);
         self.abandon();
         let others = inquiry.others.into_iter().enumerate();
         let others = others.filter_map(|(rank, status)| Some((Rank(rank as u32), status?)));
@@ -537,6 +535,14 @@ impl State {
             || self.conversations.abandon(&mut self.exchange) == Progress::Busy
         {
             std::thread::yield_now();
+        }
+    }
+
+    /// What another rank has told everybody, if one has.
+    fn told(&mut self) -> Option<Abort> {
+        match self.exchange.poll(self.clock.now()) {
+            Err(Trouble::Aborted(abort)) => Some(*abort),
+            _ => None,
         }
     }
 
@@ -578,7 +584,10 @@ impl State {
                 if heard || self.clock.now() >= until {
                     return inquiry;
                 }
-                let _ = self.exchange.poll(asked);
+                // Whoever is told has nothing more to find out.
+                if self.told().is_some() {
+                    return inquiry;
+                }
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
