@@ -15,6 +15,7 @@
 mod cores;
 mod endpoint;
 mod error;
+pub mod fabric;
 mod validate;
 
 use std::collections::BTreeMap;
