@@ -8,11 +8,14 @@
 
 pub mod agent;
 pub mod faults;
+pub mod flow;
+pub mod packet;
 pub mod seeds;
 pub mod trace;
 pub mod transport;
 pub mod world;
 
+mod steps;
 mod wire;
 
 pub use agent::{Birth, SimAgent};
