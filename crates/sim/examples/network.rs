@@ -1,5 +1,5 @@
 //! How fast the network simulators are: `network ring 1024`, `network hierarchical 131072`, `network all-to-all 131072`,
-//! `network permutation 1024`.
+//! `network permutation 1024`. Prints one line of JSON, with the CPU time and the peak of the memory of the whole process.
 
 #![expect(clippy::disallowed_methods, reason = "it measures")]
 
@@ -69,14 +69,12 @@ fn flows(ranks: u32, collective: Collective, algorithm: Algorithm, bytes: Bytes)
     let begun = Instant::now();
     let report = flow::run_program(&topology, &problem, &*program, bytes, &FlowOptions::default()).expect("a run");
     println!(
-        "{collective} by {algorithm} on {ranks}: {} in {:.2} s; {} messages as {} flows in {} classes, {} events; hottest {:?}",
-        report.time,
-        begun.elapsed().as_secs_f64(),
+        "{{\"what\":\"{collective} by {algorithm}\",\"ranks\":{ranks},\"time_us\":{:.3},\"messages\":{},\"flows\":{},\"classes\":{},{}}}",
+        report.time.as_ps() as f64 * 1e-6,
         report.messages,
         report.flows,
         report.classes,
-        report.events,
-        report.hot.first()
+        costs(begun, report.events)
     );
 }
 
@@ -109,14 +107,36 @@ fn packets(hosts: u32) {
         .collect();
     let begun = Instant::now();
     let report = packet::run_transfers(&topology, &list, &PacketOptions::default()).expect("a run");
-    let took = begun.elapsed().as_secs_f64();
     println!(
-        "permutation of {hosts}: tail {} in {took:.2} s; {} events, {:.2} M a second; {} packets, {} trimmed, queue {}",
-        report.time,
-        report.events,
-        report.events as f64 / took * 1e-6,
+        "{{\"what\":\"permutation\",\"ranks\":{hosts},\"time_us\":{:.3},\"packets\":{},\"trimmed\":{},\"queue_bytes\":{},{}}}",
+        report.time.as_ps() as f64 * 1e-6,
         report.packets,
         report.trimmed,
-        report.queue_max
+        report.queue_max.0,
+        costs(begun, report.events)
     );
+}
+
+/// What the run has cost: seconds on the clock and of the CPU, events, bytes of memory at the peak.
+fn costs(begun: Instant, events: u64) -> String {
+    let seconds = begun.elapsed().as_secs_f64();
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // After the name in parentheses; the 12th and 13th are the ticks in user and system mode, a hundred a second.
+    let ticks: f64 = stat
+        .rsplit(')')
+        .next()
+        .into_iter()
+        .flat_map(|rest| rest.split_whitespace().skip(11).take(2))
+        .filter_map(|ticks| ticks.parse::<f64>().ok())
+        .sum();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak: u64 = peak
+        .and_then(|peak| peak.trim().trim_end_matches(" kB").parse().ok())
+        .unwrap_or(0);
+    format!(
+        "\"seconds\":{seconds:.3},\"cpu_seconds\":{:.2},\"events\":{events},\"peak_bytes\":{}",
+        ticks / 100.0,
+        peak * 1024
+    )
 }

@@ -10,6 +10,7 @@ pub mod agent;
 pub mod faults;
 pub mod flow;
 pub mod packet;
+pub mod scenario;
 pub mod seeds;
 pub mod trace;
 pub mod transport;

@@ -167,6 +167,8 @@ pub struct PacketReport {
     pub time: Time,
     /// Of each transfer of a list; none of a program.
     pub ends: Vec<Time>,
+    /// Messages of a program, or transfers.
+    pub messages: u64,
     pub events: u64,
     /// Data packets sent, those sent again included.
     pub packets: u64,

@@ -89,7 +89,7 @@ impl Classes {
     }
 
     /// The bundles above each class; `None` where the network does not look the same from all its ranks.
-    pub(crate) fn ladder(&self, topology: &Topology, ranks: u32) -> Option<Ladder> {
+    pub(super) fn ladder(&self, topology: &Topology, ranks: u32) -> Option<Ladder> {
         let levels = topology.top()?.0 + 1;
         let mut numbers: QuickMap<BundleId, u32> = QuickMap::default();
         let mut bundles = Vec::new();

@@ -195,6 +195,7 @@ fn report(topology: &Topology, flows: &Flows<'_>, time: Time, ends: Vec<Time>) -
     PacketReport {
         time,
         ends,
+        messages: flows.flows.len() as u64,
         events: tally.events,
         packets: tally.packets,
         again: tally.again,

@@ -100,6 +100,9 @@ impl Topology {
     pub fn node_ranks(&self) -> u32 {
         self.node_ranks
     }
+    pub fn node_ports(&self) -> u32 {
+        self.node_ports
+    }
     pub fn node(&self, rank: Rank) -> u32 {
         rank.0 / self.node_ranks
     }
