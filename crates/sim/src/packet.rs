@@ -21,6 +21,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub(crate) mod datagrams;
 mod dcqcn;
 mod drive;
 mod network;

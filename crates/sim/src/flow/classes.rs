@@ -17,7 +17,7 @@ use super::demand::{Look, Quick};
 use super::ways::{Ladder, Rung};
 
 /// So many ops are looked at to find out whether ranks are alike.
-const LOOKED_AT_MAX: u64 = 12_000_000;
+const LOOKED_AT_MAX: u64 = 24_000_000;
 /// Of a program with more steps, so many are looked at.
 const STEPS_MAX: u32 = 48;
 
@@ -157,30 +157,36 @@ impl Classes {
             return true;
         }
         let steps = looked_at_steps(program);
-        let mut own = Vec::new();
-        let mut other = Vec::new();
-        let budget = look.looked_at + LOOKED_AT_MAX / 4;
         // The edges first, then all others in an order that jumps about.
         let jump = coprime(shape.ranks);
-        let mut at_edges = vec![shape.ranks - 1];
+        let mut ranks = vec![shape.ranks - 1];
         for unit in [topology.node_ranks()].into_iter().chain(edges(topology, shape.ranks)) {
             for nth in 1..=8.min(shape.ranks.saturating_sub(1) / unit) {
-                at_edges.extend([nth * unit - 1, nth * unit]);
+                ranks.extend([nth * unit - 1, nth * unit]);
             }
         }
-        let anywhere = (1..shape.ranks).map(|nth| (u64::from(nth) * u64::from(jump) % u64::from(shape.ranks)) as u32);
-        for rank in at_edges.into_iter().chain(anywhere).map(Rank) {
-            let first = self.rank(self.class(rank));
-            for &step in &steps {
-                if look.looked_at > budget {
-                    return true;
+        let anywhere = |nth: u32| (u64::from(nth) * u64::from(jump) % u64::from(shape.ranks)) as u32;
+        let mut own = Vec::new();
+        let mut other = Vec::new();
+        let each = LOOKED_AT_MAX / steps.len().max(1) as u64;
+        for &step in &steps {
+            let budget = look.looked_at + each;
+            let mut known = None;
+            for rank in ranks.iter().copied().chain((1..shape.ranks).map(anywhere)).map(Rank) {
+                let first = self.rank(self.class(rank));
+                if first == rank {
+                    continue;
                 }
-                if first != rank {
-                    let one = look.at(first, step, self, &mut own);
-                    let two = look.at(rank, step, self, &mut other);
-                    if one != two || !same(&mut own, &mut other) {
-                        return false;
-                    }
+                if look.looked_at > budget {
+                    break;
+                }
+                let work = match known {
+                    Some((class, work)) if class == first => work,
+                    _ => look.at(first, step, self, &mut own),
+                };
+                known = Some((first, work));
+                if look.at(rank, step, self, &mut other) != work || !same(&mut own, &mut other) {
+                    return false;
                 }
             }
         }

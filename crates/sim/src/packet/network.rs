@@ -153,8 +153,11 @@ pub(super) struct Network {
     header: u32,
     marking: Option<Dcqcn>,
     loss: f64,
-    pub(super) chance: Seeded,
+    chance: Seeded,
     pub(super) tally: Tally,
+    /// What lost packets belonged to, where somebody wants to know.
+    pub(super) lost: Vec<u32>,
+    tells_losses: bool,
 }
 
 /// What a link can send next.
@@ -210,11 +213,22 @@ impl Network {
             loss: options.loss,
             chance: Seeded::new(options.seed),
             tally: Tally::default(),
+            lost: Vec::new(),
+            tells_losses: false,
         })
+    }
+
+    /// Whoever looks at `lost` must also empty it.
+    pub(super) fn tells_losses(&mut self) {
+        self.tells_losses = true;
     }
 
     pub(super) fn at(&mut self, time: u64, event: Event) {
         self.wheel.push(time.max(self.now), event.pack());
+    }
+
+    pub(super) fn next_time(&mut self) -> Option<u64> {
+        self.wheel.peek()
     }
 
     pub(super) fn next(&mut self) -> Option<Event> {
@@ -273,6 +287,14 @@ impl Network {
         self.free.push(id);
     }
 
+    fn lose(&mut self, id: u32) {
+        self.tally.dropped += 1;
+        if self.tells_losses {
+            self.lost.push(self.packets[id as usize].flow);
+        }
+        self.drop_packet(id);
+    }
+
     /// A packet is at the end of its link; whether that is where it wants to go.
     pub(super) fn arrive(&mut self, id: u32) -> bool {
         let packet = &mut self.packets[id as usize];
@@ -296,15 +318,13 @@ impl Network {
                 return self.transmit(link_id, id);
             }
             if link.control.bytes + bytes > CONTROL_QUEUE {
-                self.tally.dropped += 1;
-                return self.drop_packet(id);
+                return self.lose(id);
             }
             append(&mut self.packets, &mut link.control, id);
             return self.wake_at_free(link_id);
         }
         if self.loss > 0.0 && self.chance.chance(self.loss) {
-            self.tally.dropped += 1;
-            return self.drop_packet(id);
+            return self.lose(id);
         }
         let link = &mut self.links[link_id as usize];
         if link.data.head == NONE
@@ -317,7 +337,8 @@ impl Network {
             return self.transmit(link_id, id);
         }
         let waiting = link.data.bytes + bytes;
-        if waiting > self.queue {
+        // A host holds back what it has, however much that is.
+        if waiting > self.queue && hop > 0 {
             return self.overflow(id);
         }
         self.tally.queue_max = self.tally.queue_max.max(waiting);
@@ -355,8 +376,7 @@ impl Network {
             packet.bytes = self.header;
             self.forward(id);
         } else {
-            self.tally.dropped += 1;
-            self.drop_packet(id);
+            self.lose(id);
         }
     }
 

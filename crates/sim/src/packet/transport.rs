@@ -411,7 +411,7 @@ impl<'a> Flows<'a> {
                     flow.expected += 1;
                 }
                 // On one way packets stay in order, so that whatever is missing before this one is lost.
-                let one_way = self.options.routing != Routing::Spray;
+                let one_way = self.options.routing == Routing::Ecmp;
                 let missing: Vec<u32> = match one_way {
                     true => (flow.expected.max(flow.complained_up_to)..seq)
                         .filter(|&lost| !flow.got.has(lost))

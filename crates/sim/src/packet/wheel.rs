@@ -68,11 +68,22 @@ impl Wheel {
         }
     }
 
+    /// When the next thing happens.
+    pub(super) fn peek(&mut self) -> Option<u64> {
+        self.open().map(|entry| entry.at)
+    }
+
     pub(super) fn pop(&mut self) -> Option<(u64, u32)> {
+        let entry = self.open()?;
+        self.next += 1;
+        Some((entry.at, entry.what))
+    }
+
+    /// Opens buckets until there is something in one.
+    fn open(&mut self) -> Option<Entry> {
         loop {
             if let Some(entry) = self.current.get(self.next) {
-                self.next += 1;
-                return Some((entry.at, entry.what));
+                return Some(*entry);
             }
             self.current.clear();
             self.next = 0;
