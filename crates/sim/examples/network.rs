@@ -37,8 +37,9 @@ fn main() {
     }
 }
 
-/// Nodes of eight on a rail-optimised Clos of three tiers.
+/// Nodes of eight on a rail-optimised Clos: of two tiers as far as these reach, then of three.
 fn cluster(ranks: u32) -> Topology {
+    let tiers = if ranks <= 8192 { 2 } else { 3 };
     let cluster = Cluster {
         node_ranks: 8,
         node_ports: 8,
@@ -49,7 +50,7 @@ fn cluster(ranks: u32) -> Topology {
         fabric: Fabric::RailClos {
             nodes: ranks / 8,
             rails: 8,
-            tiers: 3,
+            tiers,
             radix: 128,
             oversubscription: 1,
             wire: Wire {

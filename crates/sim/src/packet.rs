@@ -68,7 +68,7 @@ pub struct PacketOptions {
 pub enum Transport {
     /// A first window goes at once; then the receiver asks for each packet, at the pace of its link. For spraying and trimming.
     Pull {
-        /// Packets of the first window; as many as fill the way there and back where nothing is said.
+        /// Packets of the first window; a quarter more than fill the way there and back where nothing is said.
         window: Option<u32>,
     },
     /// The sender has a rate, which marks of congestion lower.

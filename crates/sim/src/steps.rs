@@ -78,6 +78,8 @@ pub(crate) struct Steps<'a, 'b> {
     look: &'a mut Look<'b>,
     steps: u32,
     actors: Vec<Actor>,
+    /// What each actor's core has to do in its step: from when on, and for how long.
+    jobs: Vec<Vec<(u64, u64)>>,
     queues: HashMap<Way, Queue, BuildHasherDefault<Quick>>,
     messages: Vec<Messages>,
     pace: Pace,
@@ -103,6 +105,7 @@ impl<'a, 'b> Steps<'a, 'b> {
             look,
             steps,
             actors: vec![Actor::default(); count as usize],
+            jobs: vec![Vec::new(); count as usize],
             queues: HashMap::default(),
             messages: Vec::new(),
             pace,
@@ -229,10 +232,25 @@ impl<'a, 'b> Steps<'a, 'b> {
         });
     }
 
-    /// Keeps the core of an actor busy from `from` on, or from when it is free.
+    /// Gives the core of an actor something to do, from `from` on or from when it is free.
     fn work(&mut self, actor: u32, time: f64, from: u64) {
+        let time = time.round() as u64;
+        if time > 0 {
+            self.jobs[actor as usize].push((from, time));
+        }
+    }
+
+    /// Lets a core do what it had to do in a step, first come, first served.
+    fn catch_up(&mut self, actor: u32) {
+        let jobs = &mut self.jobs[actor as usize];
+        if jobs.is_empty() {
+            return;
+        }
+        jobs.sort_unstable();
         let actor = &mut self.actors[actor as usize];
-        actor.core = actor.core.max(from).saturating_add(time.round() as u64);
+        for (from, time) in jobs.drain(..) {
+            actor.core = actor.core.max(from).saturating_add(time);
+        }
         actor.ended = actor.ended.max(actor.core);
     }
 
@@ -242,6 +260,8 @@ impl<'a, 'b> Steps<'a, 'b> {
         state.ended = state.ended.max(at);
         state.pending -= count;
         if state.pending == 0 {
+            self.catch_up(actor);
+            let state = &mut self.actors[actor as usize];
             if rank.0 < self.pace.traced_ranks && self.spans.len() < SPANS_MAX {
                 self.spans.push(StepSpan {
                     rank,

@@ -169,7 +169,8 @@ impl<'a> Flows<'a> {
         let flow = &mut self.flows[id as usize];
         flow.link = first.0;
         flow.window = match &self.options.transport {
-            Transport::Pull { window } => window.map_or(fits, u64::from).min(u32::MAX.into()) as u32,
+            // A quarter more than fills the way, because packets also wait.
+            Transport::Pull { window } => window.map_or(fits + fits / 4, u64::from).min(u32::MAX.into()) as u32,
             // Room for queues on the way; more in flight only lets them grow.
             Transport::Rate { .. } => (4 * fits).min(u32::MAX.into()) as u32,
         };

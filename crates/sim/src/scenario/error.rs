@@ -118,31 +118,33 @@ impl ScenarioError {
 
 /// The line of a field: its key in a table whose header begins like its path, or the header itself.
 fn line_of(text: &str, field: &str) -> Option<usize> {
-    let first = field.split(['.', '[']).next().unwrap_or(field);
-    let key = field
-        .rsplit('.')
-        .next()
-        .unwrap_or(field)
-        .split('[')
-        .next()
-        .unwrap_or(field);
-    let mut inside = false;
-    let mut header = None;
+    let (path, index) = match field.split_once('[') {
+        Some((path, rest)) => (
+            path,
+            rest.split(']').next().and_then(|index| index.parse::<usize>().ok()),
+        ),
+        None => (field, None),
+    };
+    let first = path.split('.').next().unwrap_or(path);
+    let key = field.rsplit('.').next().unwrap_or(field);
+    let (mut inside, mut header, mut seen) = (false, None, 0);
     for (nth, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.starts_with('[') {
-            let name = line.trim_start_matches('[');
-            inside = name.starts_with(first);
+            inside = line.trim_start_matches('[').starts_with(first);
+            if inside {
+                // Of a list, only the entry that is meant.
+                inside = index.is_none_or(|index| index == seen);
+                seen += 1;
+            }
             if inside && header.is_none() {
                 header = Some(nth + 1);
             }
         } else if let Some((left, right)) = line.split_once('=') {
-            let here = inside || left.trim().starts_with(first);
-            if here
-                && (left.trim() == key
-                    || left.trim().ends_with(&format!(".{key}"))
-                    || right.contains(&format!("{key} =")))
-            {
+            let left = left.trim();
+            let here = inside || left.starts_with(first);
+            let named = left == key || left.ends_with(&format!(".{key}")) || right.contains(&format!("{key} ="));
+            if here && named {
                 return Some(nth + 1);
             }
         }
