@@ -99,7 +99,10 @@ impl Classes {
                 bundles.len() as u32 - 1
             })
         };
-        let counts = self.counts(topology, ranks, levels)?;
+        let counts = match self.count() == ranks {
+            true => None,
+            false => Some(self.counts(topology, ranks, levels)?),
+        };
         let mut rungs = Vec::with_capacity((self.count() * levels) as usize);
         for class in 0..self.count() {
             for level in (0..levels).map(Level) {
@@ -120,13 +123,8 @@ impl Classes {
         Some(Ladder::new(bundles, rungs, topology))
     }
 
-    /// How many ranks of each class are below each bundle; the outer `None` where that differs between bundles that should be alike, the inner
-    /// one where every rank is a class.
-    #[expect(clippy::option_option, clippy::type_complexity, reason = "told apart in one place")]
-    fn counts(&self, topology: &Topology, ranks: u32, levels: u32) -> Option<Option<QuickMap<(BundleId, u32), u32>>> {
-        if self.count() == ranks {
-            return Some(None);
-        }
+    /// How many ranks of each class are below each bundle; `None` where that differs between bundles that should be alike.
+    fn counts(&self, topology: &Topology, ranks: u32, levels: u32) -> Option<QuickMap<(BundleId, u32), u32>> {
         let mut counts: QuickMap<(BundleId, u32), u32> = QuickMap::default();
         let mut stands_for: QuickMap<BundleId, BundleId> = QuickMap::default();
         let mut members: QuickMap<BundleId, u32> = QuickMap::default();
@@ -147,7 +145,7 @@ impl Classes {
         let as_many = members
             .iter()
             .all(|(here, count)| members.get(&stands_for[here]) == Some(count));
-        (alike && as_many).then_some(Some(counts))
+        (alike && as_many).then_some(counts)
     }
 
     /// Whether all ranks of a class do the same, as far as was looked.
