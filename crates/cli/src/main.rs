@@ -40,6 +40,8 @@ enum Verb {
     Bench(verbs::bench::Bench),
     Explain(verbs::explain::Explain),
     Validate(verbs::validate::Validate),
+    #[command(subcommand)]
+    Sim(verbs::sim::Sim),
     Serve(verbs::serve::Serve),
     Copy(verbs::copy::Copy),
     Completions(verbs::completions::Completions),
@@ -69,6 +71,7 @@ fn run(command: Command) -> Result<(), Complaint> {
         Verb::Bench(verb) => verb.run(&settings),
         Verb::Explain(verb) => verb.run(),
         Verb::Validate(verb) => verb.run(),
+        Verb::Sim(verb) => verb.run(),
         Verb::Serve(verb) => verb.run(&settings),
         Verb::Copy(verb) => verb.run(&settings),
         Verb::Completions(verb) => verb.run(),

@@ -11,6 +11,7 @@ pub mod partner;
 pub mod rank;
 pub mod serve;
 pub mod validate;
+pub mod sim;
 
 use std::io::{self, Write};
 
