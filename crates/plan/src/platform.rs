@@ -15,6 +15,7 @@
 mod cores;
 mod endpoint;
 mod error;
+mod system;
 mod validate;
 
 use std::collections::BTreeMap;
@@ -28,6 +29,9 @@ use crate::units::{Bandwidth, Bytes, Time};
 pub use cores::{CoreListError, Cores};
 pub use endpoint::{Endpoint, EndpointError, Part};
 pub use error::{Fault, PlatformError};
+pub use system::{
+    Accelerator, Generation, Node, Precision, ScaleOut, ScaleOutKind, ScaleUp, ScaleUpKind, System, Tflops,
+};
 
 /// Machines, links between their parts, and what each transport costs on them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

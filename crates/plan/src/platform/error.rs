@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::Endpoint;
 
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum PlatformError {
     #[error("a platform file of {bytes} bytes; {max} is the most")]
@@ -25,10 +25,15 @@ pub enum PlatformError {
         field: String,
         fault: Fault,
     },
+    /// The same, where the text that says so is known.
+    #[error("line {line}, at `{field}`: {fault}")]
+    Refused { line: usize, field: String, fault: Fault },
+    #[error("there is no system `{name}`")]
+    NoSuchSystem { name: String },
 }
 
 /// How a platform does not hold together.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum Fault {
     #[error("is empty")]
@@ -45,10 +50,12 @@ pub enum Fault {
     NoBandwidth,
     #[error("`{name}` holds a `/`, `:`, space or control character")]
     BadName { name: String },
+    #[error("{value} is not between {least} and {most}")]
+    OutOfRange { value: f64, least: f64, most: f64 },
 }
 
 impl PlatformError {
-    pub(super) fn from_toml(text: &str, error: &toml::de::Error) -> PlatformError {
+    pub(in crate::platform) fn from_toml(text: &str, error: &toml::de::Error) -> PlatformError {
         let start = error.span().map_or(0, |span| span.start);
         let before = text.get(..start).unwrap_or(text);
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);

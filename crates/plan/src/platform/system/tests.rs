@@ -1,0 +1,68 @@
+use super::*;
+
+#[test]
+fn every_shipped_system_is_read_by_its_name_and_written_back() {
+    let mut seen = std::collections::HashSet::new();
+    for name in System::names() {
+        let system = System::named(name).unwrap();
+        assert_eq!(system.name, name);
+        assert_eq!(System::from_toml(&system.to_toml()), Ok(system.clone()));
+        for known in system.aliases.iter().chain([&system.name]) {
+            assert!(seen.insert(known.clone()), "{known} is two systems");
+        }
+        assert!(system.gpu.flops(Precision::Bf16).is_some());
+    }
+}
+
+#[test]
+fn a_file_says_only_what_differs_from_its_base() {
+    let h100 = System::named("dgx-h100").unwrap();
+    let p5 = System::named("p5").unwrap();
+    assert_eq!(p5.gpu, h100.gpu);
+    assert_eq!(p5.scale_out.nics, 32);
+    assert_eq!(p5.node_rate(), h100.node_rate());
+    let own = System::from_toml("base = \"p5\"\nname = \"mine\"\n[gpu.tflops]\nbf16 = 800.0\n").unwrap();
+    assert_eq!(own.gpu.flops(Precision::Bf16), Some(8e14));
+    assert_eq!(own.gpu.flops(Precision::Fp8), h100.gpu.flops(Precision::Fp8));
+    assert!(own.aliases.is_empty());
+}
+
+fn complaint(text: &str) -> String {
+    System::from_toml(text).unwrap_err().to_string()
+}
+
+#[test]
+fn whatever_is_wrong_has_a_line_and_a_field() {
+    complains_of(
+        "base = \"dgx-h100\"\nname = \"x\"\n\n[scale_out]\nnics = \"many\"\n",
+        "line 5",
+        "scale_out.nics",
+    );
+    complains_of("base = \"dgx-h100\"\nname = \"x\"\n[gpu]\nsm = 3\n", "line 4", "gpu.sm");
+    complains_of(
+        "base = \"dgx-h100\"\nname = \"x\"\n[node]\ngpus = 0\n",
+        "line 4",
+        "node.gpus",
+    );
+    complains_of(
+        "base = \"dgx-h100\"\nname = \"x\"\n[gpu.tflops]\nfp8 = -1.0\n",
+        "line 4",
+        "gpu.tflops.fp8",
+    );
+    complains_of("name = \"x\"\nbase = \"dgx-x\"\n", "line 2", "base");
+    complains_of("name = \"x\n", "line 1", "name");
+    assert!(complaint("name = \"x\"\n").contains("missing field"));
+}
+
+fn complains_of(text: &str, line: &str, field: &str) {
+    let complaint = complaint(text);
+    assert!(complaint.contains(line) && complaint.contains(field), "{complaint}");
+}
+
+#[test]
+fn an_unknown_name_is_an_error() {
+    assert!(matches!(
+        System::named("dgx-x100"),
+        Err(PlatformError::NoSuchSystem { .. })
+    ));
+}
