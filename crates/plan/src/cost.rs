@@ -4,6 +4,7 @@ mod critical;
 mod fit;
 mod placement;
 mod profile;
+pub mod roofline;
 mod select;
 
 use serde::{Deserialize, Serialize};

@@ -282,8 +282,8 @@ fn cut_to(name: &str) -> (&str, Option<u32>) {
 
 /// The letters and digits of a name, without its owner and without what stands in brackets.
 fn plain(name: &str) -> String {
-    let name = name.rsplit('/').next().unwrap_or(name);
     let name = name.split('(').next().unwrap_or(name);
+    let name = name.rsplit('/').next().unwrap_or(name);
     name.chars()
         .filter(char::is_ascii_alphanumeric)
         .map(|c| c.to_ascii_lowercase())
