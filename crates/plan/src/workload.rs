@@ -4,3 +4,4 @@
 //! counts cost is the business of [`crate::cost`].
 
 pub mod model;
+pub mod training;

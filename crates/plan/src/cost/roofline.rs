@@ -68,12 +68,13 @@ struct Reached {
     eighth: f64,
     fourth: f64,
     attention: f64,
+    /// The share of the peak memory bandwidth that element-wise kernels reach.
+    memory: f64,
 }
 
-/// The share of the peak memory bandwidth that element-wise kernels reach; 0.8 is common to all generations here.
-const MEMORY: f64 = 0.80;
-/// What a product takes beyond its arithmetic: launch, the filling of the pipeline, and the last wave that does not fill the GPU.
-const KERNEL: f64 = 20e-6;
+/// What a kernel takes beyond its arithmetic: launch, and the filling of the pipeline. What training steps lose around a product beyond this
+/// is a constant of the training model.
+const KERNEL: f64 = 5e-6;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -100,7 +101,7 @@ impl Roofline {
             narrow,
             half,
             attention: half_peak * reached.attention,
-            memory: gpu.memory_bandwidth.bytes_per_sec() as f64 * MEMORY,
+            memory: gpu.memory_bandwidth.bytes_per_sec() as f64 * reached.memory,
             kernel: KERNEL,
         })
     }
@@ -139,6 +140,11 @@ impl Roofline {
     /// Large products in the recipe, in operations a second.
     pub fn product_rate(&self) -> f64 {
         self.narrow
+    }
+
+    /// Large products in 16 bits, in operations a second.
+    pub fn half_rate(&self) -> f64 {
+        self.half
     }
 
     /// Streaming kernels, in bytes a second.
@@ -244,22 +250,25 @@ impl Reached {
     fn by(generation: Generation) -> Reached {
         match generation {
             Generation::Ampere => Reached {
-                half: 0.72,
-                eighth: 0.72,
-                fourth: 0.72,
-                attention: 0.55,
+                half: 0.779,
+                eighth: 0.779,
+                fourth: 0.779,
+                attention: 0.61,
+                memory: 0.80,
             },
             Generation::Blackwell | Generation::BlackwellPcie => Reached {
-                half: 0.54,
-                eighth: 0.50,
-                fourth: 0.60,
-                attention: 0.55,
+                half: 0.604,
+                eighth: 0.534,
+                fourth: 0.494,
+                attention: 0.595,
+                memory: 0.75,
             },
             _ => Reached {
-                half: 0.675,
-                eighth: 0.60,
-                fourth: 0.60,
-                attention: 0.60,
+                half: 0.705,
+                eighth: 0.608,
+                fourth: 0.608,
+                attention: 0.684,
+                memory: 0.80,
             },
         }
     }

@@ -15,10 +15,12 @@
 mod catalogue;
 mod count;
 mod error;
+mod weights;
 
 use serde::{Deserialize, Serialize};
 
 pub use error::ModelError;
+pub use weights::Weights;
 
 /// A model as its authors describe it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -136,6 +138,9 @@ pub struct Experts {
     /// The inner width of what every token goes through besides.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub shared: u32,
+    /// Their products have biases, which kernels fused for experts without them cannot add.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub biased: bool,
     /// The width in which routed experts work, where it is not the hidden one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<u32>,
