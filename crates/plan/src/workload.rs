@@ -3,5 +3,6 @@
 //! A [`model::Model`] is a description from which parameters, operations and bytes are counted; nothing here is measured. What the
 //! counts cost is the business of [`crate::cost`].
 
+pub mod goodput;
 pub mod model;
 pub mod training;

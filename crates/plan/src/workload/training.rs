@@ -25,6 +25,8 @@
 pub mod exchange;
 mod layer;
 mod memory;
+pub mod published;
+pub mod search;
 pub mod software;
 
 use std::fmt;
