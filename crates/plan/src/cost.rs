@@ -1,6 +1,7 @@
 //! What a movement costs on a link, and a program on a platform: the one place where time is predicted from size.
 
 mod critical;
+pub mod device;
 mod fit;
 mod placement;
 mod profile;

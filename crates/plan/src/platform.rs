@@ -30,7 +30,8 @@ pub use cores::{CoreListError, Cores};
 pub use endpoint::{Endpoint, EndpointError, Part};
 pub use error::{Fault, PlatformError};
 pub use system::{
-    Accelerator, Generation, Node, Precision, ScaleOut, ScaleOutKind, ScaleUp, ScaleUpKind, System, Tflops,
+    Accelerator, Collectives, Exchange, Fill, Generation, InSwitch, Ll, Ll128, NetworkHops, Node, Precision, ScaleOut,
+    ScaleOutKind, ScaleUp, ScaleUpKind, Simple, System, Tflops,
 };
 
 /// Machines, links between their parts, and what each transport costs on them.
