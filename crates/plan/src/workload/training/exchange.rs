@@ -1,34 +1,38 @@
 //! What a training step sends, and how long that takes: the one place of this model that prices communication.
 
 use super::{Job, Sharding, software};
+use crate::algorithms::Grid;
+use crate::collective::{Collective, Sizes};
+use crate::cost::device::{Device, Options};
 use crate::platform::System;
-
-/// The shares of the links' bandwidths that long messages reach.
-const SCALE_UP_REACHED: f64 = 0.75;
-const SCALE_OUT_REACHED: f64 = 0.85;
+use crate::units::Bytes;
 
 /// Bytes a second of one GPU within its scale-up domain.
 fn scale_up(system: &System) -> f64 {
-    system.scale_up.bandwidth.bytes_per_sec() as f64 * SCALE_UP_REACHED
+    system.scale_up.bandwidth.bytes_per_sec() as f64 * system.collectives.exchange.efficiency
 }
 
 /// Bytes a second of one GPU's share of the NICs.
 fn scale_out(system: &System) -> f64 {
-    system.nic_share().bytes_per_sec() as f64 * SCALE_OUT_REACHED
+    system.nic_share().bytes_per_sec() as f64 * system.scale_out.efficiency
 }
 
-/// A reduce-scatter or an all-gather of `bytes` on each of `ranks` GPUs that are `stride` apart. Those within a domain share their NICs.
+/// An all-gather of `bytes` in total, or a reduce-scatter of as many, among `ranks` GPUs that are `stride` apart.
 pub fn gather(system: &System, bytes: f64, ranks: u32, stride: u32) -> f64 {
     if ranks <= 1 {
         return 0.0;
     }
-    let others = f64::from(ranks - 1) / f64::from(ranks);
-    let domain = system.scale_up.domain;
-    if u64::from(ranks) * u64::from(stride) <= u64::from(domain) {
-        return bytes * others / scale_up(system);
+    let fit = (system.scale_up.domain / stride.max(1)).clamp(1, ranks);
+    let local = (1..=fit).rev().find(|local| ranks.is_multiple_of(*local)).unwrap_or(1);
+    let nodes = ranks / local;
+    let all_gather = Collective::AllGather { sizes: Sizes::Equal };
+    let estimate = Device::placed(system, Grid { nodes, local })
+        .and_then(|device| device.predict(all_gather, Bytes(bytes as u64), &Options::default()));
+    match estimate {
+        Ok(estimate) => estimate.time.as_secs_f64(),
+        // More ranks than the model of collectives knows of: what their links carry.
+        Err(_) => bytes / (scale_out(system) * f64::from(local)).min(scale_up(system)),
     }
-    let together = f64::from((domain / stride.max(1)).clamp(1, ranks));
-    (bytes * others / (scale_out(system) * together)).max(bytes / scale_up(system))
 }
 
 /// Each of `ranks` GPUs sends `tokens` vectors of `bytes` to the GPUs of `chosen` experts each, one copy to a GPU, and one to a domain.
