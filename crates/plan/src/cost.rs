@@ -3,6 +3,7 @@
 mod critical;
 pub mod device;
 mod fit;
+mod handover;
 mod placement;
 mod profile;
 pub mod roofline;
@@ -14,6 +15,7 @@ use crate::units::{Bandwidth, Bytes, Time};
 
 pub use critical::critical_path;
 pub use fit::{Fit, FitError, Measurement, fit};
+pub use handover::{handover, handover_rate};
 pub use placement::{Placement, PlacementError};
 pub use profile::{Prediction, Profile};
 pub use select::{Candidate, Segment, Selector};

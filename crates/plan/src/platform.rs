@@ -30,8 +30,9 @@ pub use cores::{CoreListError, Cores};
 pub use endpoint::{Endpoint, EndpointError, Part};
 pub use error::{Fault, PlatformError};
 pub use system::{
-    Accelerator, Collectives, Exchange, Fill, Generation, InSwitch, Ll, Ll128, NetworkHops, Node, Precision, ScaleOut,
-    ScaleOutKind, ScaleUp, ScaleUpKind, Simple, System, Tflops,
+    Accelerator, AllReduceKernel, Collectives, Copied, Exchange, ExpertsFew, ExpertsMany, Fill, Generation, InSwitch,
+    Kernels, Ll, Ll128, NetworkHops, Node, Precision, Prepared, Pushed, ScaleOut, ScaleOutKind, ScaleUp, ScaleUpKind,
+    Simple, Started, System, Tflops, Tokens,
 };
 
 /// Machines, links between their parts, and what each transport costs on them.

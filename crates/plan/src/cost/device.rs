@@ -20,8 +20,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod experts;
 mod options;
 mod price;
+mod reduce_kernel;
 mod tuner;
 mod work;
 
@@ -34,7 +36,9 @@ use crate::collective::Collective;
 use crate::platform::System;
 use crate::units::{Bytes, Time};
 
+pub use experts::{Direction, ExpertLoad, TokenExchange};
 pub use options::Options;
+pub use reduce_kernel::ReduceKernel;
 pub use work::Work;
 
 /// No group is larger.
@@ -98,6 +102,8 @@ pub enum DeviceError {
     Domain { local: u32, domain: u32 },
     #[error("{collective} among {ranks} ranks is done by none of the algorithms that are allowed")]
     NoWay { collective: &'static str, ranks: u32 },
+    #[error("nothing is known of such a kernel on {system}")]
+    NoKernel { system: String },
 }
 
 impl<'a> Device<'a> {
@@ -148,7 +154,7 @@ impl<'a> Device<'a> {
         let chosen = ways
             .filter(|(algorithm, protocol)| options.allow(*algorithm, *protocol))
             .filter_map(|(algorithm, protocol)| {
-                let expected = tuner::expected(self, collective, bytes, algorithm, protocol)?;
+                let expected = tuner::expected(self, collective, bytes, (algorithm, protocol), options)?;
                 Some((algorithm, protocol, expected))
             })
             .min_by(|a, b| a.2.total_cmp(&b.2));

@@ -15,6 +15,7 @@
 //! ```
 
 mod collectives;
+mod kernels;
 mod shipped;
 mod text;
 
@@ -26,6 +27,7 @@ use super::{Fault, PlatformError};
 use crate::units::{Bandwidth, Bytes};
 
 pub use collectives::{Collectives, Exchange, Fill, InSwitch, Ll, Ll128, NetworkHops, Simple};
+pub use kernels::{AllReduceKernel, Copied, ExpertsFew, ExpertsMany, Kernels, Prepared, Pushed, Started, Tokens};
 
 /// A kind of GPU machine, and how many of them are joined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,6 +44,7 @@ pub struct System {
     pub scale_up: ScaleUp,
     pub scale_out: ScaleOut,
     pub collectives: Collectives,
+    pub kernels: Kernels,
 }
 
 /// One GPU.
@@ -235,6 +238,7 @@ impl System {
             ("collectives.ll.bandwidth", self.collectives.ll.bandwidth),
             ("collectives.simple.copy", self.collectives.simple.copy),
             ("collectives.exchange.copy", self.collectives.exchange.copy),
+            ("kernels.all_reduce.bandwidth", self.kernels.all_reduce.bandwidth),
         ];
         for (field, speed) in speeds {
             if speed == Bandwidth::default() {

@@ -85,10 +85,10 @@ impl Terms<'_> {
                 let narrow = local_hops * hop;
                 let wide =
                     spread * ll.spread_start.as_secs_f64() + local_hops * (hop + spread * ll.spread_hop.as_secs_f64());
-                // Spreading is waited for only while bytes are not.
+                // The one is waited for while the other goes on.
                 Price {
-                    latency: wide.min(narrow + transfer).max(narrow) + network_hop(network.ll),
-                    transfer: (narrow + transfer - wide).clamp(0.0, transfer),
+                    latency: wide + network_hop(network.ll),
+                    transfer: (narrow + transfer - wide).max(0.0),
                 }
             }
             Protocol::Ll128 => Price {

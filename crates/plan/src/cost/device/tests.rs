@@ -77,7 +77,9 @@ fn it_chooses_as_nccl_does() {
     assert_eq!(chosen("dgx-b200", 2, all, 2 << 20), (Ring, Ll));
     assert_eq!(chosen("dgx-b200", 2, all, 4 << 20), (Ring, Simple));
     assert_eq!(chosen("gb200-nvl72", 4, all, 4 << 20), (Ring, Ll));
-    assert_eq!(chosen("gb200-nvl72", 4, all, 8 << 20), (Nvls, Simple));
+    assert_eq!(chosen("gb200-nvl72", 4, all, 8 << 20), (Ring, Simple));
+    assert_eq!(chosen("dgx-b200", 8, all, 4 << 20), (Nvls, Simple));
+    assert_eq!(chosen("dgx-h100", 4, all, 8 << 20), (Ring, Ll128));
     assert_eq!(chosen("dgx-h100", 16, all, 64), (Tree, Ll));
     assert_eq!(chosen("dgx-h100", 16, all, 1 << 20), (Tree, Ll128));
     assert_eq!(chosen("dgx-h100", 16, all, 1 << 30), (NvlsTree, Simple));

@@ -3,7 +3,7 @@
 //! These are figures of NCCL's source (`src/graph/tuning.cc`, version 2.30), inputs of its choice and not measurements; that they choose
 //! as NCCL did is checked by the sweeps in the ground truth. Times are microseconds here, and bandwidths gigabytes a second.
 
-use super::{Device, DeviceAlgorithm, Protocol, Work};
+use super::{Device, DeviceAlgorithm, Options, Protocol, Work};
 use crate::collective::Collective;
 use crate::platform::{Generation, ScaleUpKind};
 
@@ -39,6 +39,8 @@ struct Limits {
     /// What is left of a link's bandwidth in the switches.
     nvls: f64,
     channels: f64,
+    /// Most sweeps on Blackwell (2.23, 2.27.3 and 2.29.2 of five versions) go from LL to Simple at once.
+    chooses_ll128: bool,
 }
 
 const AMPERE: Limits = Limits {
@@ -47,6 +49,7 @@ const AMPERE: Limits = Limits {
     tree: [24.0, 23.6, 17.8],
     nvls: 0.0,
     channels: 24.0,
+    chooses_ll128: true,
 };
 const HOPPER: Limits = Limits {
     ll: [141.0, 45.0, 35.0],
@@ -54,6 +57,7 @@ const HOPPER: Limits = Limits {
     tree: [38.7, 41.4, 36.0],
     nvls: 0.85,
     channels: 24.0,
+    chooses_ll128: true,
 };
 const BLACKWELL: Limits = Limits {
     ll: [282.0, 90.0, 70.0],
@@ -61,6 +65,7 @@ const BLACKWELL: Limits = Limits {
     tree: [70.0, 42.8, 24.0],
     nvls: 0.74,
     channels: 32.0,
+    chooses_ll128: false,
 };
 
 /// How far trees stay behind the model, for powers of two from 64 B up.
@@ -92,8 +97,8 @@ pub(super) fn expected(
     device: &Device<'_>,
     collective: Collective,
     bytes: f64,
-    algorithm: DeviceAlgorithm,
-    protocol: Protocol,
+    (algorithm, protocol): (DeviceAlgorithm, Protocol),
+    options: &Options,
 ) -> Option<f64> {
     let work = Work::of(algorithm, collective, device.grid)?;
     let system = device.system;
@@ -104,13 +109,16 @@ pub(super) fn expected(
     let pcie = system.scale_up.kind == ScaleUpKind::Pcie;
     let in_switch = system.scale_up.in_network_reduction && system.collectives.in_switch.is_some();
     let only_simple = !matches!(algorithm, DeviceAlgorithm::Ring | DeviceAlgorithm::Tree);
-    let impossible = (protocol == Protocol::Ll128 && pcie)
+    let by_itself = limits.chooses_ll128 || !options.protocols.is_empty();
+    let impossible = (protocol == Protocol::Ll128 && (pcie || !by_itself))
         || (only_simple && protocol != Protocol::Simple)
         || (matches!(algorithm, DeviceAlgorithm::Nvls | DeviceAlgorithm::NvlsTree) && !in_switch);
     if impossible {
         return None;
     }
     let found = found(device);
+    let local = f64::from(device.grid.local);
+    let others = (local - 1.0) / local;
     let hops = |local: f64, network: f64| f64::from(work.local_hops) * local + f64::from(work.network_hops) * network;
     let (latency, bus) = match algorithm {
         DeviceAlgorithm::Ring => {
@@ -147,10 +155,10 @@ pub(super) fn expected(
             (BASE_TREE[p] + hops(hop, NETWORK_TREE[p]), bus * 0.5 * correction)
         }
         DeviceAlgorithm::Nvls => (NVLS, found * limits.nvls),
-        DeviceAlgorithm::NvlsTree => (
-            NVLS + f64::from(work.network_hops) * NETWORK_NVLS_TREE,
-            found * limits.nvls,
-        ),
+        DeviceAlgorithm::NvlsTree => {
+            let latency = NVLS + f64::from(work.network_hops) * NETWORK_NVLS_TREE;
+            (latency, found * limits.nvls * others)
+        }
         DeviceAlgorithm::Pat => (BASE_PAT + hops(0.0, NETWORK_PAT), found / work.through_nics),
         // Nothing else does what these do.
         DeviceAlgorithm::Rail | DeviceAlgorithm::Exchange => (0.0, found),
