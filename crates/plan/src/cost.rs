@@ -6,6 +6,7 @@ mod fit;
 mod handover;
 mod placement;
 mod profile;
+pub mod roofline;
 mod select;
 
 use serde::{Deserialize, Serialize};

@@ -17,6 +17,7 @@ pub mod schedule;
 pub mod spans;
 pub mod units;
 pub mod validate;
+pub mod workload;
 
 pub use collective::{Collective, Problem};
 pub use cost::LinkCost;

@@ -3,6 +3,7 @@
 mod kernels;
 mod kv;
 mod nccl;
+mod training;
 
 use super::Table;
 
@@ -17,5 +18,7 @@ pub fn tables() -> Vec<Box<dyn Table>> {
         Box::new(kernels::ExpertsMany),
         Box::new(kernels::ExpertsPublished),
         Box::new(kv::KvTransfers),
+        Box::new(training::TrainingSteps),
+        Box::new(training::MegatronBridge),
     ]
 }

@@ -11,6 +11,8 @@ const BOUNDS: &[(&str, &str, f64, f64)] = &[
     ("aic_deepep_normal", "all", 0.09, 0.23),
     ("deepep_readme", "all", 0.15, 0.85),
     ("kv_transfer", "time", 0.12, 0.20),
+    ("training_steps", "step time", 0.045, 0.13),
+    ("megatron_bridge_perf", "step time", 0.045, 0.18),
 ];
 
 fn report(name: &str) -> Report {
