@@ -22,6 +22,7 @@ mod engine;
 mod error;
 mod hand_off;
 mod latency;
+pub mod measured;
 mod memory;
 mod pass;
 mod quantisation;

@@ -189,3 +189,82 @@ proptest! {
         prop_assert!(at(fewer).per_token <= at(fewer + more).per_token);
     }
 }
+
+/// Every row of a table of measurements that lies beside the repository, where there is one.
+fn rows(file: &str) -> Vec<Vec<(String, String)>> {
+    let path = format!("{}/../../ground_truth/{file}", env!("CARGO_MANIFEST_DIR"));
+    let path = std::env::var("WEFT_GROUND_TRUTH").map_or(path, |directory| format!("{directory}/{file}"));
+    let Ok(text) = std::fs::read_to_string(path) else {
+        return Vec::new();
+    };
+    let mut lines = text.lines().map(cells);
+    let names = lines.next().unwrap_or_default();
+    lines.map(|cells| names.iter().cloned().zip(cells).collect()).collect()
+}
+
+fn cells(line: &str) -> Vec<String> {
+    let mut quoted = false;
+    let mut cells = vec![String::new()];
+    for c in line.chars() {
+        match c {
+            '"' => quoted = !quoted,
+            ',' if !quoted => cells.push(String::new()),
+            c => cells.last_mut().unwrap().push(c),
+        }
+    }
+    cells
+}
+
+#[test]
+fn measured_rows() {
+    let dump = std::env::var("WEFT_DUMP").is_ok();
+    let (mut tpot, mut ttft, mut unsupported) = (Vec::new(), Vec::new(), 0);
+    for row in rows("aic_e2e_serving.csv") {
+        let column = |name: &str| {
+            row.iter()
+                .find(|(known, _)| known == name)
+                .map(|(_, value)| value.as_str())
+        };
+        let measured = measured::EndToEnd::read(&column);
+        let estimate = measured.as_ref().ok().and_then(|row| row.estimate().ok());
+        let (Ok(measured), Some(estimate)) = (&measured, estimate) else {
+            unsupported += 1;
+            if dump {
+                println!(
+                    "unsupported {:?} {:?}",
+                    measured.as_ref().err(),
+                    measured.as_ref().map(|m| m.estimate())
+                );
+            }
+            continue;
+        };
+        let error = |predicted: Time, seen: Time| (predicted.as_secs_f64() / seen.as_secs_f64() - 1.0).abs();
+        tpot.push(error(estimate.per_token, measured.per_token));
+        ttft.push(error(estimate.first_token, measured.first_token));
+        if dump {
+            println!(
+                "row,{},{},{},{},{},{:.4},{:.4},{:.4},{:.4}",
+                column("system").unwrap(),
+                column("backend").unwrap(),
+                column("mode").unwrap(),
+                measured.model.name,
+                measured.workers_assumed,
+                estimate.per_token.as_secs_f64() * 1e3,
+                measured.per_token.as_secs_f64() * 1e3,
+                estimate.first_token.as_secs_f64() * 1e3,
+                measured.first_token.as_secs_f64() * 1e3,
+            );
+        }
+    }
+    if tpot.is_empty() {
+        return;
+    }
+    tpot.sort_by(f64::total_cmp);
+    ttft.sort_by(f64::total_cmp);
+    println!(
+        "{} rows, {unsupported} not: {:.3} {:.3}",
+        tpot.len(),
+        tpot[tpot.len() / 2],
+        ttft[ttft.len() / 2]
+    );
+}

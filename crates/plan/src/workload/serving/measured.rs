@@ -1,0 +1,374 @@
+//! Rows of measurements: from the columns that tables use to a deployment, a load, and what was seen.
+//!
+//! The tables were filled from several sources that write one thing in several ways; what is known of that is here, and nowhere in the
+//! model. Columns are those of `aic_e2e_serving.csv` and `kv_transfer.csv`.
+
+use thiserror::Error;
+
+use super::{Deployment, Engine, Estimate, HandOff, Lengths, Link, Load, Pool, Quantisation, ServingError, Worker};
+use crate::platform::{PlatformError, System};
+use crate::units::{Bandwidth, Bytes, Time};
+use crate::workload::model::{Model, ModelError};
+
+/// A row of end-to-end measurements.
+#[derive(Clone, Debug)]
+pub struct EndToEnd {
+    pub system: System,
+    pub model: Model,
+    pub deployment: Deployment,
+    pub load: Load,
+    pub first_token: Time,
+    pub per_token: Time,
+    /// The row does not say how many workers there were; see [`DECODE_GPUS`].
+    pub workers_assumed: bool,
+}
+
+/// A row of measured hand-offs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handed {
+    pub hand_off: HandOff,
+    pub link: Link,
+    pub time: Time,
+}
+
+/// A row that says too little, or what is not known.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RowError {
+    #[error("column `{column}` has no usable value: `{value}`")]
+    Column { column: &'static str, value: String },
+    #[error(transparent)]
+    System(#[from] PlatformError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Serving(#[from] ServingError),
+}
+
+/// Decoding GPUs that are assumed where a row says how large a worker is, but not how many there were: what rows of the same
+/// benchmark that do say it have in the middle. The workers that read prompts are then as many as the load needs.
+pub const DECODE_GPUS: u32 = 40;
+
+/// A column's text; `None` where the table has no such column.
+pub type Column<'a> = &'a dyn Fn(&str) -> Option<&'a str>;
+
+impl EndToEnd {
+    pub fn read(column: Column<'_>) -> Result<EndToEnd, RowError> {
+        let system = System::named(text(column, "system")?)?;
+        let model = Model::named(text(column, "model_path")?)?;
+        let engine: Engine = text(column, "backend")?.parse()?;
+        let named = |name| column(name).unwrap_or("");
+        let quantisation = Quantisation::named(&model, named("gemm_quant_mode"), named("moe_quant_mode"))?;
+        let together = text(column, "mode")? == "agg";
+        let [decode_names, prefill_names] = if together {
+            [AGGREGATED, AGGREGATED]
+        } else {
+            [DECODE, PREFILL]
+        };
+        let worker = Division::read(column, decode_names)?.worker(&model);
+        let stated = |name| number(column, name).ok().flatten().filter(|&value| value > 0.0);
+        let ranks = f64::from(worker.data);
+
+        let mut workers_assumed = false;
+        let (decode, prefill, concurrency);
+        if together {
+            let batch = stated("batch_size");
+            let asked = stated("concurrency").or(batch.map(|batch| batch * ranks));
+            concurrency = asked.ok_or_else(|| missing("concurrency"))?;
+            // A concurrency that several workers shared, where the batch of each is stated too.
+            let shared = batch.map_or(1.0, |batch| concurrency / (batch * ranks));
+            let count = if shared >= 3.0 { shared.round() as u32 } else { 1 };
+            (decode, prefill) = (Pool { worker, count }, None);
+        } else {
+            let reader = Division::read(column, prefill_names)?.worker(&model);
+            let counts = (stated("decode_num_workers"), stated("prefill_num_workers"));
+            workers_assumed = counts.0.is_none() || counts.1.is_none();
+            let gpus = worker.gpus().max(1);
+            let assumed = if gpus > 8 { 1 } else { (DECODE_GPUS / gpus).clamp(1, 8) };
+            let count = counts.0.map_or(assumed, |count| count as u32);
+            let batch = stated("decode_batch_size");
+            let asked = stated("concurrency").or(batch.map(|batch| batch * f64::from(count) * ranks));
+            concurrency = asked.ok_or_else(|| missing("concurrency"))?;
+            decode = Pool { worker, count };
+            // Zero stands for as many as are needed, until the load is known.
+            let readers = counts.1.map_or(0, |count| count as u32);
+            prefill = Some(Pool {
+                worker: reader,
+                count: readers,
+            });
+        }
+
+        let (input, output) = (count(column, "isl")?, count(column, "osl")?);
+        // One of the sources varies lengths, and always says how attention is divided.
+        let varied = !together || stated("attention_dp_size").is_some();
+        let load = Load {
+            concurrency,
+            lengths: if varied {
+                Lengths::Varied { rounds: 10.0 }
+            } else {
+                Lengths::Equal
+            },
+            ..Load::benchmark(1, input, output)
+        };
+        let mut deployment = Deployment {
+            engine,
+            quantisation,
+            prefill,
+            decode,
+        };
+        if let Some(pool) = &mut deployment.prefill
+            && pool.count == 0
+        {
+            *pool = needed(&system, &model, &deployment_with(&deployment, pool.worker), &load)?;
+        }
+        Ok(EndToEnd {
+            first_token: milliseconds(column, "silicon_ttft_ms")?,
+            per_token: milliseconds(column, "silicon_tpot_ms")?,
+            system,
+            model,
+            deployment,
+            load,
+            workers_assumed,
+        })
+    }
+
+    pub fn estimate(&self) -> Result<Estimate, ServingError> {
+        self.deployment.estimate(&self.system, &self.model, &self.load)
+    }
+}
+
+fn deployment_with(deployment: &Deployment, reader: Worker) -> Deployment {
+    let prefill = Some(Pool {
+        worker: reader,
+        count: 1,
+    });
+    Deployment { prefill, ..*deployment }
+}
+
+/// As many prefill workers as keep the others busy.
+fn needed(system: &System, model: &Model, deployment: &Deployment, load: &Load) -> Result<Pool, RowError> {
+    let worker = deployment.prefill.map_or(deployment.decode.worker, |pool| pool.worker);
+    let plenty = Deployment {
+        prefill: Some(Pool { worker, count: 1 << 20 }),
+        ..*deployment
+    };
+    let fed = plenty.estimate(system, model, load)?;
+    let each = fed.prompt.as_secs_f64() / f64::from(worker.data);
+    let wanted = load.concurrency / (load.output * fed.per_token.as_secs_f64() + fed.prompt.as_secs_f64());
+    let count = (wanted * each).ceil().clamp(1.0, 4096.0) as u32;
+    Ok(Pool { worker, count })
+}
+
+type Names = [&'static str; 5];
+const AGGREGATED: Names = ["tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "pp_size"];
+const PREFILL: Names = [
+    "prefill_tp_size",
+    "prefill_attention_dp_size",
+    "prefill_moe_tp_size",
+    "prefill_moe_ep_size",
+    "prefill_pp_size",
+];
+const DECODE: Names = [
+    "decode_tp_size",
+    "decode_attention_dp_size",
+    "decode_moe_tp_size",
+    "decode_moe_ep_size",
+    "decode_pp_size",
+];
+
+/// How a row says that a model was divided. Zero and nothing mean one.
+struct Division {
+    tensor: u32,
+    data: u32,
+    data_stated: bool,
+    expert_tensor: u32,
+    expert: u32,
+    pipeline: u32,
+}
+
+impl Division {
+    fn read(column: Column<'_>, names: Names) -> Result<Division, RowError> {
+        let [tensor, data, expert_tensor, expert, pipeline] = names;
+        let ways = |name| {
+            let value = number(column, name)?.unwrap_or(1.0).max(1.0);
+            Ok::<u32, RowError>(value as u32)
+        };
+        Ok(Division {
+            tensor: ways(tensor)?,
+            data: ways(data)?,
+            data_stated: number(column, data)?.is_some(),
+            expert_tensor: ways(expert_tensor)?,
+            expert: ways(expert)?,
+            pipeline: ways(pipeline)?,
+        })
+    }
+
+    fn worker(&self, model: &Model) -> Worker {
+        let Division {
+            tensor,
+            data,
+            expert_tensor,
+            expert,
+            pipeline,
+            ..
+        } = *self;
+        let with = |worker: Worker| Worker { pipeline, ..worker };
+        let (attention, experts) = (tensor.saturating_mul(data), expert_tensor.saturating_mul(expert));
+        // Where the width and the number of experts are both said to be divided by all GPUs, one number of GPUs was written twice,
+        // and the product of both stands for it.
+        let twice = expert_tensor == expert && expert > 1 && attention == experts && (expert > 2 || self.data_stated);
+        if twice {
+            return with(if tensor > 1 {
+                Worker::tensor_and_experts(expert)
+            } else {
+                Worker::wide(expert)
+            });
+        }
+        if self.data_stated && tensor == data && tensor > 1 && attention == experts {
+            return with(Worker::wide(tensor));
+        }
+        // Nobody divides heads so far: it is the number of GPUs, and requests are divided.
+        if tensor > 16 || (tensor > 8 && expert > 1 && expert < expert_tensor) {
+            return with(Worker::wide(attention));
+        }
+        if attention == 1 && experts == 1 && model.parameters() > 5e11 {
+            // A worker of one GPU cannot hold this; nothing was written.
+            return with(Worker::tensor(8));
+        }
+        if attention != experts {
+            // Dense models leave the experts' columns at one, or at nothing.
+            return with(Worker {
+                tensor,
+                data,
+                expert_tensor: tensor,
+                expert: data,
+                pipeline,
+            });
+        }
+        Worker {
+            tensor,
+            data,
+            expert_tensor,
+            expert,
+            pipeline,
+        }
+    }
+}
+
+impl Handed {
+    /// A time for some bytes, or a rate; the network is what the set-up says of it (`16x200G`, `4x200 Gbps`, `(200 GB/s)`).
+    pub fn read(column: Column<'_>) -> Result<Handed, RowError> {
+        let setup = text(column, "setup")?;
+        let link = link(setup).ok_or_else(|| unusable("setup", setup))?;
+        let bytes = number(column, "kv_bytes")?.filter(|&bytes| bytes > 0.0);
+        let milliseconds = number(column, "transfer_ms")?.filter(|&time| time > 0.0);
+        if let (Some(bytes), Some(time)) = (bytes, milliseconds) {
+            return Ok(Handed {
+                hand_off: HandOff::Pages {
+                    bytes: Bytes(bytes as u64),
+                },
+                link,
+                time: Time::from_ps((time * 1e9) as u64),
+            });
+        }
+        let rate = number(column, "bandwidth_GBps")?
+            .filter(|&rate| rate > 0.0)
+            .ok_or_else(|| missing("bandwidth_GBps"))?;
+        let block = setup.split_once("block=").and_then(|(_, rest)| leading(rest));
+        let moved = Bytes(1 << 40);
+        Ok(Handed {
+            hand_off: HandOff::Blocks {
+                bytes: moved,
+                block: Bytes(block.map_or(1 << 21, |block| block as u64)),
+            },
+            link,
+            time: Bandwidth::from_gigabytes_per_sec(rate).time_for(moved),
+        })
+    }
+
+    pub fn predicted(&self) -> Time {
+        self.hand_off.time(&self.link)
+    }
+}
+
+/// The network that a set-up names, or that of the machine it names.
+fn link(setup: &str) -> Option<Link> {
+    for (at, _) in setup.match_indices('x') {
+        let before = &setup[..at];
+        let digits = before.len() - before.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+        let (Ok(nics), Some(gigabits)) = (
+            before[before.len() - digits..].parse::<u32>(),
+            leading(setup[at + 1..].trim_start()),
+        ) else {
+            continue;
+        };
+        if (1..=1024).contains(&nics) && (10.0..=10_000.0).contains(&gigabits) {
+            let rate = Bandwidth::from_gigabytes_per_sec(gigabits / 8.0);
+            return Some(Link { nics, rate });
+        }
+    }
+    if let Some((before, _)) = setup.split_once("GB/s") {
+        let start = before
+            .trim_end()
+            .rfind(|c: char| !c.is_ascii_digit() && c != '.')
+            .map_or(0, |at| at + 1);
+        let total: f64 = before[start..].trim().parse().ok()?;
+        return Some(Link {
+            nics: 8,
+            rate: Bandwidth::from_gigabytes_per_sec(total / 8.0),
+        });
+    }
+    let machine = setup.split(['-', ' ', ',']).next()?;
+    let system = System::named(machine).ok()?;
+    Some(Link::of(&system, system.node.gpus))
+}
+
+fn leading(text: &str) -> Option<f64> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    text[..end].parse().ok()
+}
+
+fn text<'a>(column: Column<'a>, name: &'static str) -> Result<&'a str, RowError> {
+    column(name)
+        .filter(|value| !value.is_empty())
+        .ok_or_else(|| missing(name))
+}
+
+fn number(column: Column<'_>, name: &'static str) -> Result<Option<f64>, RowError> {
+    match column(name).map(str::trim) {
+        None | Some("") => Ok(None),
+        Some(value) => match value.parse::<f64>() {
+            Ok(number) if number.is_finite() && (0.0..1e18).contains(&number) => Ok(Some(number)),
+            _ => Err(unusable(name, value)),
+        },
+    }
+}
+
+fn count(column: Column<'_>, name: &'static str) -> Result<u32, RowError> {
+    let value = number(column, name)?.ok_or_else(|| missing(name))?;
+    if (1.0..=1e8).contains(&value) {
+        Ok(value as u32)
+    } else {
+        Err(unusable(name, &value.to_string()))
+    }
+}
+
+fn milliseconds(column: Column<'_>, name: &'static str) -> Result<Time, RowError> {
+    let value = number(column, name)?
+        .filter(|&value| value > 0.0)
+        .ok_or_else(|| missing(name))?;
+    Ok(Time::from_ps((value * 1e9) as u64))
+}
+
+fn missing(column: &'static str) -> RowError {
+    unusable(column, "")
+}
+
+fn unusable(column: &'static str, value: &str) -> RowError {
+    RowError::Column {
+        column,
+        value: value.chars().take(80).collect(),
+    }
+}
