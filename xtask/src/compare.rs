@@ -5,6 +5,7 @@
 
 mod collective;
 mod setup;
+mod simulator;
 mod table;
 
 use std::collections::BTreeMap;
@@ -28,6 +29,8 @@ enum What {
     Transfer(TransferArguments),
     /// Collectives, beside Open MPI, MPICH, Intel MPI and Gloo.
     Collective(collective::Arguments),
+    /// The simulated networks, beside what others' simulators took on the same machine.
+    Simulator(simulator::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -53,6 +56,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     match &arguments.what {
         What::Transfer(arguments) => transfers(arguments),
         What::Collective(arguments) => collective::run(arguments),
+        What::Simulator(arguments) => simulator::run(arguments),
     }
 }
 

@@ -39,6 +39,8 @@ enum Verb {
     #[command(subcommand)]
     Bench(verbs::bench::Bench),
     Explain(verbs::explain::Explain),
+    #[command(subcommand)]
+    Sim(verbs::sim::Sim),
     Serve(verbs::serve::Serve),
     Copy(verbs::copy::Copy),
     Completions(verbs::completions::Completions),
@@ -67,6 +69,7 @@ fn run(command: Command) -> Result<(), Complaint> {
         Verb::Doctor(verb) => verb.run(&settings),
         Verb::Bench(verb) => verb.run(&settings),
         Verb::Explain(verb) => verb.run(),
+        Verb::Sim(verb) => verb.run(),
         Verb::Serve(verb) => verb.run(&settings),
         Verb::Copy(verb) => verb.run(&settings),
         Verb::Completions(verb) => verb.run(),

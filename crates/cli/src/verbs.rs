@@ -10,6 +10,7 @@ pub mod man;
 pub mod partner;
 pub mod rank;
 pub mod serve;
+pub mod sim;
 
 use std::io::{self, Write};
 

@@ -15,6 +15,7 @@
 mod cores;
 mod endpoint;
 mod error;
+pub mod fabric;
 mod system;
 mod validate;
 

@@ -8,11 +8,15 @@
 
 pub mod agent;
 pub mod faults;
+pub mod flow;
+pub mod packet;
+pub mod scenario;
 pub mod seeds;
 pub mod trace;
 pub mod transport;
 pub mod world;
 
+mod steps;
 mod wire;
 
 pub use agent::{Birth, SimAgent};

@@ -155,6 +155,28 @@ pub(crate) enum Packet {
     },
 }
 
+/// A packet on a network that has its own idea of when it arrives.
+#[derive(Debug)]
+pub(crate) struct Cargo {
+    pub(crate) wire: u32,
+    pub(crate) from: Side,
+    pub(crate) packet: Packet,
+    pub(crate) attempt: u32,
+}
+
+impl Packet {
+    /// Bytes on the wire, without the network's own header.
+    pub(crate) fn size(&self) -> u32 {
+        let carried = match self {
+            Packet::Message(bytes) => bytes.len(),
+            Packet::Write { job, index } => job.within(*index).len(),
+            Packet::ReadData { bytes, .. } => bytes.len(),
+            _ => 0,
+        };
+        64 + u32::try_from(carried).unwrap_or(u32::MAX - 64)
+    }
+}
+
 impl Wire {
     pub(crate) fn half(&self, side: Side) -> &Half {
         match side {

@@ -14,11 +14,14 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use weft_plan::Time;
+use weft_plan::platform::fabric::Topology;
 use weft_protocol::seeded::Seeded;
 
 use crate::faults::{Faults, Tally};
+use crate::packet::datagrams::{Datagrams, Fate};
+use crate::packet::{PacketError, PacketOptions};
 use crate::trace::Trace;
-use crate::wire::{End, Packet, Side, Wire};
+use crate::wire::{Cargo, End, Packet, Side, Wire};
 
 /// A machine. It has one name in the network whatever runs on it, and may be down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,6 +58,8 @@ pub(crate) struct State {
     pub(crate) ready: BTreeSet<NodeId>,
     pub(crate) tally: Tally,
     pub(crate) trace: Trace,
+    /// What takes packets between hosts, where that is more than a latency and a bandwidth.
+    pub(crate) carrier: Option<Datagrams<Cargo>>,
 }
 
 #[derive(Debug)]
@@ -129,7 +134,21 @@ impl World {
             ready: BTreeSet::new(),
             tally: Tally::default(),
             trace: Trace::new(verbose),
+            carrier: None,
         })))
+    }
+
+    /// A world whose nodes are the ranks of a topology, in the order in which they are added, and whose packets queue at its links. What the packets'
+    /// own transport would be is left out: agents bring theirs. Nodes beyond the ranks are on plain links.
+    pub fn on_network(
+        seed: u64,
+        faults: Faults,
+        topology: Topology,
+        options: &PacketOptions,
+    ) -> Result<World, PacketError> {
+        let world = World::new(seed, faults);
+        world.lock().carrier = Some(Datagrams::new(topology, options)?);
+        Ok(world)
     }
 
     pub fn now(&self) -> Time {
@@ -168,7 +187,7 @@ impl World {
     /// Lets everything happen that happens until then, appointments dropped, and moves the clock there.
     pub fn run_until(&self, time: Time) {
         let mut state = self.lock();
-        while state.queue.peek().is_some_and(|Reverse(next)| next.at <= time) {
+        while state.next_time().is_some_and(|next| next <= time) {
             state.step();
         }
         state.now = state.now.max(time);
@@ -285,7 +304,46 @@ impl State {
         self.queue.push(Reverse(Scheduled { at, seq, what }));
     }
 
+    fn next_time(&mut self) -> Option<Time> {
+        let queued = self.queue.peek().map(|Reverse(next)| next.at);
+        let carried = self
+            .carrier
+            .as_mut()
+            .and_then(|carrier| carrier.next_time())
+            .map(Time::from_ps);
+        queued.into_iter().chain(carried).min()
+    }
+
+    /// Lets the network that carries packets do the next thing, where that comes first.
+    fn step_carrier(&mut self) -> bool {
+        let Some(carrier) = &mut self.carrier else {
+            return false;
+        };
+        let Some(at) = carrier.next_time().map(Time::from_ps) else {
+            return false;
+        };
+        if self.queue.peek().is_some_and(|Reverse(next)| next.at < at) {
+            return false;
+        }
+        self.now = self.now.max(at);
+        match carrier.step() {
+            Fate::Arrived(cargo) => {
+                self.trace.fold(&[at.as_ps(), u64::from(cargo.wire)]);
+                self.deliver(cargo.wire, cargo.from.other(), cargo.packet);
+            }
+            Fate::Lost(cargo) => {
+                self.tally.losses += 1;
+                self.try_again(cargo.wire, cargo.from, cargo.packet, cargo.attempt);
+            }
+            Fate::Nothing => {}
+        }
+        true
+    }
+
     fn step(&mut self) -> Option<Option<u64>> {
+        if self.step_carrier() {
+            return Some(None);
+        }
         let Reverse(Scheduled { at, seq, what }) = self.queue.pop()?;
         self.now = self.now.max(at);
         self.trace.fold(&[at.as_ps(), seq]);

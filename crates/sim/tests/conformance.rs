@@ -1,14 +1,18 @@
-//! The simulated fabrics keep every promise of a transport while nothing goes wrong.
+//! The simulated fabrics keep every promise of a transport while nothing goes wrong, over plain links and over a network of packets.
 
 use std::sync::Arc;
 
-use weft_plan::Time;
+use weft_plan::platform::fabric::{Cluster, Wire};
+use weft_plan::{Bandwidth, Time};
 use weft_protocol::conformance::{Ends, Harness, Side};
 use weft_protocol::{Epoch, Memory, VecMemory};
+use weft_sim::packet::PacketOptions;
 use weft_sim::{Fabric, Faults, SimTransport, World};
 
 struct Simulated {
     fabric: Fabric,
+    /// Queues and switches between the nodes.
+    packets: bool,
     world: World,
 }
 
@@ -16,14 +20,50 @@ impl Simulated {
     fn over(fabric: Fabric) -> Simulated {
         Simulated {
             fabric,
+            packets: false,
             world: World::new(1, Faults::NONE),
         }
+    }
+
+    fn through_switches() -> Simulated {
+        Simulated {
+            packets: true,
+            ..Simulated::over(Fabric::NETWORK)
+        }
+    }
+
+    /// The two nodes are on different leaves of a small tree with shallow queues.
+    fn world(&self) -> World {
+        if !self.packets {
+            return World::new(1, Faults::NONE);
+        }
+        let fabric = weft_plan::platform::fabric::Fabric::FatTree {
+            hosts: 2,
+            tiers: 2,
+            radix: 2,
+            oversubscription: 1,
+            wire: Wire {
+                bandwidth: Bandwidth::from_bytes_per_sec(12_500_000_000),
+                latency: Time::from_us(1),
+            },
+        };
+        let cluster = Cluster {
+            node_ranks: 1,
+            node_ports: 1,
+            scale_up: None,
+            fabric,
+        };
+        let options = PacketOptions {
+            queue: 1 << 20,
+            ..PacketOptions::default()
+        };
+        World::on_network(1, Faults::NONE, cluster.build().unwrap(), &options).unwrap()
     }
 }
 
 impl Harness for Simulated {
     fn ends(&mut self) -> Ends {
-        self.world = World::new(1, Faults::NONE);
+        self.world = self.world();
         let here = self.world.add_node("here", "host");
         let there = self.world.add_node("there", "host");
         Ends {
@@ -48,6 +88,11 @@ impl Harness for Simulated {
 mod network {
     use super::*;
     weft_protocol::conformance_tests!(Simulated::over(Fabric::NETWORK));
+}
+
+mod switches {
+    use super::*;
+    weft_protocol::conformance_tests!(Simulated::through_switches());
 }
 
 mod host {

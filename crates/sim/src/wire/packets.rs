@@ -1,9 +1,9 @@
 //! Packets under way: sent, lost, sent again, duplicated, delayed and delivered.
 
-use weft_plan::{Bytes, Time};
+use weft_plan::{Bytes, Rank, Time};
 use weft_protocol::{Failure, Loss, Signal};
 
-use super::{Packet, Side, Stage, Verdict};
+use super::{Cargo, Packet, Side, Stage, Verdict};
 use crate::world::{Happening, State};
 
 impl State {
@@ -14,9 +14,16 @@ impl State {
             return;
         };
         let bandwidth = wire.fabric.cost.bandwidth;
+        let queued_elsewhere = self.carrier.is_some() && !wire.fabric.local;
         let half = wire.half_mut(from);
+        if queued_elsewhere {
+            half.free_at = now;
+        }
         let depart = now.max(half.free_at);
-        half.free_at = depart.saturating_add(bandwidth.time_for(Bytes(size as u64)));
+        // A network of packets has queues of its own.
+        if !queued_elsewhere {
+            half.free_at = depart.saturating_add(bandwidth.time_for(Bytes(size as u64)));
+        }
         let at = half.free_at;
         self.schedule(
             at,
@@ -58,13 +65,13 @@ impl State {
             }
             if self.chance.chance(self.faults.duplication) {
                 self.tally.duplicates += 1;
-                self.travel(wire_id, from, packet.clone());
+                self.travel(wire_id, from, packet.clone(), attempt);
             }
         }
-        self.travel(wire_id, from, packet);
+        self.travel(wire_id, from, packet, attempt);
     }
 
-    fn try_again(&mut self, wire_id: u32, from: Side, packet: Packet, attempt: u32) {
+    pub(crate) fn try_again(&mut self, wire_id: u32, from: Side, packet: Packet, attempt: u32) {
         let Some(wire) = self.wires.get(&wire_id) else { return };
         let fabric = wire.fabric;
         match packet {
@@ -92,7 +99,24 @@ impl State {
         }
     }
 
-    fn travel(&mut self, wire_id: u32, from: Side, packet: Packet) {
+    fn travel(&mut self, wire_id: u32, from: Side, packet: Packet, attempt: u32) {
+        if let (Some(carrier), Some(wire)) = (&mut self.carrier, self.wires.get(&wire_id))
+            && !wire.fabric.local
+            && let (near, far) = (wire.half(from).node, wire.half(from.other()).node)
+            && near != far
+            && near.0.max(far.0) < carrier.ranks()
+        {
+            let ends = (Rank(near.0), Rank(far.0));
+            let bytes = packet.size();
+            let cargo = Cargo {
+                wire: wire_id,
+                from,
+                packet,
+                attempt,
+            };
+            carrier.send(ends.0, ends.1, bytes, self.now.as_ps(), cargo);
+            return;
+        }
         let (now, chance, faults) = (self.now, &mut self.chance, &self.faults);
         let Some(wire) = self.wires.get_mut(&wire_id) else {
             return;

@@ -1,0 +1,134 @@
+//! The network as flows: every message is a fluid that shares links fairly with all others, and ends when its last byte has passed.
+//!
+//! What runs is a [`Program`] of `plan`, as it is, in the strict world that it is verified in: a message begins when both ends have come
+//! to it, and a step of a rank ends with its last op. Or a list of [`Transfer`]s. Rates are max-min fair, and solved again only where
+//! something has changed. Large programs are folded first: ranks that do the same in the same place are one *class*, simulated
+//! once, and the rates of their flows are the same because nothing tells them apart. Whether ranks are alike is looked at, not
+//! assumed; where they are not, every rank stands for itself.
+//!
+//! ```
+//! use weft_plan::algorithms::Ring;
+//! use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
+//! use weft_plan::{Bytes, Collective, Problem, Time};
+//! use weft_sim::flow::{self, FlowOptions};
+//! let wire = Wire { bandwidth: "100 GB/s".parse()?, latency: "1 µs".parse()? };
+//! let fabric = Fabric::SingleSwitch { ports: 4, wire };
+//! let topology = Cluster { node_ranks: 1, node_ports: 1, scale_up: None, fabric }.build()?;
+//! let problem = Problem::new(Collective::AllReduce, 4);
+//! let ring = Ring::new(problem).unwrap();
+//! let report = flow::run_program(&topology, &problem, &ring, Bytes(4_000_000), &FlowOptions::default())?;
+//! // Six steps of a megabyte: 10 µs each, and twice the latency of a link.
+//! assert_eq!(report.time, Time::from_us(72));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub(crate) mod classes;
+pub(crate) mod demand;
+mod list;
+mod program;
+mod report;
+mod solver;
+mod ways;
+
+use thiserror::Error;
+use weft_plan::collective::Problem;
+use weft_plan::platform::fabric::{LinkId, Routing, Topology};
+use weft_plan::schedule::Program;
+use weft_plan::{Bandwidth, Bytes, Rank, Time};
+
+pub use list::permutation;
+pub use report::{Hot, Report, StepSpan};
+pub(crate) use ways::mixed;
+
+/// How the network is used.
+#[derive(Clone, Debug)]
+pub struct FlowOptions {
+    pub routing: Routing,
+    /// Of the hash that chooses among ways.
+    pub seed: u64,
+    /// What a message costs its ends beyond the links, once.
+    pub message_overhead: Time,
+    /// How fast a rank reduces what has come, and copies.
+    pub reduction: Bandwidth,
+    pub copy: Bandwidth,
+    pub faults: Vec<LinkFault>,
+    /// Keep when which rank was in which step, of so many ranks.
+    pub traced_ranks: u32,
+    /// Never let one rank stand for others.
+    pub every_rank: bool,
+}
+
+impl Default for FlowOptions {
+    fn default() -> FlowOptions {
+        FlowOptions {
+            routing: Routing::Spray,
+            seed: 0,
+            message_overhead: Time::ZERO,
+            reduction: Bandwidth::MAX,
+            copy: Bandwidth::MAX,
+            faults: Vec::new(),
+            traced_ranks: 0,
+            every_rank: false,
+        }
+    }
+}
+
+/// A link that has only a part of its bandwidth for a while; none where it is down.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkFault {
+    pub link: LinkId,
+    pub from: Time,
+    pub until: Time,
+    /// From zero to one.
+    pub left: f64,
+}
+
+/// Bytes from one rank to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    pub from: Rank,
+    pub to: Rank,
+    pub bytes: Bytes,
+    pub start: Time,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum FlowError {
+    #[error("{ranks} ranks on a network of {room}")]
+    TooManyRanks { ranks: u32, room: u32 },
+    #[error("rank {rank} of {ranks}")]
+    NoSuchRank { rank: Rank, ranks: u32 },
+    #[error("link {} of {links}", link.0)]
+    NoSuchLink { link: LinkId, links: u32 },
+    /// Ranks wait for each other, or a link is down for ever.
+    #[error("{waiting} ranks or transfers never come to their end")]
+    NeverEnds { waiting: u64 },
+    #[error(
+        "{ranks} ranks in {steps} steps are too many to be followed one by one, and they are not alike enough to be folded"
+    )]
+    TooLarge { ranks: u32, steps: u32 },
+}
+
+/// Runs a program on the first ranks of a topology, for `bytes` in the larger of a rank's buffers. Blocks and pieces are of equal size.
+pub fn run_program(
+    topology: &Topology,
+    problem: &Problem,
+    program: &dyn Program,
+    bytes: Bytes,
+    options: &FlowOptions,
+) -> Result<Report, FlowError> {
+    program::run(topology, problem, program, bytes, options)
+}
+
+/// Runs transfers that do not wait for each other, and tells when each has ended.
+pub fn run_transfers(
+    topology: &Topology,
+    transfers: &[Transfer],
+    options: &FlowOptions,
+) -> Result<(Report, Vec<Time>), FlowError> {
+    list::run(topology, transfers, options)
+}
+
+#[cfg(test)]
+mod tests;

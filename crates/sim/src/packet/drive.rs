@@ -1,0 +1,210 @@
+//! What makes flows begin: a list, or the ranks of a program.
+
+use weft_plan::collective::Problem;
+use weft_plan::platform::fabric::{LinkId, Routing, Topology};
+use weft_plan::schedule::Program;
+use weft_plan::{Bytes, Rank, Time};
+
+use super::network::{Event, NUMBER_BITS, Network};
+use super::transport::Flows;
+use super::{PacketError, PacketOptions, PacketReport, Recovery, Transport};
+use crate::flow::classes::Classes;
+use crate::flow::demand::Look;
+use crate::flow::{Hot, Transfer};
+use crate::steps::{Pace, Start, Steps};
+
+const HOT_MAX: usize = 16;
+
+pub(super) fn transfers(
+    topology: &Topology,
+    transfers: &[Transfer],
+    options: &PacketOptions,
+) -> Result<PacketReport, PacketError> {
+    let ranks = topology.ranks();
+    for rank in transfers.iter().flat_map(|transfer| [transfer.from, transfer.to]) {
+        if rank.0 >= ranks {
+            return Err(PacketError::NoSuchRank { rank, ranks });
+        }
+    }
+    let most = 1 << NUMBER_BITS;
+    if transfers.len() as u64 >= most {
+        return Err(PacketError::TooLarge { most });
+    }
+    let mut flows = begin(topology, options)?;
+    for transfer in transfers {
+        let flow = flows.add(transfer.from, transfer.to, transfer.bytes.0);
+        flows.network.at(transfer.start.as_ps(), Event::Begin(flow));
+    }
+    let mut ends = vec![Time::MAX; transfers.len()];
+    let mut left = transfers.len();
+    let overhead = options.message_overhead;
+    while left > 0 {
+        let Some(event) = flows.network.next() else {
+            return Err(PacketError::NeverEnds { waiting: left as u64 });
+        };
+        happen(&mut flows, topology, options, event);
+        while let Some(flow) = flows.ended.pop() {
+            ends[flow as usize] = Time::from_ps(flows.network.now).saturating_add(overhead);
+            left -= 1;
+        }
+    }
+    let time = ends.iter().copied().max().unwrap_or(Time::ZERO);
+    Ok(report(topology, &flows, time, ends))
+}
+
+pub(super) fn program(
+    topology: &Topology,
+    problem: &Problem,
+    program: &dyn Program,
+    bytes: Bytes,
+    options: &PacketOptions,
+) -> Result<PacketReport, PacketError> {
+    let shape = program.shape();
+    if shape.ranks > topology.ranks() {
+        return Err(PacketError::TooManyRanks {
+            ranks: shape.ranks,
+            room: topology.ranks(),
+        });
+    }
+    let mut flows = begin(topology, options)?;
+    let mut look = Look::new(topology, problem, program, bytes.0);
+    let pace = Pace {
+        reduction: options.reduction,
+        copy: options.copy,
+        traced_ranks: options.traced_ranks,
+    };
+    let mut steps = Steps::new(Classes::by_links(shape.ranks), &mut look, shape.steps, pace);
+    // A flow is a message; those of a start that are alike are several.
+    let mut messages: Vec<Start> = Vec::new();
+    let overhead = options.message_overhead.as_ps();
+    let most = 1u64 << NUMBER_BITS;
+    loop {
+        while let Some((at, actor)) = steps.wakes.pop() {
+            flows.network.at(at, Event::Actor(actor));
+        }
+        while let Some(start) = steps.starts.pop() {
+            for _ in 0..start.count {
+                let bytes = start.bytes.ceil() as u64;
+                let flow = flows.add(Rank(start.from), Rank(start.to), bytes);
+                if u64::from(flow) + 1 >= most {
+                    return Err(PacketError::TooLarge { most });
+                }
+                messages.push(Start { count: 1, ..start });
+                flows.begin(flow);
+            }
+        }
+        if steps.left == 0 {
+            break;
+        }
+        let Some(event) = flows.network.next() else {
+            return Err(PacketError::NeverEnds { waiting: steps.left });
+        };
+        match event {
+            Event::Actor(actor) => steps.begin(actor, flows.network.now),
+            event => happen(&mut flows, topology, options, event),
+        }
+        while let Some(flow) = flows.ended.pop() {
+            let there = flows.network.now.saturating_add(overhead);
+            steps.arrived(&messages[flow as usize], there);
+        }
+    }
+    let time = Time::from_ps(steps.last);
+    let spans = std::mem::take(&mut steps.spans);
+    Ok(PacketReport {
+        spans,
+        ..report(topology, &flows, time, Vec::new())
+    })
+}
+
+fn begin<'a>(topology: &'a Topology, options: &'a PacketOptions) -> Result<Flows<'a>, PacketError> {
+    let bound = |field, value: u32, least: u64, most: u64| match (least..=most).contains(&u64::from(value)) {
+        true => Ok(()),
+        false => Err(PacketError::OutOfBounds {
+            field,
+            value: value.into(),
+            least,
+            most,
+        }),
+    };
+    bound("payload", options.payload, 64, 1 << 20)?;
+    bound("header", options.header, 1, 1 << 12)?;
+    bound(
+        "queue",
+        options.queue,
+        u64::from(options.payload + options.header),
+        1 << 30,
+    )?;
+    let marking = match &options.transport {
+        Transport::Rate { recovery, dcqcn } => {
+            if *recovery == Recovery::GoBackN && options.routing == Routing::Spray {
+                return Err(PacketError::SprayedGoBackN);
+            }
+            dcqcn.clone()
+        }
+        Transport::Pull { .. } => None,
+    };
+    if let Some(marking) = &marking {
+        bound("mark_all", marking.mark_all, u64::from(marking.mark_from) + 1, 1 << 30)?;
+    }
+    let links = topology.links();
+    let mut network = Network::new(topology, options, marking)?;
+    for (nth, fault) in options.faults.iter().enumerate() {
+        let link = fault.link;
+        if link.0 >= links {
+            return Err(PacketError::NoSuchLink { link, links });
+        }
+        network.at(fault.from.as_ps(), Event::Fault(2 * nth as u32));
+        if fault.until < Time::MAX {
+            network.at(fault.until.as_ps(), Event::Fault(2 * nth as u32 + 1));
+        }
+    }
+    Ok(Flows::new(topology, options, network))
+}
+
+fn happen(flows: &mut Flows<'_>, topology: &Topology, options: &PacketOptions, event: Event) {
+    let Event::Fault(nth) = event else {
+        return flows.happen(event);
+    };
+    let fault = options.faults[(nth / 2) as usize];
+    let whole = topology.wire(fault.link).bandwidth.bytes_per_sec() as f64;
+    let left = if nth.is_multiple_of(2) {
+        fault.left.clamp(0.0, 1.0)
+    } else {
+        1.0
+    };
+    flows.network.set_bandwidth(fault.link.0, whole * left);
+}
+
+fn report(topology: &Topology, flows: &Flows<'_>, time: Time, ends: Vec<Time>) -> PacketReport {
+    let tally = flows.network.tally;
+    let mut used: Vec<(u64, u32)> = flows.network.links.iter().map(|link| link.carried).zip(0..).collect();
+    used.retain(|(carried, _)| *carried > 0);
+    let busy = |&(carried, link): &(u64, u32)| {
+        let all = topology.wire(LinkId(link)).bandwidth.bytes_per_sec() as f64 * time.as_secs_f64();
+        if all > 0.0 { carried as f64 / all } else { 0.0 }
+    };
+    used.sort_by(|a, b| busy(b).total_cmp(&busy(a)).then(a.1.cmp(&b.1)));
+    used.truncate(HOT_MAX);
+    let hot = used.iter().map(|one| Hot {
+        name: topology.link_name(LinkId(one.1)),
+        utilisation: busy(one),
+        carried: Bytes(one.0),
+        width: 1,
+        flows_max: 0,
+    });
+    PacketReport {
+        time,
+        ends,
+        messages: flows.flows.len() as u64,
+        events: tally.events,
+        packets: tally.packets,
+        again: tally.again,
+        trimmed: tally.trimmed,
+        dropped: tally.dropped,
+        marked: tally.marked,
+        pauses: tally.pauses,
+        queue_max: Bytes(tally.queue_max.into()),
+        hot: hot.collect(),
+        spans: Vec::new(),
+    }
+}

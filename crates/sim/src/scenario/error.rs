@@ -1,0 +1,170 @@
+//! What is wrong with a scenario, and where.
+
+use std::fmt;
+
+use thiserror::Error;
+use weft_plan::algorithms::UnknownAlgorithm;
+use weft_plan::collective::ProblemError;
+use weft_plan::platform::PlatformError;
+use weft_plan::platform::fabric::FabricError;
+
+use super::Fidelity;
+use crate::flow::FlowError;
+use crate::packet::PacketError;
+
+/// A field, and the line that says it, where that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub line: Option<usize>,
+    pub field: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ScenarioError {
+    #[error("a scenario of {bytes} bytes; {max} is the most")]
+    TooLong { bytes: usize, max: usize },
+    /// Not TOML, or not the fields of a scenario.
+    #[error("line {line}, column {column}, at `{field}`: {message}")]
+    Unreadable {
+        line: usize,
+        column: usize,
+        field: String,
+        message: String,
+    },
+    #[error("{place}: a scenario has a system or a cluster, not both")]
+    TwoClusters { place: Place },
+    #[error("{place}: a scenario needs a system or a cluster")]
+    NoCluster { place: Place },
+    #[error("{place}: {}", source.fault)]
+    Fabric { place: Place, source: FabricError },
+    #[error("{place}: {source}")]
+    System { place: Place, source: PlatformError },
+    #[error("{place}: there is no collective `{name}`")]
+    NoSuchCollective { place: Place, name: String },
+    #[error("{place}: {source}")]
+    NoSuchAlgorithm { place: Place, source: UnknownAlgorithm },
+    #[error("{place}: not for this collective and so many ranks")]
+    Unsuited { place: Place },
+    #[error("{place}: {source}")]
+    Problem { place: Place, source: ProblemError },
+    #[error("{place}: {value} is not between {least} and {most}")]
+    OutOfBounds {
+        place: Place,
+        value: f64,
+        least: f64,
+        most: f64,
+    },
+    #[error("{place}: {ranks} ranks do not fill whole nodes of {node}")]
+    BrokenNodes { place: Place, ranks: u32, node: u32 },
+    #[error("{place}: a fault is at a rank or at a link")]
+    FaultNowhere { place: Place },
+    #[error("{place}: no answer is wanted")]
+    NoFidelity { place: Place },
+    #[error("{place}: there is no closed form for this")]
+    NotAnalytical { place: Place },
+    #[error("{fidelity}: {source}")]
+    Flow { fidelity: Fidelity, source: FlowError },
+    #[error("{fidelity}: {source}")]
+    Packet { fidelity: Fidelity, source: PacketError },
+}
+
+impl Place {
+    pub(super) fn field(field: impl Into<String>) -> Place {
+        Place {
+            line: None,
+            field: field.into(),
+        }
+    }
+}
+
+impl ScenarioError {
+    pub(super) fn unreadable(text: &str, error: &toml::de::Error) -> ScenarioError {
+        let start = error.span().map_or(0, |span| span.start);
+        let before = text.get(..start).unwrap_or(text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let line_text = text[line_start..].lines().next().unwrap_or("");
+        let key = line_text.split('=').next().unwrap_or(line_text).trim();
+        ScenarioError::Unreadable {
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+            field: key.chars().take(80).collect(),
+            message: error.message().to_owned(),
+        }
+    }
+
+    /// With the line that the text has for its field.
+    pub(super) fn in_text(mut self, text: &str) -> ScenarioError {
+        let place = match &mut self {
+            ScenarioError::TwoClusters { place }
+            | ScenarioError::NoCluster { place }
+            | ScenarioError::Fabric { place, .. }
+            | ScenarioError::System { place, .. }
+            | ScenarioError::NoSuchCollective { place, .. }
+            | ScenarioError::NoSuchAlgorithm { place, .. }
+            | ScenarioError::Unsuited { place }
+            | ScenarioError::Problem { place, .. }
+            | ScenarioError::OutOfBounds { place, .. }
+            | ScenarioError::BrokenNodes { place, .. }
+            | ScenarioError::FaultNowhere { place }
+            | ScenarioError::NoFidelity { place }
+            | ScenarioError::NotAnalytical { place } => place,
+            _ => return self,
+        };
+        place.line = line_of(text, &place.field);
+        self
+    }
+}
+
+/// The line of a field: its key in a table whose header begins like its path, or the header itself.
+fn line_of(text: &str, field: &str) -> Option<usize> {
+    let first = field.split(['.', '[']).next().unwrap_or(field);
+    let key = field
+        .rsplit('.')
+        .next()
+        .unwrap_or(field)
+        .split('[')
+        .next()
+        .unwrap_or(field);
+    let mut inside = false;
+    let mut header = None;
+    for (nth, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.starts_with('[') {
+            let name = line.trim_start_matches('[');
+            inside = name.starts_with(first);
+            if inside && header.is_none() {
+                header = Some(nth + 1);
+            }
+        } else if let Some((left, right)) = line.split_once('=') {
+            let here = inside || left.trim().starts_with(first);
+            if here
+                && (left.trim() == key
+                    || left.trim().ends_with(&format!(".{key}"))
+                    || right.contains(&format!("{key} =")))
+            {
+                return Some(nth + 1);
+            }
+        }
+    }
+    header
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "line {line}, at `{}`", self.field),
+            None => write!(f, "`{}`", self.field),
+        }
+    }
+}
+
+impl fmt::Display for Fidelity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Fidelity::Analytical => "analytical",
+            Fidelity::Flow => "flow",
+            Fidelity::Packet => "packet",
+        })
+    }
+}

@@ -1,0 +1,426 @@
+//! Running a scenario: one answer for each fidelity that is wanted.
+
+use weft_plan::algorithms::{Algorithm, Grid};
+use weft_plan::collective::{Collective, Problem};
+use weft_plan::cost::{Placement, Profile, Selector};
+use weft_plan::platform::fabric::{LinkId, Topology};
+use weft_plan::schedule::Program;
+use weft_plan::{Bandwidth, Bytes, LinkCost, Rank, Time};
+
+use super::{Fidelity, Place, Scenario, ScenarioError, TransportChoice, Workload};
+use crate::flow::{self, FlowOptions, Hot, LinkFault, StepSpan, Transfer, permutation};
+use crate::packet::{self, Overflow, PacketOptions, Recovery, Transport};
+
+/// Timelines are kept of so many ranks.
+const TRACED_RANKS: u32 = 64;
+
+/// What a fidelity says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    pub fidelity: Fidelity,
+    pub time: Time,
+    pub ranks: u32,
+    /// What was run: an algorithm, or the kind of traffic.
+    pub what: String,
+    /// Bytes in the larger of a rank's buffers, or of a transfer.
+    pub bytes: Bytes,
+    pub messages: u64,
+    /// Ranks that were followed, each for all like it; none where there is a closed form.
+    pub classes: u32,
+    pub events: u64,
+    pub packets: u64,
+    pub trimmed: u64,
+    pub dropped: u64,
+    pub pauses: u64,
+    pub hot: Vec<Hot>,
+    pub spans: Vec<StepSpan>,
+}
+
+/// What a scenario asks for, ready to run.
+pub(super) struct Prepared {
+    topology: Topology,
+    subject: Subject,
+    faults: Vec<LinkFault>,
+}
+
+enum Subject {
+    Program {
+        problem: Problem,
+        grid: Grid,
+        algorithm: Algorithm,
+        program: Box<dyn Program>,
+        bytes: Bytes,
+    },
+    Transfers(Vec<Transfer>),
+}
+
+impl Scenario {
+    /// All answers that are wanted, in the order of the file.
+    pub fn run(&self) -> Result<Vec<Answer>, ScenarioError> {
+        let prepared = self.prepare()?;
+        let answer = |&fidelity: &Fidelity| match fidelity {
+            Fidelity::Analytical => self.analytical(&prepared),
+            Fidelity::Flow => self.flow(&prepared),
+            Fidelity::Packet => self.packet(&prepared),
+        };
+        self.fidelities.iter().map(answer).collect()
+    }
+
+    pub(super) fn prepare(&self) -> Result<Prepared, ScenarioError> {
+        let topology = self.topology()?;
+        if self.fidelities.is_empty() {
+            return Err(ScenarioError::NoFidelity {
+                place: Place::field("fidelities"),
+            });
+        }
+        bounded("packet.loss", self.packet.loss, 0.0, 0.5)?;
+        bounded("packet.payload", self.packet.payload.0 as f64, 64.0, f64::from(1 << 20))?;
+        bounded("packet.header", self.packet.header.0 as f64, 1.0, 4096.0)?;
+        if let Some(queue) = self.packet.queue {
+            let packet = (self.packet.payload.0 + self.packet.header.0) as f64;
+            bounded("packet.queue", queue.0 as f64, packet, f64::from(1 << 30))?;
+        }
+        let subject = self.subject(&topology)?;
+        if self.fidelities.contains(&Fidelity::Analytical) && matches!(subject, Subject::Transfers(_)) {
+            return Err(ScenarioError::NotAnalytical {
+                place: Place::field("fidelities"),
+            });
+        }
+        let faults = self.link_faults(&topology)?;
+        Ok(Prepared {
+            topology,
+            subject,
+            faults,
+        })
+    }
+
+    fn subject(&self, topology: &Topology) -> Result<Subject, ScenarioError> {
+        let all = topology.ranks();
+        let known = |field: &str, rank: Rank| bounded(field, f64::from(rank.0), 0.0, f64::from(all - 1));
+        let transfer = |from: Rank, to: Rank, bytes: Bytes, start: Time| Transfer { from, to, bytes, start };
+        Ok(match &self.workload {
+            Workload::Permutation { bytes } => {
+                bounded("cluster", f64::from(all), 2.0, f64::from(u32::MAX))?;
+                let pairs = permutation(all, self.seed).into_iter();
+                Subject::Transfers(pairs.map(|(from, to)| transfer(from, to, *bytes, Time::ZERO)).collect())
+            }
+            Workload::Incast { senders, bytes } => {
+                bounded("workload.senders", f64::from(*senders), 1.0, f64::from(all - 1))?;
+                let from = (1..=*senders).map(Rank);
+                Subject::Transfers(from.map(|from| transfer(from, Rank(0), *bytes, Time::ZERO)).collect())
+            }
+            Workload::Transfers { list } => {
+                for one in list {
+                    known("workload.list.from", one.from)?;
+                    known("workload.list.to", one.to)?;
+                }
+                let each = list.iter().map(|one| transfer(one.from, one.to, one.bytes, one.start));
+                Subject::Transfers(each.collect())
+            }
+            Workload::Collective {
+                collective,
+                algorithm,
+                bytes,
+                ranks,
+                root,
+            } => {
+                let ranks = ranks.unwrap_or(all);
+                bounded("workload.ranks", f64::from(ranks), 1.0, f64::from(all))?;
+                let to = Rank((root + 1) % ranks);
+                let found = Collective::named(collective, Rank(*root), to);
+                let collective = found.ok_or_else(|| ScenarioError::NoSuchCollective {
+                    place: Place::field("workload.collective"),
+                    name: collective.chars().take(80).collect(),
+                })?;
+                let problem = Problem::new(collective, ranks);
+                problem.check().map_err(|source| ScenarioError::Problem {
+                    place: Place::field("workload.root"),
+                    source,
+                })?;
+                let grid = topology.grid(ranks).ok_or_else(|| ScenarioError::BrokenNodes {
+                    place: Place::field("workload.ranks"),
+                    ranks,
+                    node: topology.node_ranks(),
+                })?;
+                let unsuited = || ScenarioError::Unsuited {
+                    place: Place::field("workload.algorithm"),
+                };
+                let algorithm = match algorithm {
+                    Some(name) => name
+                        .parse::<Algorithm>()
+                        .map_err(|source| ScenarioError::NoSuchAlgorithm {
+                            place: Place::field("workload.algorithm"),
+                            source,
+                        })?,
+                    None => {
+                        let selector = Selector::new(problem, self.placement(topology, grid));
+                        let whole = selector.ranked(*bytes).into_iter().map(|(candidate, _)| candidate);
+                        whole
+                            .filter(|candidate| candidate.portions == 1)
+                            .map(|candidate| candidate.algorithm)
+                            .next()
+                            .ok_or_else(unsuited)?
+                    }
+                };
+                let program = algorithm.program(&problem, grid).ok_or_else(unsuited)?;
+                Subject::Program {
+                    problem,
+                    grid,
+                    algorithm,
+                    program,
+                    bytes: *bytes,
+                }
+            }
+        })
+    }
+
+    /// The cluster as the closed form sees it: two kinds of links.
+    fn placement(&self, topology: &Topology, grid: Grid) -> Placement {
+        let twice = |time: Time| time.saturating_add(time).saturating_add(self.work.message_overhead);
+        let scale_up = topology.scale_up();
+        let last = Rank(grid.ranks() - 1);
+        let mut route = Vec::new();
+        topology.route(
+            Rank(0),
+            grid.rank(topology.node(last).min(grid.nodes - 1), 0),
+            0,
+            &mut route,
+        );
+        let port = route.first().map_or(scale_up, |&link| topology.wire(link));
+        let across = topology.latency(&route).saturating_add(self.work.message_overhead);
+        let cost = |latency, bandwidth| LinkCost {
+            latency,
+            per_span: Time::ZERO,
+            bandwidth,
+        };
+        Placement {
+            grid,
+            local: cost(twice(scale_up.latency), scale_up.bandwidth),
+            across: cost(across, port.bandwidth),
+            rails: topology.node_ports(),
+            reduction: self.work.reduction.unwrap_or(Bandwidth::MAX),
+            copy: self.work.copy.unwrap_or(Bandwidth::MAX),
+            arena: None,
+            cores: 0,
+        }
+    }
+
+    fn link_faults(&self, topology: &Topology) -> Result<Vec<LinkFault>, ScenarioError> {
+        let mut faults = Vec::new();
+        for (nth, fault) in self.faults.iter().enumerate() {
+            let field = |name: &str| format!("faults[{nth}].{name}");
+            bounded(&field("left"), fault.left, 0.0, 1.0)?;
+            let links = match (fault.rank, fault.link) {
+                (Some(rank), None) => {
+                    bounded(&field("rank"), f64::from(rank.0), 0.0, f64::from(topology.ranks() - 1))?;
+                    port_links(topology, rank)
+                }
+                (None, Some(link)) => {
+                    bounded(&field("link"), f64::from(link), 0.0, f64::from(topology.links() - 1))?;
+                    vec![LinkId(link)]
+                }
+                _ => {
+                    return Err(ScenarioError::FaultNowhere {
+                        place: Place::field(field("rank")),
+                    });
+                }
+            };
+            faults.extend(links.into_iter().map(|link| LinkFault {
+                link,
+                from: fault.from,
+                until: fault.until.unwrap_or(Time::MAX),
+                left: fault.left,
+            }));
+        }
+        Ok(faults)
+    }
+
+    fn analytical(&self, prepared: &Prepared) -> Result<Answer, ScenarioError> {
+        let Subject::Program {
+            problem,
+            grid,
+            algorithm,
+            program,
+            bytes,
+        } = &prepared.subject
+        else {
+            return Err(ScenarioError::NotAnalytical {
+                place: Place::field("fidelities"),
+            });
+        };
+        let placement = self.placement(&prepared.topology, *grid);
+        let profile = Profile::of(problem, &**program, &placement);
+        let prediction = profile.predict(*bytes);
+        Ok(Answer {
+            time: prediction.time,
+            ..blank(Fidelity::Analytical, problem.ranks, algorithm.to_string(), *bytes)
+        })
+    }
+
+    fn flow(&self, prepared: &Prepared) -> Result<Answer, ScenarioError> {
+        let fidelity = Fidelity::Flow;
+        let options = FlowOptions {
+            routing: self.routing,
+            seed: self.seed,
+            message_overhead: self.work.message_overhead,
+            reduction: self.work.reduction.unwrap_or(Bandwidth::MAX),
+            copy: self.work.copy.unwrap_or(Bandwidth::MAX),
+            faults: prepared.faults.clone(),
+            traced_ranks: TRACED_RANKS,
+            every_rank: false,
+        };
+        let topology = &prepared.topology;
+        let failed = |source| ScenarioError::Flow { fidelity, source };
+        let (report, what, bytes) = match &prepared.subject {
+            Subject::Program {
+                problem,
+                algorithm,
+                program,
+                bytes,
+                ..
+            } => {
+                let report = flow::run_program(topology, problem, &**program, *bytes, &options).map_err(failed)?;
+                (report, algorithm.to_string(), *bytes)
+            }
+            Subject::Transfers(list) => {
+                let (report, _) = flow::run_transfers(topology, list, &options).map_err(failed)?;
+                (report, self.traffic().to_owned(), largest(list))
+            }
+        };
+        Ok(Answer {
+            time: report.time,
+            messages: report.messages,
+            classes: report.classes,
+            events: report.events,
+            hot: report.hot,
+            spans: report.spans,
+            ..blank(fidelity, report.ranks, what, bytes)
+        })
+    }
+
+    fn packet(&self, prepared: &Prepared) -> Result<Answer, ScenarioError> {
+        let fidelity = Fidelity::Packet;
+        let options = self.packet_options(&prepared.faults);
+        let topology = &prepared.topology;
+        let failed = |source| ScenarioError::Packet { fidelity, source };
+        let (report, what, bytes, ranks) = match &prepared.subject {
+            Subject::Program {
+                problem,
+                algorithm,
+                program,
+                bytes,
+                ..
+            } => {
+                let report = packet::run_program(topology, problem, &**program, *bytes, &options).map_err(failed)?;
+                (report, algorithm.to_string(), *bytes, problem.ranks)
+            }
+            Subject::Transfers(list) => {
+                let report = packet::run_transfers(topology, list, &options).map_err(failed)?;
+                (report, self.traffic().to_owned(), largest(list), topology.ranks())
+            }
+        };
+        Ok(Answer {
+            time: report.time,
+            messages: report.messages,
+            classes: ranks,
+            events: report.events,
+            packets: report.packets,
+            trimmed: report.trimmed,
+            dropped: report.dropped,
+            pauses: report.pauses,
+            hot: report.hot,
+            spans: report.spans,
+            ..blank(fidelity, ranks, what, bytes)
+        })
+    }
+
+    fn packet_options(&self, faults: &[LinkFault]) -> PacketOptions {
+        let kind = match self.packet.transport {
+            TransportChoice::Pull => PacketOptions {
+                routing: self.routing,
+                ..PacketOptions::default()
+            },
+            // Go-back-N needs packets in order, whatever flows do.
+            TransportChoice::Roce => PacketOptions::roce(),
+            TransportChoice::RoceLossy => PacketOptions {
+                transport: Transport::Rate {
+                    recovery: Recovery::SelectiveRepeat,
+                    dcqcn: Some(packet::Dcqcn::default()),
+                },
+                overflow: Overflow::Drop,
+                queue: 1 << 20,
+                ..PacketOptions::roce()
+            },
+        };
+        PacketOptions {
+            payload: self.packet.payload.0 as u32,
+            header: self.packet.header.0 as u32,
+            queue: self.packet.queue.map_or(kind.queue, |queue| queue.0 as u32),
+            seed: self.seed,
+            loss: self.packet.loss,
+            message_overhead: self.work.message_overhead,
+            reduction: self.work.reduction.unwrap_or(Bandwidth::MAX),
+            copy: self.work.copy.unwrap_or(Bandwidth::MAX),
+            faults: faults.to_vec(),
+            traced_ranks: TRACED_RANKS,
+            ..kind
+        }
+    }
+
+    fn traffic(&self) -> &'static str {
+        match self.workload {
+            Workload::Permutation { .. } => "permutation",
+            Workload::Incast { .. } => "incast",
+            _ => "transfers",
+        }
+    }
+}
+
+fn blank(fidelity: Fidelity, ranks: u32, what: String, bytes: Bytes) -> Answer {
+    Answer {
+        fidelity,
+        time: Time::ZERO,
+        ranks,
+        what,
+        bytes,
+        messages: 0,
+        classes: 0,
+        events: 0,
+        packets: 0,
+        trimmed: 0,
+        dropped: 0,
+        pauses: 0,
+        hot: Vec::new(),
+        spans: Vec::new(),
+    }
+}
+
+fn largest(list: &[Transfer]) -> Bytes {
+    list.iter().map(|transfer| transfer.bytes).max().unwrap_or(Bytes(0))
+}
+
+/// The cable between a rank's port and the fabric, both directions.
+fn port_links(topology: &Topology, rank: Rank) -> Vec<LinkId> {
+    let away = (0..topology.ranks())
+        .map(Rank)
+        .find(|&other| topology.node(other) != topology.node(rank));
+    let Some(away) = away else {
+        return vec![LinkId(rank.0), LinkId(topology.ranks() + rank.0)];
+    };
+    let (mut there, mut back) = (Vec::new(), Vec::new());
+    topology.route(rank, away, 0, &mut there);
+    topology.route(away, rank, 0, &mut back);
+    there.first().into_iter().chain(back.last()).copied().collect()
+}
+
+fn bounded(field: &str, value: f64, least: f64, most: f64) -> Result<(), ScenarioError> {
+    match (least..=most).contains(&value) {
+        true => Ok(()),
+        false => Err(ScenarioError::OutOfBounds {
+            place: Place::field(field),
+            value,
+            least,
+            most,
+        }),
+    }
+}

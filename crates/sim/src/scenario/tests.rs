@@ -1,0 +1,89 @@
+use super::*;
+
+#[test]
+fn shipped_scenarios_hold_together() {
+    for name in Scenario::names() {
+        let scenario = Scenario::from_toml(Scenario::shipped(name).unwrap()).unwrap();
+        assert_eq!(scenario.name, name);
+        let text = toml::to_string(&scenario).unwrap();
+        assert_eq!(Scenario::from_toml(&text).unwrap(), scenario);
+    }
+}
+
+#[test]
+fn small_ones_run_and_give_the_same_again() {
+    for name in ["ring", "incast", "permutation", "degraded-nic"] {
+        let scenario = Scenario::from_toml(Scenario::shipped(name).unwrap()).unwrap();
+        let answers = scenario.run().unwrap();
+        assert_eq!(answers.len(), scenario.fidelities.len());
+        assert_eq!(scenario.run().unwrap(), answers);
+    }
+}
+
+#[test]
+fn faults_cost_time() {
+    let text = Scenario::shipped("degraded-nic").unwrap();
+    let time = |text: &str| Scenario::from_toml(text).unwrap().run().unwrap()[1].time;
+    let healthy = text.split("[[faults]]").next().unwrap();
+    assert!(time(text).as_secs_f64() > 1.5 * time(healthy).as_secs_f64());
+}
+
+fn complaint(old: &str, new: &str) -> String {
+    let text = Scenario::shipped("degraded-nic").unwrap();
+    assert!(text.contains(old));
+    Scenario::from_toml(&text.replacen(old, new, 1))
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn mistakes_are_told_with_line_and_field() {
+    for (old, new, message) in [
+        (
+            "nodes = 4",
+            "nodes = 0",
+            "line 7, at `system.fabric.nodes`: 0 is less than 1",
+        ),
+        (
+            "left = 0.5",
+            "left = 1.5",
+            "line 16, at `faults[0].left`: 1.5 is not between 0 and 1",
+        ),
+        (
+            "rank = 3",
+            "rank = 99",
+            "line 15, at `faults[0].rank`: 99 is not between 0 and 31",
+        ),
+        (
+            "rank = 3\n",
+            "",
+            "line 14, at `faults[0].rank`: a fault is at a rank or at a link",
+        ),
+        (
+            "\"all-reduce\"",
+            "\"all-redcue\"",
+            "line 10, at `workload.collective`: there is no collective `all-redcue`",
+        ),
+        (
+            "\"rail-ring\"",
+            "\"bruck\"",
+            "line 11, at `workload.algorithm`: not for this collective and so many ranks",
+        ),
+        (
+            "bytes = \"256 MiB\"",
+            "bytes = \"256 MiB\"\nranks = 31",
+            "line 13, at `workload.ranks`: 31 ranks do not fill whole nodes of 8",
+        ),
+    ] {
+        assert_eq!(complaint(old, new), message);
+    }
+    let unknown = complaint("bytes =", "size =");
+    assert!(
+        unknown.starts_with("line ") && unknown.contains("unknown field `size`"),
+        "{unknown}"
+    );
+    let unit = complaint("100 µs", "100 parsecs");
+    assert!(unit.starts_with("line 21, column 8, at `from`"), "{unit}");
+    let system = complaint("dgx-h100", "dgx-z100");
+    assert_eq!(system, "line 6, at `system.name`: there is no system `dgx-z100`");
+}
