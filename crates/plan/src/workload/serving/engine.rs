@@ -26,12 +26,12 @@ pub(super) struct Habits {
     pub sequence_us: f64,
     /// A prompt is not replayed from a recorded graph: what starting a layer's kernels one by one costs it.
     pub prompt_layer_ms: f64,
-    /// From a request's arrival to the scheduler, and from the first token to the client.
-    pub entry_ms: f64,
     /// Steps between a first token's being computed and its being sent, together with those that a request waits for.
     pub steps_to_first: f64,
     /// What each request of a burst keeps the next ones waiting besides its prompt.
     pub admission_ms: f64,
+    /// How much requests that came together stay together, by the root of their number.
+    pub crowding: f64,
     /// Prompts go first, and nothing is decoded while one waits; elsewhere they share steps with decoding.
     pub prompts_first: bool,
     /// With attention divided by requests, steps that a request may wait until all ranks have a prompt.
@@ -60,10 +60,10 @@ impl Engine {
                 layer_us: 61.0,
                 step_ms: 0.3,
                 sequence_us: 25.0,
-                prompt_layer_ms: 0.2,
-                entry_ms: 25.0,
-                steps_to_first: 2.0,
-                admission_ms: 12.0,
+                prompt_layer_ms: 0.24,
+                steps_to_first: 0.8,
+                admission_ms: 5.6,
+                crowding: 0.3,
                 prompts_first: false,
                 balancing_steps: 0.0,
             },
@@ -71,10 +71,10 @@ impl Engine {
                 layer_us: 58.0,
                 step_ms: 0.0,
                 sequence_us: 47.0,
-                prompt_layer_ms: 1.2,
-                entry_ms: 60.0,
-                steps_to_first: 4.0,
-                admission_ms: 40.0,
+                prompt_layer_ms: 0.68,
+                steps_to_first: 0.8,
+                admission_ms: 148.0,
+                crowding: 0.06,
                 prompts_first: true,
                 balancing_steps: 0.0,
             },
@@ -82,12 +82,12 @@ impl Engine {
                 layer_us: 51.0,
                 step_ms: 0.1,
                 sequence_us: 14.0,
-                prompt_layer_ms: 0.5,
-                entry_ms: 20.0,
-                steps_to_first: 4.0,
-                admission_ms: 8.0,
+                prompt_layer_ms: 0.81,
+                steps_to_first: 2.9,
+                admission_ms: 1.3,
+                crowding: 0.0,
                 prompts_first: false,
-                balancing_steps: 50.0,
+                balancing_steps: 39.0,
             },
         }
     }

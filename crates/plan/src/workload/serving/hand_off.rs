@@ -68,8 +68,8 @@ impl HandOff {
     }
 }
 
-/// What all GPUs together keep for one token, by the model and the bytes of an element.
-pub(super) fn token_bytes(model: &Model, element: f64) -> f64 {
+/// What a request's cache takes for each of its tokens, all GPUs together, by the model and the bytes of an element.
+pub fn token_bytes(model: &Model, element: f64) -> f64 {
     model
         .stacks
         .iter()

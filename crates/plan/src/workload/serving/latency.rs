@@ -84,12 +84,12 @@ const PROMPTS_FIRST_BUDGET: f64 = 16384.0;
 /// The part of an answer that engines keep room for when they admit a request.
 const RESERVED: f64 = 0.75;
 /// Kernels that a prompt starts one by one, relative to a layer of grouped attention.
-const LATENT_STARTS: f64 = 1.4;
-const STATE_STARTS: f64 = 4.5;
+const LATENT_STARTS: f64 = 1.9;
+const STATE_STARTS: f64 = 6.0;
 /// How prompts that share passes with decoding get in each other's way when all lengths are equal.
-const GROUPED: f64 = 0.74;
+const GROUPED: f64 = 0.83;
 /// The same for prefill workers of their own, which see requests only in bursts.
-const BURST_AT_PREFILL: f64 = 2.5;
+const BURST_AT_PREFILL: f64 = 2.1;
 /// No queue is looked at closer to its limit than this.
 const FULL: f64 = 0.9;
 const MAX_COUNT: f64 = 1e9;
@@ -148,7 +148,6 @@ impl Deployment {
             habits: self.engine.habits(),
             load,
             prompting,
-            starts: starts(model),
             room: room.sequences(load.input + RESERVED * load.output).max(1.0),
             prompt_pass,
             decode_pass,
@@ -197,7 +196,6 @@ struct Pieces<'a> {
     habits: super::engine::Habits,
     load: &'a Load,
     prompting: Pool,
-    starts: f64,
     room: f64,
     prompt_pass: Pass,
     decode_pass: Pass,
@@ -237,8 +235,8 @@ impl Pieces<'_> {
             per_token = self.step(decoded);
         }
 
-        let mut first = 1e-3 * habits.entry_ms + habits.steps_to_first * per_token;
-        first += alone + 1e-3 * habits.prompt_layer_ms * self.starts;
+        let begun = alone + self.prompt_pass.first_token_seconds();
+        let mut first = habits.steps_to_first * per_token + begun;
         let waiting = load.concurrency / if apart { readers } else { slots };
         let busy = if apart {
             (wanted / capacity).min(FULL)
@@ -246,6 +244,9 @@ impl Pieces<'_> {
             (asked * each / (asked * each + load.output * step)).min(FULL)
         };
         first += self.queue(waiting, busy, each, fresh, apart);
+        if self.load.lengths != Lengths::Equal {
+            first += habits.crowding * (waiting - 1.0).max(0.0).sqrt() * begun;
+        }
         if !apart && decode.worker.data > 1 {
             first += habits.balancing_steps * per_token;
         }
@@ -321,7 +322,7 @@ impl Pieces<'_> {
 }
 
 /// Layers, weighted by the kernels that a prompt starts in them.
-fn starts(model: &Model) -> f64 {
+pub(super) fn starts(model: &Model) -> f64 {
     let weight = |mixer: &Option<Mixer>| match mixer {
         Some(Mixer::Latent { .. }) => 1.0 + LATENT_STARTS,
         Some(Mixer::StateSpace { .. } | Mixer::Delta { .. }) => 1.0 + STATE_STARTS,

@@ -116,10 +116,8 @@ impl EndToEnd {
             prefill,
             decode,
         };
-        if let Some(pool) = &mut deployment.prefill
-            && pool.count == 0
-        {
-            *pool = needed(&system, &model, &deployment_with(&deployment, pool.worker), &load)?;
+        if let Some(Pool { worker, count: 0 }) = deployment.prefill {
+            deployment.prefill = Some(needed(&system, &model, &deployment, worker, &load)?);
         }
         Ok(EndToEnd {
             first_token: milliseconds(column, "silicon_ttft_ms")?,
@@ -137,17 +135,14 @@ impl EndToEnd {
     }
 }
 
-fn deployment_with(deployment: &Deployment, reader: Worker) -> Deployment {
-    let prefill = Some(Pool {
-        worker: reader,
-        count: 1,
-    });
-    Deployment { prefill, ..*deployment }
-}
-
 /// As many prefill workers as keep the others busy.
-fn needed(system: &System, model: &Model, deployment: &Deployment, load: &Load) -> Result<Pool, RowError> {
-    let worker = deployment.prefill.map_or(deployment.decode.worker, |pool| pool.worker);
+fn needed(
+    system: &System,
+    model: &Model,
+    deployment: &Deployment,
+    worker: Worker,
+    load: &Load,
+) -> Result<Pool, RowError> {
     let plenty = Deployment {
         prefill: Some(Pool { worker, count: 1 << 20 }),
         ..*deployment

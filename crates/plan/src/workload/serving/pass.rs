@@ -60,6 +60,8 @@ pub struct Pass {
     layer: f64,
     step: f64,
     sequence: f64,
+    /// What starting a prompt's kernels costs.
+    first: f64,
 }
 
 // What of the published peaks is reached. Calibrated against `aic_e2e_serving.csv`, one value for all GPUs, engines and models.
@@ -111,6 +113,7 @@ impl Pass {
             layer: 1e-6 * habits.layer_us * kernels,
             step: 1e-3 * habits.step_ms,
             sequence: 1e-6 * habits.sequence_us,
+            first: 1e-3 * habits.prompt_layer_ms * super::latency::starts(model),
         })
     }
 
@@ -145,6 +148,11 @@ impl Pass {
     /// Seconds of a step of decoding, the host's part included.
     pub fn step_seconds(&self, batch: &Batch) -> f64 {
         self.gpu_seconds(batch) + self.step + self.sequence * batch.sequences
+    }
+
+    /// Seconds that a prompt takes besides [`Pass::gpu_seconds`]: its kernels are started one by one, and not replayed from a graph.
+    pub fn first_token_seconds(&self) -> f64 {
+        self.first
     }
 
     fn layer_seconds(&self, stack: &Stack, batch: &Batch, tokens: f64) -> f64 {
