@@ -41,6 +41,7 @@ enum Verb {
     Explain(verbs::explain::Explain),
     #[command(subcommand)]
     Sim(verbs::sim::Sim),
+    PlanServing(verbs::plan_serving::PlanServing),
     Serve(verbs::serve::Serve),
     Copy(verbs::copy::Copy),
     Completions(verbs::completions::Completions),
@@ -70,6 +71,7 @@ fn run(command: Command) -> Result<(), Complaint> {
         Verb::Bench(verb) => verb.run(&settings),
         Verb::Explain(verb) => verb.run(),
         Verb::Sim(verb) => verb.run(),
+        Verb::PlanServing(verb) => verb.run(),
         Verb::Serve(verb) => verb.run(&settings),
         Verb::Copy(verb) => verb.run(&settings),
         Verb::Completions(verb) => verb.run(),

@@ -5,7 +5,9 @@
 
 use thiserror::Error;
 
-use super::{Deployment, Engine, Estimate, HandOff, Lengths, Link, Load, Pool, Quantisation, ServingError, Worker};
+use super::{
+    Deployment, Engine, Estimate, HandOff, Lengths, Limit, Link, Load, Pool, Quantisation, ServingError, Worker,
+};
 use crate::platform::{PlatformError, System};
 use crate::units::{Bandwidth, Bytes, Time};
 use crate::workload::model::{Model, ModelError};
@@ -48,6 +50,7 @@ pub enum RowError {
 /// Decoding GPUs that are assumed where a row says how large a worker is, but not how many there were: what rows of the same
 /// benchmark that do say it have in the middle. The workers that read prompts are then as many as the load needs.
 pub const DECODE_GPUS: u32 = 40;
+const READERS_MAX: u32 = 1 << 12;
 
 /// A column's text; `None` where the table has no such column.
 pub type Column<'a> = &'a dyn Fn(&str) -> Option<&'a str>;
@@ -143,14 +146,21 @@ fn needed(
     worker: Worker,
     load: &Load,
 ) -> Result<Pool, RowError> {
-    let plenty = Deployment {
-        prefill: Some(Pool { worker, count: 1 << 20 }),
+    let with = |count| Deployment {
+        prefill: Some(Pool { worker, count }),
         ..*deployment
     };
-    let fed = plenty.estimate(system, model, load)?;
-    let each = fed.prompt.as_secs_f64() / f64::from(worker.data);
-    let wanted = load.concurrency / (load.output * fed.per_token.as_secs_f64() + fed.prompt.as_secs_f64());
-    let count = (wanted * each).ceil().clamp(1.0, 4096.0) as u32;
+    let (mut too_few, mut count) = (0, 1);
+    while with(count).estimate(system, model, load)?.limit == Limit::Prefill && count < READERS_MAX {
+        (too_few, count) = (count, count * 2);
+    }
+    while too_few + 1 < count {
+        let middle = too_few + (count - too_few) / 2;
+        match with(middle).estimate(system, model, load)?.limit {
+            Limit::Prefill => too_few = middle,
+            _ => count = middle,
+        }
+    }
     Ok(Pool { worker, count })
 }
 
@@ -229,6 +239,16 @@ impl Division {
         if attention == 1 && experts == 1 && model.parameters() > 5e11 {
             // A worker of one GPU cannot hold this; nothing was written.
             return with(Worker::tensor(8));
+        }
+        if experts > attention && experts.is_multiple_of(tensor) {
+            // Experts were divided over GPUs that attention divided by requests.
+            return Worker {
+                tensor,
+                data: experts / tensor,
+                expert_tensor,
+                expert,
+                pipeline,
+            };
         }
         if attention != experts {
             // Dense models leave the experts' columns at one, or at nothing.

@@ -17,8 +17,11 @@ pub struct Room {
     pub sequence_bytes: f64,
 }
 
-/// The share of memory that engines take; the rest is left to the driver, graphs and activations.
+/// The share of memory that engines take by default; the rest is left to the driver, graphs and activations.
 const USABLE: f64 = 0.9;
+/// What they take where weights leave little, and the least that a cache then has.
+const PRESSED: f64 = 0.97;
+const CACHE_LEAST: f64 = 0.02;
 
 /// What a worker's GPUs have room for. An error where not even the weights fit.
 pub fn room(system: &System, model: &Model, worker: Worker, quantisation: Quantisation) -> Result<Room, ServingError> {
@@ -27,7 +30,7 @@ pub fn room(system: &System, model: &Model, worker: Worker, quantisation: Quanti
     let tensor = f64::from(worker.tensor);
     let ranks = f64::from(worker.expert_tensor) * f64::from(worker.expert);
     let (mut weights, mut token_bytes, mut sequence_bytes) = (0.0, 0.0, 0.0);
-    let cache = quantisation.cache.bytes();
+    let element = quantisation.cache.bytes();
     for stack in &model.stacks {
         let layers = f64::from(stack.layers) / f64::from(worker.pipeline);
         if let Some(mixer) = &stack.mixer {
@@ -42,7 +45,7 @@ pub fn room(system: &System, model: &Model, worker: Worker, quantisation: Quanti
             };
             let parameters = (mixer.parameters(hidden) - repeated) / tensor + repeated;
             weights += layers * parameters * Quantisation::weight_bytes(quantisation.attention);
-            let kept = mixer.cached_elements().unwrap_or(0.0) * cache * layers;
+            let kept = mixer.cached_elements().unwrap_or(0.0) * element * layers;
             match *mixer {
                 Mixer::Attention {
                     kv_heads,
@@ -71,16 +74,17 @@ pub fn room(system: &System, model: &Model, worker: Worker, quantisation: Quanti
         }
     }
     weights += 2.0 * (model.embedding_parameters() + model.output_parameters()) / tensor;
-    let available = system.gpu.memory.0 as f64 * USABLE;
-    if weights >= available {
+    let memory = system.gpu.memory.0 as f64;
+    if weights > memory * (PRESSED - CACHE_LEAST) {
         return Err(ServingError::DoesNotFit {
             needed_gb: weights / 1e9,
-            available_gb: available / 1e9,
+            available_gb: memory * (PRESSED - CACHE_LEAST) / 1e9,
         });
     }
+    let cache = (memory * USABLE - weights).max(memory * CACHE_LEAST);
     Ok(Room {
         weights: Bytes(weights as u64),
-        cache: Bytes((available - weights) as u64),
+        cache: Bytes(cache as u64),
         token_bytes,
         sequence_bytes,
     })
