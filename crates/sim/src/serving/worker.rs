@@ -118,8 +118,9 @@ impl Worker {
         let uses = self.uses;
         let entry = self.prefixes.entry(family).or_insert((uses, 0));
         entry.0 = uses;
-        let before = std::mem::replace(&mut entry.1, tokens.max(entry.1));
-        self.prefix_tokens += u64::from(entry.1 - before);
+        let more = tokens.saturating_sub(entry.1);
+        entry.1 += more;
+        self.prefix_tokens += u64::from(more);
         while self.prefix_tokens > self.prefix_room
             && let Some((&oldest, &(_, tokens))) = self.prefixes.iter().min_by_key(|(_, (used, _))| *used)
         {
@@ -234,7 +235,7 @@ impl Worker {
     /// Moves prompts that fit into the next pass, in the order of their arrival.
     fn take_prompts(&mut self) {
         let mut left = self.budget;
-        while let Some(prompt) = self.waiting.front_mut() {
+        while let Some(&prompt) = self.waiting.front() {
             // A prompt longer than a pass is read in parts; a shorter one is not divided for the sake of a full pass.
             let part = prompt.left.min(self.budget);
             let begins = prompt.left == prompt.fresh;
@@ -244,7 +245,7 @@ impl Worker {
             self.held += if begins { prompt.needs } else { 0 };
             left -= part;
             self.queued -= u64::from(part);
-            self.reading.push((*prompt, part));
+            self.reading.push((prompt, part));
             self.waiting.pop_front();
         }
     }
