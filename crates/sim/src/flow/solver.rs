@@ -342,7 +342,7 @@ impl Solver {
         flow.next = rate;
         for one in &flow.uses {
             let resource = &mut self.resources[one.resource as usize];
-            if resource.round == self.round {
+            if resource.round == self.round && resource.was_tight {
                 resource.left -= rate * one.weight;
                 resource.weight -= one.weight;
                 resource.open -= 1;
