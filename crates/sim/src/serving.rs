@@ -21,6 +21,7 @@
 mod play;
 mod report;
 mod requests;
+mod scenario;
 mod worker;
 
 use thiserror::Error;
@@ -33,6 +34,7 @@ use crate::flow::{FlowError, FlowOptions, Transfer};
 
 pub use report::{Percentiles, Report};
 pub use requests::{Arrivals, Prefix, Request};
+pub use scenario::{ServingScenario, ServingScenarioError};
 
 /// What besides the deployment decides.
 #[derive(Debug, Default)]

@@ -19,9 +19,8 @@ pub struct Room {
 
 /// The share of memory that engines take by default; the rest is left to the driver, graphs and activations.
 const USABLE: f64 = 0.9;
-/// What they take where weights leave little, and the least that a cache then has.
-const PRESSED: f64 = 0.97;
-const CACHE_LEAST: f64 = 0.02;
+/// Where weights leave less than this, engines are told to take more, and the cache has it all the same.
+const CACHE_LEAST: f64 = 0.01;
 
 /// What a worker's GPUs have room for. An error where not even the weights fit.
 pub fn room(system: &System, model: &Model, worker: Worker, quantisation: Quantisation) -> Result<Room, ServingError> {
@@ -75,10 +74,10 @@ pub fn room(system: &System, model: &Model, worker: Worker, quantisation: Quanti
     }
     weights += 2.0 * (model.embedding_parameters() + model.output_parameters()) / tensor;
     let memory = system.gpu.memory.0 as f64;
-    if weights > memory * (PRESSED - CACHE_LEAST) {
+    if weights > memory {
         return Err(ServingError::DoesNotFit {
             needed_gb: weights / 1e9,
-            available_gb: memory * (PRESSED - CACHE_LEAST) / 1e9,
+            available_gb: memory / 1e9,
         });
     }
     let cache = (memory * USABLE - weights).max(memory * CACHE_LEAST);
