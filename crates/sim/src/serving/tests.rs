@@ -77,7 +77,7 @@ fn network(topology: &Topology) -> ServingOptions<'_> {
 
 #[test]
 fn the_same_seed_gives_the_same_report() {
-    let topology = rails(8, 2);
+    let topology = rails(8, 3);
     let run = || {
         run(
             &h200(),
@@ -113,7 +113,7 @@ fn one_request_alone_takes_what_the_passes_take() {
 
 #[test]
 fn hand_offs_slow_each_other_down_on_a_narrow_core_and_other_traffic_slows_them_more() {
-    let (wide, narrow) = (rails(8, 1), rails(8, 4));
+    let (wide, narrow) = (rails(8, 1), rails(8, 3));
     let requests = requests(400, 60.0, 1);
     let at = |options: &ServingOptions<'_>| run(&h200(), &llama(), &apart(4, 4), &requests, options).unwrap();
     let (free, shared) = (at(&network(&wide)), at(&network(&narrow)));
