@@ -42,6 +42,7 @@ enum Verb {
     #[command(subcommand)]
     Sim(verbs::sim::Sim),
     PlanServing(verbs::plan_serving::PlanServing),
+    Validate(verbs::validate::Validate),
     Serve(verbs::serve::Serve),
     Copy(verbs::copy::Copy),
     Completions(verbs::completions::Completions),
@@ -72,6 +73,7 @@ fn run(command: Command) -> Result<(), Complaint> {
         Verb::Explain(verb) => verb.run(),
         Verb::Sim(verb) => verb.run(),
         Verb::PlanServing(verb) => verb.run(),
+        Verb::Validate(verb) => verb.run(),
         Verb::Serve(verb) => verb.run(&settings),
         Verb::Copy(verb) => verb.run(&settings),
         Verb::Completions(verb) => verb.run(),

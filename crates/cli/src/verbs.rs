@@ -12,6 +12,7 @@ pub mod plan_serving;
 pub mod rank;
 pub mod serve;
 pub mod sim;
+pub mod validate;
 
 use std::io::{self, Write};
 

@@ -1,7 +1,9 @@
 //! What a movement costs on a link, and a program on a platform: the one place where time is predicted from size.
 
 mod critical;
+pub mod device;
 mod fit;
+mod handover;
 mod placement;
 mod profile;
 mod select;
@@ -12,6 +14,7 @@ use crate::units::{Bandwidth, Bytes, Time};
 
 pub use critical::critical_path;
 pub use fit::{Fit, FitError, Measurement, fit};
+pub use handover::{handover, handover_rate};
 pub use placement::{Placement, PlacementError};
 pub use profile::{Prediction, Profile};
 pub use select::{Candidate, Segment, Selector};

@@ -16,6 +16,7 @@ pub mod route;
 pub mod schedule;
 pub mod spans;
 pub mod units;
+pub mod validate;
 pub mod workload;
 
 pub use collective::{Collective, Problem};

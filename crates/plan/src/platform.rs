@@ -31,7 +31,9 @@ pub use cores::{CoreListError, Cores};
 pub use endpoint::{Endpoint, EndpointError, Part};
 pub use error::{Fault, PlatformError};
 pub use system::{
-    Accelerator, Generation, Node, Precision, ScaleOut, ScaleOutKind, ScaleUp, ScaleUpKind, System, Tflops,
+    Accelerator, AllReduceKernel, Collectives, Copied, Exchange, ExpertsFew, ExpertsMany, Fill, Generation, InSwitch,
+    Kernels, Ll, Ll128, NetworkHops, Node, Precision, Prepared, Pushed, ScaleOut, ScaleOutKind, ScaleUp, ScaleUpKind,
+    Simple, Started, System, Tflops, Tokens,
 };
 
 /// Machines, links between their parts, and what each transport costs on them.

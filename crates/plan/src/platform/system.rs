@@ -14,6 +14,8 @@
 //! # Ok::<(), weft_plan::platform::PlatformError>(())
 //! ```
 
+mod collectives;
+mod kernels;
 mod shipped;
 mod text;
 
@@ -23,6 +25,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fault, PlatformError};
 use crate::units::{Bandwidth, Bytes};
+
+pub use collectives::{Collectives, Exchange, Fill, InSwitch, Ll, Ll128, NetworkHops, Simple};
+pub use kernels::{AllReduceKernel, Copied, ExpertsFew, ExpertsMany, Kernels, Prepared, Pushed, Started, Tokens};
 
 /// A kind of GPU machine, and how many of them are joined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,6 +43,8 @@ pub struct System {
     pub node: Node,
     pub scale_up: ScaleUp,
     pub scale_out: ScaleOut,
+    pub collectives: Collectives,
+    pub kernels: Kernels,
 }
 
 /// One GPU.
@@ -69,7 +76,8 @@ pub enum Generation {
     Battlemage,
 }
 
-/// Dense peak rates by the precision of the operands, in 10¹² operations a second. What is absent cannot be computed in.
+/// Dense peak rates by the precision of the operands, in 10¹² operations a second. What is absent, or zero, cannot be computed
+/// in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tflops {
@@ -117,6 +125,9 @@ pub struct ScaleUp {
     pub bandwidth: Bandwidth,
     /// Whether its switches reduce and multicast.
     pub in_network_reduction: bool,
+    /// What is left of the bandwidth once more than two GPUs communicate, where bridges and sockets are between them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beyond_pair: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -138,6 +149,11 @@ pub struct ScaleOut {
     pub nics: u32,
     /// Of one NIC, each direction.
     pub rate: Bandwidth,
+    /// The share of the rate that data reaches.
+    pub efficiency: f64,
+    pub hops: NetworkHops,
+    /// What it takes to fill a pipeline through the NICs.
+    pub fill: Fill,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -219,6 +235,10 @@ impl System {
             ("node.host_link", self.node.host_link),
             ("scale_up.bandwidth", self.scale_up.bandwidth),
             ("scale_out.rate", self.scale_out.rate),
+            ("collectives.ll.bandwidth", self.collectives.ll.bandwidth),
+            ("collectives.simple.copy", self.collectives.simple.copy),
+            ("collectives.exchange.copy", self.collectives.exchange.copy),
+            ("kernels.all_reduce.bandwidth", self.kernels.all_reduce.bandwidth),
         ];
         for (field, speed) in speeds {
             if speed == Bandwidth::default() {
@@ -227,23 +247,47 @@ impl System {
         }
         for precision in Precision::ALL {
             if let Some(value) = self.gpu.tflops.of(precision)
-                && !(1e-3..=1e9).contains(&value)
+                && !(0.0..=1e9).contains(&value)
             {
-                let (least, most) = (1e-3, 1e9);
+                let (least, most) = (0.0, 1e9);
                 return at(
                     &format!("gpu.tflops.{precision}"),
                     Fault::OutOfRange { value, least, most },
                 );
             }
         }
+        for (field, value) in self.shares() {
+            if !(1e-6..=1.0).contains(&value) {
+                let (least, most) = (1e-6, 1.0);
+                return at(field, Fault::OutOfRange { value, least, most });
+            }
+        }
         Ok(())
+    }
+
+    /// Every field that is a share of something.
+    fn shares(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let collectives = &self.collectives;
+        [
+            ("scale_up.beyond_pair", self.scale_up.beyond_pair.unwrap_or(1.0)),
+            ("scale_out.efficiency", self.scale_out.efficiency),
+            ("collectives.ll128.efficiency", collectives.ll128.efficiency),
+            ("collectives.simple.efficiency", collectives.simple.efficiency),
+            ("collectives.exchange.efficiency", collectives.exchange.efficiency),
+            (
+                "collectives.in_switch.efficiency",
+                collectives.in_switch.map_or(1.0, |switch| switch.efficiency),
+            ),
+        ]
+        .into_iter()
     }
 }
 
 impl Accelerator {
     /// Dense peak operations a second; `None` where the GPU has no units for the precision.
     pub fn flops(&self, precision: Precision) -> Option<f64> {
-        self.tflops.of(precision).map(|tflops| tflops * 1e12)
+        let tflops = self.tflops.of(precision).filter(|tflops| *tflops > 0.0)?;
+        Some(tflops * 1e12)
     }
 }
 

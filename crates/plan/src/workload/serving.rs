@@ -31,7 +31,7 @@ mod worker;
 
 pub use engine::Engine;
 pub use error::ServingError;
-pub use hand_off::{HandOff, Link, token_bytes};
+pub use hand_off::{nics, token_bytes};
 pub use latency::{Deployment, Estimate, Lengths, Limit, Load, Pool};
 pub use memory::{Room, room};
 pub use pass::{Batch, Pass};

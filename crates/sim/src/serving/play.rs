@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use weft_plan::cost::handover;
 use weft_plan::platform::System;
 use weft_plan::workload::model::Model;
-use weft_plan::workload::serving::{Deployment, HandOff, Link, Pass, Pool, room, token_bytes};
-use weft_plan::{Bytes, Rank, Time};
+use weft_plan::workload::serving::{Deployment, Pass, Pool, nics, room, token_bytes};
+use weft_plan::{Bandwidth, Bytes, Rank, Time};
 
 use super::worker::{Ended, Place, Prompt, Worker};
 use super::{Network, Percentiles, Report, Request, ServingOptions, SimulationError};
@@ -49,7 +50,8 @@ pub(super) struct Play<'a> {
     apart: bool,
     network: Option<Live<'a>>,
     others: &'a [crate::flow::Transfer],
-    link: Link,
+    /// What a hand-off has for itself without a network.
+    nics: Bandwidth,
     token_bytes: f64,
     /// Tokens of cache that every sequence takes besides its own.
     overhead: u64,
@@ -65,6 +67,8 @@ pub(super) struct Play<'a> {
 
 /// Flows of the network that belong to nobody's hand-off.
 const OTHERS: u32 = u32::MAX;
+/// So many bytes show what share of a link pages reach.
+const SAMPLE: Bytes = Bytes(1 << 40);
 
 impl<'a> Play<'a> {
     pub(super) fn new(
@@ -141,7 +145,7 @@ impl<'a> Play<'a> {
             apart,
             network: network.map(|network| Live::new(network.topology, &network.options)),
             others,
-            link: Link::of(system, reading.worker.gpus().min(decode.worker.gpus())),
+            nics: nics(system, reading.worker.gpus().min(decode.worker.gpus())),
             token_bytes: token_bytes(model, deployment.quantisation.cache.bytes()),
             overhead,
             events,
@@ -276,7 +280,7 @@ impl<'a> Play<'a> {
             self.progress[nth as usize].writer = index as u32;
             let at = now
                 .saturating_add(self.late)
-                .saturating_add(HandOff::agreement().as_ps());
+                .saturating_add(handover(Bytes(0), self.nics).as_ps());
             self.events.push(Reverse((at, Event::Agreed(nth))));
         }
     }
@@ -286,8 +290,7 @@ impl<'a> Play<'a> {
         let bytes = f64::from(self.requests[nth as usize].input) * self.token_bytes;
         let state = &mut self.progress[nth as usize];
         let Some(network) = &mut self.network else {
-            let time = self.link.paged().time_for(Bytes(bytes as u64));
-            let at = now.saturating_add(time.as_ps());
+            let at = now.saturating_add(alone(Bytes(bytes as u64), self.nics).as_ps());
             self.events.push(Reverse((at, Event::Handed(nth))));
             return Ok(());
         };
@@ -298,8 +301,8 @@ impl<'a> Play<'a> {
         let pairs = reader.gpus.min(writer.gpus).max(1);
         state.flows = pairs;
         // Small pieces do not fill a link; what they leave empty travels along.
-        let total = self.link.total().bytes_per_sec() as f64 / self.link.paged().bytes_per_sec() as f64;
-        let part = Bytes((bytes * total / f64::from(pairs)) as u64);
+        let share = alone(SAMPLE, self.nics).as_secs_f64() / self.nics.time_for(SAMPLE).as_secs_f64();
+        let part = Bytes((bytes * share / f64::from(pairs)) as u64);
         for pair in 0..pairs {
             let from = Rank(reader.first_gpu + pair * (reader.gpus / pairs));
             let to = Rank(writer.first_gpu + pair * (writer.gpus / pairs));
@@ -391,4 +394,9 @@ impl<'a> Play<'a> {
 
 fn needs(request: &Request, overhead: u64) -> u64 {
     u64::from(request.input) + u64::from(request.output) + overhead
+}
+
+/// The bytes of a hand-off by themselves, without what both ends agree on first.
+fn alone(bytes: Bytes, nics: Bandwidth) -> Time {
+    handover(bytes, nics).saturating_sub(handover(Bytes(0), nics))
 }

@@ -1,7 +1,8 @@
 //! Requests in a closed loop: so many at a time, each followed by the next as soon as it is answered.
 
-use super::hand_off::{self, HandOff, Link};
+use super::hand_off;
 use super::{Batch, Engine, Pass, Quantisation, ServingError, Worker, room};
+use crate::cost::handover;
 use crate::platform::System;
 use crate::units::{Bytes, Time};
 use crate::workload::model::{Mixer, Model};
@@ -156,11 +157,8 @@ impl Deployment {
             None => Time::ZERO,
             Some(pool) => {
                 let bytes = hand_off::token_bytes(model, self.quantisation.cache.bytes()) * load.input;
-                let link = Link::of(system, pool.worker.gpus().min(self.decode.worker.gpus()));
-                HandOff::Pages {
-                    bytes: Bytes(bytes as u64),
-                }
-                .time(&link)
+                let nics = hand_off::nics(system, pool.worker.gpus().min(self.decode.worker.gpus()));
+                handover(Bytes(bytes as u64), nics)
             }
         };
         Ok(pieces.estimate(hand_off))

@@ -1,21 +1,18 @@
 //! Rows of measurements: from the columns that tables use to a deployment, a load, and what was seen.
 //!
 //! The tables were filled from several sources that write one thing in several ways; what is known of that is here, and nowhere in the
-//! model. Columns are those of `aic_e2e_serving.csv` and `kv_transfer.csv`.
+//! model. Columns are those of `aic_e2e_serving.csv`.
 
 use thiserror::Error;
 
-use super::{
-    Deployment, Engine, Estimate, HandOff, Lengths, Limit, Link, Load, Pool, Quantisation, ServingError, Worker,
-};
-use crate::platform::{PlatformError, System};
-use crate::units::{Bandwidth, Bytes, Time};
+use super::{Deployment, Engine, Estimate, Lengths, Limit, Load, Pool, Quantisation, ServingError, Worker};
+use crate::platform::System;
+use crate::units::Time;
 use crate::workload::model::{Model, ModelError};
 
 /// A row of end-to-end measurements.
 #[derive(Clone, Debug)]
 pub struct EndToEnd {
-    pub system: System,
     pub model: Model,
     pub deployment: Deployment,
     pub load: Load,
@@ -25,22 +22,12 @@ pub struct EndToEnd {
     pub workers_assumed: bool,
 }
 
-/// A row of measured hand-offs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handed {
-    pub hand_off: HandOff,
-    pub link: Link,
-    pub time: Time,
-}
-
 /// A row that says too little, or what is not known.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RowError {
     #[error("column `{column}` has no usable value: `{value}`")]
     Column { column: &'static str, value: String },
-    #[error(transparent)]
-    System(#[from] PlatformError),
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
@@ -56,8 +43,8 @@ const READERS_MAX: u32 = 1 << 12;
 pub type Column<'a> = &'a dyn Fn(&str) -> Option<&'a str>;
 
 impl EndToEnd {
-    pub fn read(column: Column<'_>) -> Result<EndToEnd, RowError> {
-        let system = System::named(text(column, "system")?)?;
+    /// Reads a row of measurements on a system.
+    pub fn read(system: &System, column: Column<'_>) -> Result<EndToEnd, RowError> {
         let model = Model::named(text(column, "model_path")?)?;
         let engine: Engine = text(column, "backend")?.parse()?;
         let named = |name| column(name).unwrap_or("");
@@ -120,12 +107,11 @@ impl EndToEnd {
             decode,
         };
         if let Some(Pool { worker, count: 0 }) = deployment.prefill {
-            deployment.prefill = Some(needed(&system, &model, &deployment, worker, &load)?);
+            deployment.prefill = Some(needed(system, &model, &deployment, worker, &load)?);
         }
         Ok(EndToEnd {
             first_token: milliseconds(column, "silicon_ttft_ms")?,
             per_token: milliseconds(column, "silicon_tpot_ms")?,
-            system,
             model,
             deployment,
             load,
@@ -133,8 +119,8 @@ impl EndToEnd {
         })
     }
 
-    pub fn estimate(&self) -> Result<Estimate, ServingError> {
-        self.deployment.estimate(&self.system, &self.model, &self.load)
+    pub fn estimate(&self, system: &System) -> Result<Estimate, ServingError> {
+        self.deployment.estimate(system, &self.model, &self.load)
     }
 }
 
@@ -268,81 +254,6 @@ impl Division {
             pipeline,
         }
     }
-}
-
-impl Handed {
-    /// A time for some bytes, or a rate; the network is what the set-up says of it (`16x200G`, `4x200 Gbps`, `(200 GB/s)`).
-    pub fn read(column: Column<'_>) -> Result<Handed, RowError> {
-        let setup = text(column, "setup")?;
-        let link = link(setup).ok_or_else(|| unusable("setup", setup))?;
-        let bytes = number(column, "kv_bytes")?.filter(|&bytes| bytes > 0.0);
-        let milliseconds = number(column, "transfer_ms")?.filter(|&time| time > 0.0);
-        if let (Some(bytes), Some(time)) = (bytes, milliseconds) {
-            return Ok(Handed {
-                hand_off: HandOff::Pages {
-                    bytes: Bytes(bytes as u64),
-                },
-                link,
-                time: Time::from_ps((time * 1e9) as u64),
-            });
-        }
-        let rate = number(column, "bandwidth_GBps")?
-            .filter(|&rate| rate > 0.0)
-            .ok_or_else(|| missing("bandwidth_GBps"))?;
-        let block = setup.split_once("block=").and_then(|(_, rest)| leading(rest));
-        let moved = Bytes(1 << 40);
-        Ok(Handed {
-            hand_off: HandOff::Blocks {
-                bytes: moved,
-                block: Bytes(block.map_or(1 << 21, |block| block as u64)),
-            },
-            link,
-            time: Bandwidth::from_gigabytes_per_sec(rate).time_for(moved),
-        })
-    }
-
-    pub fn predicted(&self) -> Time {
-        self.hand_off.time(&self.link)
-    }
-}
-
-/// The network that a set-up names, or that of the machine it names.
-fn link(setup: &str) -> Option<Link> {
-    for (at, _) in setup.match_indices('x') {
-        let before = &setup[..at];
-        let digits = before.len() - before.trim_end_matches(|c: char| c.is_ascii_digit()).len();
-        let (Ok(nics), Some(gigabits)) = (
-            before[before.len() - digits..].parse::<u32>(),
-            leading(setup[at + 1..].trim_start()),
-        ) else {
-            continue;
-        };
-        if (1..=1024).contains(&nics) && (10.0..=10_000.0).contains(&gigabits) {
-            let rate = Bandwidth::from_gigabytes_per_sec(gigabits / 8.0);
-            return Some(Link { nics, rate });
-        }
-    }
-    if let Some((before, _)) = setup.split_once("GB/s") {
-        let start = before
-            .trim_end()
-            .rfind(|c: char| !c.is_ascii_digit() && c != '.')
-            .map_or(0, |at| at + 1);
-        let total: f64 = before[start..].trim().parse().ok()?;
-        return Some(Link {
-            nics: 8,
-            rate: Bandwidth::from_gigabytes_per_sec(total / 8.0),
-        });
-    }
-    let machine = setup.split(['-', ' ', ',']).next()?;
-    let system = System::named(machine).ok()?;
-    Some(Link::of(&system, system.node.gpus))
-}
-
-fn leading(text: &str) -> Option<f64> {
-    let end = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
-    text[..end].parse().ok()
 }
 
 fn text<'a>(column: Column<'a>, name: &'static str) -> Result<&'a str, RowError> {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::platform::System;
-use crate::units::{Bandwidth, Bytes, Time};
+use crate::units::Time;
 use crate::workload::model::Model;
 use proptest::prelude::*;
 
@@ -115,33 +115,6 @@ fn too_few_prefill_workers_starve_the_others() {
 }
 
 #[test]
-fn a_hand_off_is_agreement_and_bytes() {
-    let link = Link {
-        nics: 8,
-        rate: Bandwidth::from_gigabytes_per_sec(25.0),
-    };
-    let small = HandOff::Pages { bytes: Bytes(0) }.time(&link);
-    let large = HandOff::Pages {
-        bytes: Bytes(2_250_000_000),
-    }
-    .time(&link);
-    assert_eq!(small, Time::from_us(400));
-    assert!((large.as_secs_f64() / 16.43e-3 - 1.0).abs() < 0.05);
-    let posted = HandOff::Blocks {
-        bytes: Bytes(1 << 30),
-        block: Bytes(4096),
-    };
-    assert!(
-        posted.time(&link)
-            > HandOff::Blocks {
-                bytes: Bytes(1 << 30),
-                block: Bytes(1 << 20)
-            }
-            .time(&link)
-    );
-}
-
-#[test]
 fn a_search_keeps_its_targets_and_puts_the_best_first() {
     let (system, model) = (h200(), llama());
     let wanted = Search {
@@ -188,83 +161,4 @@ proptest! {
         let at = |n| deployment.estimate(&system, &model, &Load::benchmark(n, 1024, 1024)).unwrap();
         prop_assert!(at(fewer).per_token <= at(fewer + more).per_token);
     }
-}
-
-/// Every row of a table of measurements that lies beside the repository, where there is one.
-fn rows(file: &str) -> Vec<Vec<(String, String)>> {
-    let path = format!("{}/../../ground_truth/{file}", env!("CARGO_MANIFEST_DIR"));
-    let path = std::env::var("WEFT_GROUND_TRUTH").map_or(path, |directory| format!("{directory}/{file}"));
-    let Ok(text) = std::fs::read_to_string(path) else {
-        return Vec::new();
-    };
-    let mut lines = text.lines().map(cells);
-    let names = lines.next().unwrap_or_default();
-    lines.map(|cells| names.iter().cloned().zip(cells).collect()).collect()
-}
-
-fn cells(line: &str) -> Vec<String> {
-    let mut quoted = false;
-    let mut cells = vec![String::new()];
-    for c in line.chars() {
-        match c {
-            '"' => quoted = !quoted,
-            ',' if !quoted => cells.push(String::new()),
-            c => cells.last_mut().unwrap().push(c),
-        }
-    }
-    cells
-}
-
-#[test]
-fn measured_rows() {
-    let dump = std::env::var("WEFT_DUMP").is_ok();
-    let (mut tpot, mut ttft, mut unsupported) = (Vec::new(), Vec::new(), 0);
-    for row in rows("aic_e2e_serving.csv") {
-        let column = |name: &str| {
-            row.iter()
-                .find(|(known, _)| known == name)
-                .map(|(_, value)| value.as_str())
-        };
-        let measured = measured::EndToEnd::read(&column);
-        let estimate = measured.as_ref().ok().and_then(|row| row.estimate().ok());
-        let (Ok(measured), Some(estimate)) = (&measured, estimate) else {
-            unsupported += 1;
-            if dump {
-                println!(
-                    "unsupported {:?} {:?}",
-                    measured.as_ref().err(),
-                    measured.as_ref().map(|m| m.estimate())
-                );
-            }
-            continue;
-        };
-        let error = |predicted: Time, seen: Time| (predicted.as_secs_f64() / seen.as_secs_f64() - 1.0).abs();
-        tpot.push(error(estimate.per_token, measured.per_token));
-        ttft.push(error(estimate.first_token, measured.first_token));
-        if dump {
-            println!(
-                "row,{},{},{},{},{},{:.4},{:.4},{:.4},{:.4}",
-                column("system").unwrap(),
-                column("backend").unwrap(),
-                column("mode").unwrap(),
-                measured.model.name,
-                measured.workers_assumed,
-                estimate.per_token.as_secs_f64() * 1e3,
-                measured.per_token.as_secs_f64() * 1e3,
-                estimate.first_token.as_secs_f64() * 1e3,
-                measured.first_token.as_secs_f64() * 1e3,
-            );
-        }
-    }
-    if tpot.is_empty() {
-        return;
-    }
-    tpot.sort_by(f64::total_cmp);
-    ttft.sort_by(f64::total_cmp);
-    println!(
-        "{} rows, {unsupported} not: {:.3} {:.3}",
-        tpot.len(),
-        tpot[tpot.len() / 2],
-        ttft[ttft.len() / 2]
-    );
 }
