@@ -20,6 +20,7 @@
 
 mod engine;
 mod error;
+mod exchange;
 mod hand_off;
 mod latency;
 pub mod measured;

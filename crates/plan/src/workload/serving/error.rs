@@ -1,5 +1,6 @@
 use thiserror::Error;
 
+use crate::cost::device::DeviceError;
 use crate::platform::Precision;
 
 /// A deployment that cannot be, or a question that has no answer: fix the call.
@@ -16,6 +17,8 @@ pub enum ServingError {
     Uneven { attention: u32, experts: u32 },
     #[error("`{gpu}` computes in none of {wanted}, bf16 and fp16")]
     NoUnits { gpu: String, wanted: Precision },
+    #[error(transparent)]
+    Collective(#[from] DeviceError),
     #[error("the model takes {needed_gb:.0} GB of each GPU, and {available_gb:.0} GB are there for it")]
     DoesNotFit { needed_gb: f64, available_gb: f64 },
 }

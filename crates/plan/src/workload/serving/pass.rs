@@ -1,5 +1,6 @@
 //! One forward pass of a worker: bytes from memory, operations, exchanges between its GPUs, and what the engine adds.
 
+use super::exchange::Exchange;
 use super::{Engine, Quantisation, ServingError, Worker};
 use crate::platform::{Accelerator, Generation, Precision, System};
 use crate::workload::model::{Experts, Feed, Mixer, Model, Stack};
@@ -109,7 +110,7 @@ impl Pass {
             dense_rate: MULTIPLIED * rate(gpu, quantisation.dense)?,
             expert_rate: GROUPED * rate(gpu, quantisation.experts)?,
             output_rate: MULTIPLIED * rate(gpu, Precision::Bf16)?,
-            exchange: Exchange::new(system),
+            exchange: Exchange::new(system, model, worker, engine)?,
             layer: 1e-6 * habits.layer_us * kernels,
             step: 1e-3 * habits.step_ms,
             sequence: 1e-6 * habits.sequence_us,
@@ -166,7 +167,7 @@ impl Pass {
                 Mixer::Latent { .. } => LATENT_KERNELS,
                 Mixer::StateSpace { .. } | Mixer::Delta { .. } => STATE_KERNELS,
             };
-            seconds += self.exchange.all_reduce(self.worker.tensor, tokens * self.hidden * 2.0);
+            seconds += self.exchange.all_reduce(tokens * self.hidden * 2.0);
         }
         match &stack.feed {
             Some(feed @ Feed::Dense { .. }) => {
@@ -174,7 +175,7 @@ impl Pass {
                 let weight = Quantisation::weight_bytes(self.quantisation.dense);
                 let parameters = feed.parameters(self.hidden) / tensor;
                 seconds += product(parameters, weight, tokens, self.weights_rate, self.dense_rate);
-                seconds += self.exchange.all_reduce(self.worker.tensor, tokens * self.hidden * 2.0);
+                seconds += self.exchange.all_reduce(tokens * self.hidden * 2.0);
                 kernels += 0.5;
             }
             Some(Feed::Experts(experts)) => {
@@ -261,14 +262,8 @@ impl Pass {
         let common = experts.common_parameters(self.hidden) / tensor;
         let weight = Quantisation::weight_bytes(self.quantisation.dense);
         seconds += product(common, weight, tokens, self.weights_rate, self.dense_rate);
-        let width = experts.width(self.hidden);
-        if worker.data > 1 {
-            // Dispatch in 8 bits, combine in 16.
-            let copies = chosen.min(data);
-            seconds += self.exchange.all_to_all(worker.data, tokens * copies * width);
-            seconds += self.exchange.all_to_all(worker.data, tokens * copies * width * 2.0);
-        }
-        seconds + self.exchange.all_reduce(worker.tensor, tokens * self.hidden * 2.0)
+        seconds += self.exchange.dispatch_and_combine(tokens);
+        seconds + self.exchange.all_reduce(tokens * self.hidden * 2.0)
     }
 }
 
@@ -300,58 +295,4 @@ fn rate(gpu: &Accelerator, wanted: Precision) -> Result<f64, ServingError> {
             gpu: gpu.name.clone(),
             wanted,
         })
-}
-
-/// Exchanges between the GPUs of a worker, by the kernels that engines bring along.
-#[derive(Clone, Copy, Debug)]
-struct Exchange {
-    domain: u32,
-    up: f64,
-    out: f64,
-}
-
-/// From the first GPU's word to the last one's having reduced, small messages.
-const ALL_REDUCE_US: f64 = 5.6;
-const DOUBLING: f64 = 0.15;
-const ALL_TO_ALL_US: f64 = 8.4;
-/// What of a link's rate the kernels reach.
-const LINK_SHARE: f64 = 0.7;
-/// How much longer the first byte takes where the group leaves the scale-up domain.
-const OUTWARDS: f64 = 7.8;
-
-impl Exchange {
-    fn new(system: &System) -> Exchange {
-        Exchange {
-            domain: system.scale_up.domain,
-            up: LINK_SHARE * system.scale_up.bandwidth.bytes_per_sec() as f64,
-            out: LINK_SHARE * system.nic_share().bytes_per_sec() as f64,
-        }
-    }
-
-    fn all_reduce(&self, ranks: u32, bytes: f64) -> f64 {
-        if ranks <= 1 {
-            return 0.0;
-        }
-        let n = f64::from(ranks);
-        let (rate, far) = self.rate(ranks);
-        let latency = 1e-6 * ALL_REDUCE_US * (1.0 + DOUBLING * (n / 2.0).log2());
-        latency * far + 2.0 * (n - 1.0) / n * bytes / rate
-    }
-
-    fn all_to_all(&self, ranks: u32, bytes: f64) -> f64 {
-        let (rate, far) = self.rate(ranks);
-        1e-6 * ALL_TO_ALL_US * far + bytes / rate
-    }
-
-    fn hop(&self, bytes: f64) -> f64 {
-        1e-6 * ALL_REDUCE_US * OUTWARDS + bytes / self.out
-    }
-
-    fn rate(&self, ranks: u32) -> (f64, f64) {
-        if ranks <= self.domain {
-            (self.up, 1.0)
-        } else {
-            (self.out, OUTWARDS)
-        }
-    }
 }
