@@ -39,9 +39,10 @@ enum Verb {
     #[command(subcommand)]
     Bench(verbs::bench::Bench),
     Explain(verbs::explain::Explain),
-    Validate(verbs::validate::Validate),
     #[command(subcommand)]
     Sim(verbs::sim::Sim),
+    PlanServing(verbs::plan_serving::PlanServing),
+    Validate(verbs::validate::Validate),
     Serve(verbs::serve::Serve),
     Copy(verbs::copy::Copy),
     Completions(verbs::completions::Completions),
@@ -70,8 +71,9 @@ fn run(command: Command) -> Result<(), Complaint> {
         Verb::Doctor(verb) => verb.run(&settings),
         Verb::Bench(verb) => verb.run(&settings),
         Verb::Explain(verb) => verb.run(),
-        Verb::Validate(verb) => verb.run(),
         Verb::Sim(verb) => verb.run(),
+        Verb::PlanServing(verb) => verb.run(),
+        Verb::Validate(verb) => verb.run(),
         Verb::Serve(verb) => verb.run(&settings),
         Verb::Copy(verb) => verb.run(&settings),
         Verb::Completions(verb) => verb.run(),

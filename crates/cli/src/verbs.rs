@@ -8,10 +8,11 @@ pub mod doctor;
 pub mod explain;
 pub mod man;
 pub mod partner;
+pub mod plan_serving;
 pub mod rank;
 pub mod serve;
-pub mod validate;
 pub mod sim;
+pub mod validate;
 
 use std::io::{self, Write};
 

@@ -25,6 +25,7 @@
 pub(crate) mod classes;
 pub(crate) mod demand;
 mod list;
+pub(crate) mod live;
 mod program;
 mod report;
 mod solver;

@@ -12,6 +12,7 @@ pub mod flow;
 pub mod packet;
 pub mod scenario;
 pub mod seeds;
+pub mod serving;
 pub mod trace;
 pub mod transport;
 pub mod world;

@@ -2,6 +2,7 @@
 
 mod forms;
 mod plot;
+mod serving;
 mod sweep;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use crate::verbs::print_whole;
 #[derive(Debug, Subcommand)]
 pub enum Sim {
     Run(Run),
+    Serving(serving::Serving),
     Sweep(sweep::Sweep),
     /// Name the scenarios that are shipped
     List,
@@ -46,6 +48,7 @@ impl Sim {
     pub fn run(self) -> Result<(), Complaint> {
         match self {
             Sim::Run(run) => run.run(),
+            Sim::Serving(serving) => serving.run(),
             Sim::Sweep(sweep) => sweep.run(),
             Sim::List => {
                 let mut table = Table::new(&[("scenario", Align::Left), ("what it is", Align::Left)]);

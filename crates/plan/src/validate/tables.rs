@@ -3,6 +3,7 @@
 mod kernels;
 mod kv;
 mod nccl;
+mod serving;
 mod training;
 
 use super::Table;
@@ -20,5 +21,6 @@ pub fn tables() -> Vec<Box<dyn Table>> {
         Box::new(kv::KvTransfers),
         Box::new(training::TrainingSteps),
         Box::new(training::MegatronBridge),
+        Box::new(serving::Serving),
     ]
 }

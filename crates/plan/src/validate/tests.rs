@@ -13,6 +13,8 @@ const BOUNDS: &[(&str, &str, f64, f64)] = &[
     ("kv_transfer", "time", 0.12, 0.20),
     ("training_steps", "step time", 0.045, 0.13),
     ("megatron_bridge_perf", "step time", 0.045, 0.18),
+    ("aic_e2e_serving", "TPOT", 0.15, 0.55),
+    ("aic_e2e_serving", "TTFT", 0.25, 0.95),
 ];
 
 fn report(name: &str) -> Report {

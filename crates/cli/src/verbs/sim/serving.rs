@@ -1,0 +1,125 @@
+//! `weft sim serving`: requests, workers and hand-offs, event by event.
+
+use clap::Args;
+use console::style;
+use serde_json::json;
+use weft_sim::serving::{Percentiles, Report, ServingScenario};
+
+use crate::complaint::{Complain, Complaint, Exit};
+use crate::table::{Align, Table};
+use crate::verbs::print_whole;
+
+const SHIPPED: &str = include_str!("../../../../../scenarios/serving.toml");
+
+/// Simulate serving a model, with hand-offs of caches that share the links
+///
+/// A scenario is a TOML file as scenarios/serving.toml: a platform, a model, workers, arrivals, and the network between them. The same file gives the
+/// same output again.
+#[derive(Debug, Args)]
+pub struct Serving {
+    /// A file; the scenario that comes with the program where nothing is said
+    scenario: Option<String>,
+    /// Print JSON instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+impl Serving {
+    pub fn run(self) -> Result<(), Complaint> {
+        let text = match &self.scenario {
+            None => SHIPPED.to_owned(),
+            Some(path) => {
+                std::fs::read_to_string(path).or_complain(Exit::Usage, || format!("{path} cannot be read."))?
+            }
+        };
+        let name = self.scenario.as_deref().unwrap_or("the shipped scenario");
+        let scenario = ServingScenario::from_toml(&text)
+            .or_complain(Exit::Usage, || format!("{name} is not a serving scenario."))?;
+        let report = scenario
+            .run()
+            .or_complain(Exit::Failed, || format!("{name} cannot be run."))?;
+        let text = match self.json {
+            true => as_json(&report),
+            false => as_table(&scenario, &report),
+        };
+        print_whole(text.as_bytes())
+    }
+}
+
+fn rows(report: &Report) -> [(&'static str, &Percentiles); 4] {
+    [
+        ("first token", &report.first_token),
+        ("per token", &report.per_token),
+        ("hand-off", &report.hand_off),
+        ("whole request", &report.whole),
+    ]
+}
+
+fn as_table(scenario: &ServingScenario, report: &Report) -> String {
+    let mut table = Table::new(&[
+        ("ms", Align::Left),
+        ("mean", Align::Right),
+        ("50 %", Align::Right),
+        ("90 %", Align::Right),
+        ("99 %", Align::Right),
+        ("most", Align::Right),
+    ]);
+    for (name, values) in rows(report) {
+        let Percentiles {
+            mean,
+            p50,
+            p90,
+            p99,
+            max,
+        } = values;
+        let cells = [mean, p50, p90, p99, max].map(|value| format!("{value:.2}"));
+        table.row(std::iter::once(name.to_owned()).chain(cells).collect());
+    }
+    let mut text = format!(
+        "{}\n{}\n{}",
+        style(&scenario.name).bold(),
+        scenario.summary,
+        table.render()
+    );
+    text.push_str(&format!(
+        "\n  {} requests in {:.1}: {:.0} tokens/s, at most {} sequences a worker, {:.0} % of prompts found in caches; {} events, {} flows\n",
+        report.requests,
+        report.time,
+        report.output_per_second,
+        report.batch_max,
+        report.found * 100.0,
+        report.events,
+        report.flows,
+    ));
+    for hot in report.hot.iter().take(4) {
+        text.push_str(&format!(
+            "  {}: {:.0} % busy, {} flows at once\n",
+            hot.name,
+            hot.utilisation * 100.0,
+            hot.flows_max
+        ));
+    }
+    text
+}
+
+fn as_json(report: &Report) -> String {
+    let figures = |values: &Percentiles| json!(values);
+    let mut whole = json!({
+        "requests": report.requests,
+        "seconds": report.time.as_secs_f64(),
+        "output_per_second": report.output_per_second,
+        "found": report.found,
+        "batch_max": report.batch_max,
+        "events": report.events,
+        "flows": report.flows,
+    });
+    for (name, values) in rows(report) {
+        whole[format!("{}_ms", name.replace([' ', '-'], "_"))] = figures(values);
+    }
+    let links = report
+        .hot
+        .iter()
+        .map(|hot| json!({ "link": hot.name, "utilisation": hot.utilisation }));
+    whole["links"] = links.collect();
+    format!("{whole}\n")
+}
