@@ -46,6 +46,7 @@ fn placement(ranks: u32) -> Placement {
         copy: Bandwidth::MAX,
         arena: None,
         cores: 0,
+        channels: u16::MAX,
     }
 }
 

@@ -202,6 +202,7 @@ impl Scenario {
             copy: self.work.copy.unwrap_or(Bandwidth::MAX),
             arena: None,
             cores: 0,
+            channels: u16::MAX,
         }
     }
 

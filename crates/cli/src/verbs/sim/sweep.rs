@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use toml::{Table, Value};
-use weft_sim::scenario::{Answer, Scenario};
+use weft_sim::scenario::Scenario;
 
 use super::{forms, plot, read};
 use crate::complaint::{Complain, Complaint, Exit};
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn a_row_has_the_time_where_drawings_look_for_it() {
         let scenario = Scenario::from_toml(Scenario::shipped("incast").unwrap()).unwrap();
-        let answers: Vec<Answer> = scenario.run().unwrap();
+        let answers: Vec<weft_sim::scenario::Answer> = scenario.run().unwrap();
         let row = format!("x,y,{}", forms::row(&answers[0]));
         let (x, name, time) = series(2, &row).unwrap();
         assert_eq!((x.as_str(), name.as_str()), ("x", "y, flow"));
