@@ -29,6 +29,7 @@ pub use weft_fabric::memory::HostMemory;
 pub use weft_plan::algorithms::Algorithm;
 pub use weft_plan::datatype::UnknownDatatype;
 pub use weft_plan::kv::{KvLayout, KvShape};
+pub use weft_plan::pages;
 pub use weft_plan::{Bytes, Datatype, Rank, Reduction, Run, Span, Spans, Time};
 pub use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};
 pub use weft_protocol::group::{Cause, Function};
