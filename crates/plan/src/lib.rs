@@ -10,6 +10,7 @@ pub mod cost;
 pub mod datatype;
 pub mod harness;
 pub mod kv;
+pub mod pages;
 pub mod place;
 pub mod platform;
 pub mod route;

@@ -12,6 +12,7 @@ mod communicator;
 mod errors;
 mod inbox;
 mod memory;
+mod pages;
 mod peer;
 mod spans;
 mod transfer;
@@ -30,6 +31,8 @@ mod _weft {
     use super::inbox::Notification;
     #[pymodule_export]
     use super::memory::Memory;
+    #[pymodule_export]
+    use super::pages::{Pages, Spans};
     #[pymodule_export]
     use super::peer::{Peer, Prepared, Region};
     #[pymodule_export]

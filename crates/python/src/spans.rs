@@ -14,11 +14,14 @@ const PAIRS: &str = "spans are pairs of an offset and a length, an array of n ro
                      and the indices of blocks";
 const INDICES: &str = "the indices of blocks are a list or an array, of one dimension, of whole numbers from 0 on";
 
-/// Spans from `None`, from pairs of offset and length, or from a block size and block indices.
+/// Spans from `None`, from what [`Pages`](crate::pages::Pages) computed, from pairs of offset and length, or from a block size and block indices.
 pub fn parse(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Spans>> {
     let Some(value) = value.filter(|value| !value.is_none()) else {
         return Ok(None);
     };
+    if let Ok(spans) = value.cast::<crate::pages::Spans>() {
+        return Ok(Some(Spans::clone(&spans.get().inner)));
+    }
     let mut spans = Spans::new();
     // A tuple that begins with a number is blocks; everything else is pairs.
     match value.cast::<PyTuple>() {

@@ -35,6 +35,7 @@ pub use weft_plan::cost::{Candidate, UnknownCandidate};
 pub use weft_plan::datatype::UnknownDatatype;
 pub use weft_plan::datatype::quantized;
 pub use weft_plan::kv::{KvLayout, KvShape};
+pub use weft_plan::pages;
 pub use weft_plan::schedule::encode::DecodeError;
 pub use weft_plan::{Bytes, Datatype, Rank, Reduction, Run, Span, Spans, Time};
 pub use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};

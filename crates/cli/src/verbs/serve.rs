@@ -1,5 +1,7 @@
 //! `weft serve PATH`: lets other machines copy a file, a directory's files or a stream, and put files if allowed.
 
+mod router;
+
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -9,7 +11,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use weft::{Agent, Peer};
 use weft_plan::Bytes;
@@ -27,15 +29,25 @@ const LISTEN: Duration = Duration::from_secs(1);
 /// Prints the command to use at the other end. Where the address can be reached from other machines and no secret is set, one is
 /// made up and is part of that command. With -, standard input is sent to the first who asks.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Serve {
+    #[command(subcommand)]
+    service: Option<Service>,
     /// A file, a directory, or - for standard input
-    path: String,
+    #[arg(required = true)]
+    path: Option<String>,
     /// The address to listen on
     #[arg(long, default_value = "127.0.0.1:7000")]
     listen: SocketAddr,
     /// Let others put new files into the directory. Existing files are never replaced
     #[arg(long)]
     writable: bool,
+}
+
+/// What else can be served; a file of such a name is served as `./router`.
+#[derive(Debug, Subcommand)]
+enum Service {
+    Router(router::Router),
 }
 
 /// What is served.
@@ -54,7 +66,10 @@ enum Goods {
 }
 
 impl Serve {
-    pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
+    pub fn run(mut self, overrides: &Overrides) -> Result<(), Complaint> {
+        if let Some(Service::Router(router)) = self.service.take() {
+            return router.run();
+        }
         let goods = Arc::new(self.goods()?);
         // Who was served and who was not is said here, in fewer words than the log has.
         let overrides = overrides.without_log()?.with("listen", self.listen.to_string());
@@ -75,11 +90,12 @@ impl Serve {
     }
 
     fn goods(&self) -> Result<Goods, Complaint> {
-        if self.path == "-" {
+        let path = self.path();
+        if path == "-" {
             return Ok(Goods::Stdin(Mutex::new(false)));
         }
-        let complain = || format!("{} cannot be served.", self.path);
-        let path = fs::canonicalize(&self.path).or_complain(Exit::Failed, complain)?;
+        let complain = || format!("{path} cannot be served.");
+        let path = fs::canonicalize(path).or_complain(Exit::Failed, complain)?;
         if path.is_dir() {
             return Ok(Goods::Directory {
                 root: path,
@@ -99,6 +115,12 @@ impl Serve {
         })
     }
 
+    fn path(&self) -> &str {
+        self.path
+            .as_deref()
+            .expect("clap asks for it where no service is named")
+    }
+
     fn announce(&self, goods: &Goods, secret: Option<&str>) {
         let host = match self.listen.ip() {
             ip if ip.is_unspecified() => fs::read_to_string("/proc/sys/kernel/hostname")
@@ -113,7 +135,7 @@ impl Serve {
         };
         let secret = secret.map_or(String::new(), |secret| format!("WEFT_SECRET={secret} "));
         let port = self.listen.port();
-        eprintln!("Serving {}. At the other end:", self.path);
+        eprintln!("Serving {}. At the other end:", self.path());
         eprintln!("  {secret}weft copy weft://{host}:{port}/{name} .");
         if self.writable {
             eprintln!("  {secret}weft copy FILE weft://{host}:{port}/NAME");

@@ -16,8 +16,8 @@ class _Array(Protocol):
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 # Pairs of an offset and a length, also as the rows of an array; or a block size and the indices of blocks, for which an array
-# is the fast way. `None` is everything, from the start.
-_Spans: TypeAlias = Iterable[Sequence[int]] | _Array | tuple[int, Iterable[int] | _Array] | None
+# is the fast way; or what `Pages.pair` computed. `None` is everything, from the start.
+_Spans: TypeAlias = Spans | Iterable[Sequence[int]] | _Array | tuple[int, Iterable[int] | _Array] | None
 # `bytearray`, `mmap`, `memoryview`, NumPy arrays, torch tensors in host memory, …
 _Buffer: TypeAlias = Any | _DlPack
 
@@ -234,6 +234,55 @@ class Region:
     def writable(self) -> bool:
         """Whether this agent may write to it."""
     def __len__(self) -> int: ...
+
+class Spans:
+    """Which bytes of a region, in a sequence. `len` is how many pieces they are in."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def runs(self) -> int:
+        """Pieces at a regular stride count as one here, and travel as one."""
+    def __len__(self) -> int: ...
+
+class Pages:
+    """One layer of a paged KV cache as one end holds it: `blocks` of `tokens`, of which this end has the `heads` from the first up to
+    but not including the second, `parts` (two where K and V are apart), `unit_bytes` for one token of one head of one part, and in bytes
+    where the first lies and how far apart neighbours of each kind are."""
+
+    def __new__(
+        cls,
+        *,
+        blocks: int,
+        tokens: int,
+        heads: tuple[int, int],
+        parts: int,
+        unit_bytes: int,
+        base: int,
+        part_stride: int,
+        block_stride: int,
+        token_stride: int,
+        head_stride: int,
+    ) -> Self: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def heads(self) -> tuple[int, int]: ...
+    @property
+    def nbytes(self) -> int:
+        """How long a region must be to hold the layer."""
+    def pair(
+        self,
+        blocks: Sequence[int],
+        other: Pages,
+        other_blocks: Sequence[int],
+        tokens: tuple[int, int],
+        heads: tuple[int, int],
+    ) -> tuple[Spans, Spans]:
+        """The bytes of some tokens and heads of one sequence, here and at another end, for `Peer.transfer`.
+
+        `blocks` and `other_blocks` are the sequence's from its first token on.
+        """
 
 class Prepared:
     """A checked transfer that can be posted again and again."""

@@ -1,0 +1,357 @@
+//! Sends requests to instances, and their answers back.
+
+use std::fmt::Write as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
+use axum::response::Response;
+use http_body::Frame;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use thiserror::Error;
+use tokio::time::{Sleep, timeout};
+
+use super::instances::{Assigned, Instance, Instances, Role};
+use super::request::{self, Completion};
+use super::{BODY_BYTES_MAX, Patience, complaint, full};
+
+/// Who answered a request, in its headers.
+const PREFILL: HeaderName = HeaderName::from_static("x-weft-prefill");
+const DECODE: HeaderName = HeaderName::from_static("x-weft-decode");
+
+#[derive(Debug)]
+pub struct Forwarder {
+    client: Client<HttpConnector, Body>,
+    instances: Arc<Instances>,
+    patience: Patience,
+    counts: Counts,
+}
+
+/// Completions, by how they were answered.
+#[derive(Debug, Default)]
+struct Counts {
+    handed_off: AtomicU64,
+    without_prefill: AtomicU64,
+    plain: AtomicU64,
+    refused: AtomicU64,
+}
+
+#[derive(Debug, Error)]
+enum Unanswered {
+    #[error("it cannot be reached: {0}")]
+    Unreachable(#[from] hyper_util::client::legacy::Error),
+    #[error("it did not answer in time")]
+    Silent,
+    #[error("its answer broke off: {0}")]
+    BrokeOff(#[from] hyper::Error),
+    #[error("it answered {0}")]
+    Failed(StatusCode),
+}
+
+/// What became of asking the prefill side.
+enum Prefilled {
+    At(Assigned, serde_json::Value),
+    Nobody,
+    /// The request itself is at fault, so that its sender is told.
+    Refused(Response),
+}
+
+impl Forwarder {
+    pub fn new(instances: Arc<Instances>, patience: Patience) -> Forwarder {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(Duration::from_secs(2)));
+        connector.set_nodelay(true);
+        Forwarder {
+            client: Client::builder(TokioExecutor::new()).build(connector),
+            instances,
+            patience,
+            counts: Counts::default(),
+        }
+    }
+
+    pub fn instances(&self) -> &Instances {
+        &self.instances
+    }
+
+    /// Looks after the health of all instances, for ever.
+    pub async fn watch(self: Arc<Forwarder>) {
+        loop {
+            let looks: Vec<_> = self
+                .instances
+                .present()
+                .into_iter()
+                .map(|instance| {
+                    let forwarder = Arc::clone(&self);
+                    tokio::spawn(async move { forwarder.look(&instance).await })
+                })
+                .collect();
+            for look in looks {
+                // A look that panicked has seen nothing.
+                let _ = look.await;
+            }
+            tokio::time::sleep(self.patience.health).await;
+        }
+    }
+
+    async fn look(&self, instance: &Instance) {
+        let asked = self.ask(instance, Method::GET, "/health", HeaderMap::new(), Body::empty());
+        let well = matches!(timeout(self.patience.health.max(Duration::from_secs(1)), asked).await,
+            Ok(Ok(answer)) if answer.status().is_success());
+        instance.seen(well);
+    }
+
+    pub async fn complete(&self, asked: axum::extract::Request) -> Response {
+        let (parts, body) = asked.into_parts();
+        let Ok(body) = axum::body::to_bytes(body, BODY_BYTES_MAX).await else {
+            return complaint(StatusCode::PAYLOAD_TOO_LARGE, "the request is too long, or broke off");
+        };
+        let completion = Completion::parse(&body);
+        let Some(completion) = completion else {
+            return self.answer(&parts, &body, Role::Decode, None, &self.counts.plain).await;
+        };
+        let prefilled = match completion.can_be_split() {
+            true => self.prefill(&parts, &completion).await,
+            false => Prefilled::Nobody,
+        };
+        match prefilled {
+            Prefilled::At(instance, origin) => {
+                let body = Bytes::from(completion.for_decode(Some(origin)));
+                let from = Some(instance.0.url().to_owned());
+                self.answer(&parts, &body, Role::Decode, from, &self.counts.handed_off)
+                    .await
+            }
+            Prefilled::Nobody => {
+                let body = Bytes::from(completion.for_decode(None));
+                let count = &self.counts.without_prefill;
+                self.answer(&parts, &body, Role::Plain, None, count).await
+            }
+            Prefilled::Refused(response) => response,
+        }
+    }
+
+    /// Sends what is no completion to whoever is there.
+    pub async fn pass_on(&self, asked: axum::extract::Request) -> Response {
+        let (parts, body) = asked.into_parts();
+        match axum::body::to_bytes(body, BODY_BYTES_MAX).await {
+            Ok(body) => self.answer(&parts, &body, Role::Decode, None, &self.counts.plain).await,
+            Err(_) => complaint(StatusCode::PAYLOAD_TOO_LARGE, "the request is too long, or broke off"),
+        }
+    }
+
+    /// Asks one prefill instance after the other, until one has computed the prompt.
+    async fn prefill(&self, parts: &Parts, completion: &Completion) -> Prefilled {
+        let mut tried = Vec::new();
+        // Without a decode instance, whoever computes the prompt may as well go on.
+        if self.instances.next(Role::Decode, &[]).is_none() {
+            return Prefilled::Nobody;
+        }
+        while let Some(assigned) = self.instances.next(Role::Prefill, &tried) {
+            let body = completion.for_prefill();
+            match self.prefill_at(&assigned.0, parts, body).await {
+                Ok((status, headers, answer)) if status.is_client_error() => {
+                    return Prefilled::Refused(response(status, &headers, full(answer.to_vec())));
+                }
+                Ok((_, _, answer)) => {
+                    return match request::origin(&answer) {
+                        Some(origin) => Prefilled::At(assigned, origin),
+                        // It speaks, but not of where its blocks are: then they are of no use.
+                        None => Prefilled::Nobody,
+                    };
+                }
+                Err(error) => {
+                    eprintln!("prefill at {} failed: {error}", assigned.0.url());
+                    assigned.0.seen(matches!(error, Unanswered::Failed(_)));
+                    tried.push(Arc::clone(&assigned.0));
+                }
+            }
+        }
+        Prefilled::Nobody
+    }
+
+    async fn prefill_at(
+        &self,
+        instance: &Instance,
+        parts: &Parts,
+        body: Vec<u8>,
+    ) -> Result<(StatusCode, HeaderMap, Bytes), Unanswered> {
+        let path = path_of(&parts.uri);
+        let whole = async {
+            let asked = self.ask(instance, parts.method.clone(), path, parts.headers.clone(), full(body));
+            let (answer, body) = asked.await?.into_parts();
+            if answer.status.is_server_error() {
+                return Err(Unanswered::Failed(answer.status));
+            }
+            let body = body.collect().await?.to_bytes();
+            Ok((answer.status, answer.headers, body))
+        };
+        timeout(self.patience.prefill, whole)
+            .await
+            .unwrap_or(Err(Unanswered::Silent))
+    }
+
+    /// The answer of an instance of a role, or of another where there is none. Nothing has been seen of it by the client before the first
+    /// instance that answers at all.
+    async fn answer(
+        &self,
+        parts: &Parts,
+        body: &Bytes,
+        first: Role,
+        prefill: Option<String>,
+        count: &AtomicU64,
+    ) -> Response {
+        let order = match first {
+            Role::Plain => [Role::Plain, Role::Decode, Role::Prefill],
+            _ => [Role::Decode, Role::Plain, Role::Prefill],
+        };
+        let mut tried = Vec::new();
+        for role in order {
+            while let Some(assigned) = self.instances.next(role, &tried) {
+                let asked = self.ask(
+                    &assigned.0,
+                    parts.method.clone(),
+                    path_of(&parts.uri),
+                    parts.headers.clone(),
+                    Body::from(body.clone()),
+                );
+                let answer = timeout(self.patience.decode, asked).await;
+                match answer.unwrap_or(Err(Unanswered::Silent)) {
+                    Ok(answer) => {
+                        count.fetch_add(1, Ordering::Relaxed);
+                        return self.hand_back(answer, assigned, prefill.as_deref());
+                    }
+                    Err(error) => {
+                        eprintln!("{role} at {} failed: {error}", assigned.0.url());
+                        assigned.0.seen(false);
+                        tried.push(Arc::clone(&assigned.0));
+                    }
+                }
+            }
+        }
+        self.counts.refused.fetch_add(1, Ordering::Relaxed);
+        complaint(StatusCode::SERVICE_UNAVAILABLE, "no instance is up")
+    }
+
+    fn hand_back(&self, answer: Response<Incoming>, assigned: Assigned, prefill: Option<&str>) -> Response {
+        let (parts, body) = answer.into_parts();
+        let decode = assigned.0.url().to_owned();
+        let watched = Watched {
+            body,
+            idle: self.patience.decode,
+            sleep: Box::pin(tokio::time::sleep(self.patience.decode)),
+            _assigned: assigned,
+        };
+        let mut response = response(parts.status, &parts.headers, Body::new(watched));
+        let mut say = |name: HeaderName, value: &str| {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                response.headers_mut().insert(name, value);
+            }
+        };
+        say(DECODE, &decode);
+        if let Some(prefill) = prefill {
+            say(PREFILL, prefill);
+        }
+        response
+    }
+
+    async fn ask(
+        &self,
+        instance: &Instance,
+        method: Method,
+        path: &str,
+        mut headers: HeaderMap,
+        body: Body,
+    ) -> Result<Response<Incoming>, Unanswered> {
+        // These belong to the connection, and this is another one.
+        for name in [HOST, CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING] {
+            headers.remove(name);
+        }
+        let uri = format!("http://{}{path}", instance.authority);
+        let mut request = axum::http::Request::new(body);
+        *request.method_mut() = method;
+        *request.uri_mut() = uri.parse().unwrap_or_default();
+        *request.headers_mut() = headers;
+        Ok(self.client.request(request).await?)
+    }
+
+    /// The counts as Prometheus reads them.
+    pub fn metrics(&self) -> String {
+        let mut text = String::from(
+            "# HELP weft_router_requests Requests, by how they were answered.\n# TYPE weft_router_requests counter\n",
+        );
+        let counts = &self.counts;
+        for (how, count) in [
+            ("handed_off", &counts.handed_off),
+            ("without_prefill", &counts.without_prefill),
+            ("plain", &counts.plain),
+            ("refused", &counts.refused),
+        ] {
+            let count = count.load(Ordering::Relaxed);
+            writeln!(text, "weft_router_requests_total{{how=\"{how}\"}} {count}").expect("a string takes everything");
+        }
+        text.push_str(
+            "# HELP weft_router_instance_up Whether an instance is up.\n# TYPE weft_router_instance_up gauge\n",
+        );
+        for instance in self.instances.present() {
+            let (url, role, up) = (instance.url(), instance.role, u8::from(instance.is_up()));
+            writeln!(text, "weft_router_instance_up{{url=\"{url}\",role=\"{role}\"}} {up}")
+                .expect("a string takes everything");
+        }
+        text
+    }
+}
+
+fn path_of(uri: &Uri) -> &str {
+    uri.path_and_query().map_or("/", |path| path.as_str())
+}
+
+fn response(status: StatusCode, headers: &HeaderMap, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    for (name, value) in headers {
+        if *name == CONTENT_TYPE || name.as_str().starts_with("x-") {
+            response.headers_mut().append(name.clone(), value.clone());
+        }
+    }
+    response
+}
+
+/// The body of an answer as it comes, which ends with an error where nothing comes for too long.
+struct Watched {
+    body: Incoming,
+    idle: Duration,
+    sleep: Pin<Box<Sleep>>,
+    _assigned: Assigned,
+}
+
+impl HttpBody for Watched {
+    type Data = Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        match Pin::new(&mut self.body).poll_frame(cx) {
+            Poll::Ready(frame) => {
+                let next = tokio::time::Instant::now() + self.idle;
+                self.sleep.as_mut().reset(next);
+                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+            }
+            Poll::Pending => match self.sleep.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(Some(Err("the instance fell silent".into()))),
+                Poll::Pending => Poll::Pending,
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}

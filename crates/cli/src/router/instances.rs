@@ -1,0 +1,184 @@
+//! Which instances there are, which of them are well, and who is next.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use axum::http::Uri;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// What an instance is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    Prefill,
+    Decode,
+    /// Whole requests, when there is nobody of the other two.
+    Plain,
+}
+
+#[derive(Debug, Error)]
+#[error("`{url}` is not the address of an instance, which looks like http://host:8000")]
+pub struct UrlError {
+    url: String,
+}
+
+#[derive(Debug)]
+pub struct Instance {
+    url: String,
+    pub authority: String,
+    pub role: Role,
+    up: AtomicBool,
+    draining: AtomicBool,
+    under_way: AtomicU32,
+    failures: AtomicU32,
+}
+
+/// What is said of an instance.
+#[derive(Debug, Serialize)]
+pub struct Said {
+    url: String,
+    role: Role,
+    up: bool,
+    draining: bool,
+    under_way: u32,
+    failures: u32,
+}
+
+/// A request that an instance has; it ends with this.
+#[derive(Debug)]
+pub struct Assigned(pub Arc<Instance>);
+
+#[derive(Debug, Default)]
+pub struct Instances(Mutex<Vec<Arc<Instance>>>);
+
+impl Instance {
+    pub fn new(url: &str, role: Role) -> Result<Instance, UrlError> {
+        let wrong = || UrlError { url: url.to_owned() };
+        let parsed = Uri::from_str(url).map_err(|_| wrong())?;
+        let plain = parsed.scheme_str() == Some("http") && matches!(parsed.path(), "" | "/");
+        let authority = parsed.authority().filter(|_| plain).ok_or_else(wrong)?;
+        Ok(Instance {
+            url: format!("http://{authority}"),
+            authority: authority.to_string(),
+            role,
+            // Until somebody has looked.
+            up: AtomicBool::new(true),
+            draining: AtomicBool::new(false),
+            under_way: AtomicU32::new(0),
+            failures: AtomicU32::new(0),
+        })
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+    pub fn is_up(&self) -> bool {
+        self.up.load(Ordering::Relaxed)
+    }
+    /// What a look at its health, or a request to it, has shown.
+    pub fn seen(&self, up: bool) {
+        if self.up.swap(up, Ordering::Relaxed) && !up {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn takes_requests(&self) -> bool {
+        self.is_up() && !self.draining.load(Ordering::Relaxed)
+    }
+
+    fn said(&self) -> Said {
+        Said {
+            url: self.url.clone(),
+            role: self.role,
+            up: self.is_up(),
+            draining: self.draining.load(Ordering::Relaxed),
+            under_way: self.under_way.load(Ordering::Relaxed),
+            failures: self.failures.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Plain => "plain",
+        })
+    }
+}
+
+impl Assigned {
+    fn to(instance: &Arc<Instance>) -> Assigned {
+        instance.under_way.fetch_add(1, Ordering::Relaxed);
+        Assigned(Arc::clone(instance))
+    }
+}
+
+impl Drop for Assigned {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Instances {
+    pub fn new(instances: Vec<Instance>) -> Instances {
+        Instances(Mutex::new(instances.into_iter().map(Arc::new).collect()))
+    }
+
+    /// Adds an instance, or takes one back that was draining.
+    pub fn add(&self, instance: Instance) {
+        let mut all = self.all();
+        match all
+            .iter()
+            .find(|known| known.url == instance.url && known.role == instance.role)
+        {
+            Some(known) => known.draining.store(false, Ordering::Relaxed),
+            None => all.push(Arc::new(instance)),
+        }
+    }
+
+    pub fn drain(&self, url: &str) -> bool {
+        let url = url.trim_end_matches('/');
+        let all = self.all();
+        let mut named = all.iter().filter(|instance| instance.url == url).peekable();
+        let any = named.peek().is_some();
+        named.for_each(|instance| instance.draining.store(true, Ordering::Relaxed));
+        any
+    }
+
+    /// The one with the fewest requests, of a role, that has not been tried yet.
+    pub fn next(&self, role: Role, tried: &[Arc<Instance>]) -> Option<Assigned> {
+        let all = self.all();
+        let able = all
+            .iter()
+            .filter(|instance| instance.role == role && instance.takes_requests());
+        let fresh = able.filter(|instance| !tried.iter().any(|other| Arc::ptr_eq(instance, other)));
+        let least = fresh.min_by_key(|instance| instance.under_way.load(Ordering::Relaxed));
+        least.map(Assigned::to)
+    }
+
+    pub fn anybody_up(&self) -> bool {
+        self.all().iter().any(|instance| instance.takes_requests())
+    }
+
+    pub fn list(&self) -> Vec<Said> {
+        self.all().iter().map(|instance| instance.said()).collect()
+    }
+
+    /// All instances, after those have been forgotten that are drained.
+    pub fn present(&self) -> Vec<Arc<Instance>> {
+        let mut all = self.all();
+        all.retain(|instance| {
+            !instance.draining.load(Ordering::Relaxed) || instance.under_way.load(Ordering::Relaxed) > 0
+        });
+        all.clone()
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Arc<Instance>>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}

@@ -1,0 +1,209 @@
+//! The router between real HTTP servers that answer as engines do.
+
+use std::sync::Mutex;
+
+use axum::extract::Request;
+use http_body_util::BodyExt;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::*;
+
+/// An engine that keeps what it was asked.
+#[derive(Clone, Default)]
+struct Engine {
+    asked: Arc<Mutex<Vec<Value>>>,
+}
+
+async fn answer(State((name, engine)): State<(&'static str, Engine)>, request: Request) -> Response {
+    let body = axum::body::to_bytes(request.into_body(), 1 << 20).await.unwrap();
+    let asked: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+    engine.asked.lock().unwrap().push(asked.clone());
+    if asked["prompt"] == "refuse" {
+        return complaint(StatusCode::BAD_REQUEST, "no");
+    }
+    if asked["prompt"] == "fail" && name == "prefill" {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    }
+    if asked["kv_transfer_params"]["do_remote_decode"] == true {
+        return Json(json!({"kv_transfer_params": {"do_remote_prefill": true, "weft": {"engine": name}}}))
+            .into_response();
+    }
+    Json(json!({"by": name, "from": asked["kv_transfer_params"]["weft"]["engine"]})).into_response()
+}
+
+async fn start(name: &'static str, engine: &Engine) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let app = Router::new()
+        .route("/health", get(|| async {}))
+        .fallback(answer)
+        .with_state((name, engine.clone()));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    format!("http://{address}")
+}
+
+struct Running {
+    url: String,
+    instances: Arc<Instances>,
+    client: Client<HttpConnector, Body>,
+    _stop: oneshot::Sender<()>,
+}
+
+async fn route(instances: Vec<Instance>) -> Running {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let instances = Arc::new(Instances::new(instances));
+    let (stop, stopped) = oneshot::channel();
+    let patience = Patience {
+        prefill: Duration::from_secs(5),
+        decode: Duration::from_secs(5),
+        health: Duration::from_millis(50),
+    };
+    let all = Arc::clone(&instances);
+    tokio::spawn(serve(listener, all, patience, async {
+        let _ = stopped.await;
+    }));
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    Running {
+        url,
+        instances,
+        client,
+        _stop: stop,
+    }
+}
+
+impl Running {
+    async fn ask(&self, method: &str, path: &str, body: &Value) -> (StatusCode, Value) {
+        let request = axum::http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.url))
+            .header("content-type", "application/json")
+            .body(Body::from(body.to_string()))
+            .unwrap();
+        let response = self.client.request(request).await.unwrap();
+        let status = response.status();
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        (status, serde_json::from_slice(&bytes).unwrap_or(Value::Null))
+    }
+    async fn complete(&self, prompt: &str) -> (StatusCode, Value) {
+        let body = json!({"prompt": prompt, "max_tokens": 7, "stream": false});
+        self.ask("POST", "/v1/completions", &body).await
+    }
+}
+
+/// An address at which nobody listens.
+async fn nobody() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    format!("http://{}", listener.local_addr().unwrap())
+}
+
+#[tokio::test]
+async fn a_completion_is_prefilled_by_one_and_decoded_by_the_other() {
+    let (prefill, decode) = (Engine::default(), Engine::default());
+    let instances = vec![
+        Instance::new(&start("prefill", &prefill).await, Role::Prefill).unwrap(),
+        Instance::new(&start("decode", &decode).await, Role::Decode).unwrap(),
+    ];
+    let router = route(instances).await;
+    let (status, answer) = router.complete("hello").await;
+    assert_eq!(
+        (status, answer),
+        (StatusCode::OK, json!({"by": "decode", "from": "prefill"}))
+    );
+    let asked = prefill.asked.lock().unwrap()[0].clone();
+    assert_eq!((&asked["max_tokens"], &asked["stream"]), (&json!(1), &json!(false)));
+    assert_eq!(decode.asked.lock().unwrap()[0]["max_tokens"], 7);
+}
+
+#[tokio::test]
+async fn whoever_is_gone_is_done_without() {
+    let decode = Engine::default();
+    let instances = vec![
+        Instance::new(&nobody().await, Role::Prefill).unwrap(),
+        Instance::new(&nobody().await, Role::Decode).unwrap(),
+        Instance::new(&start("decode", &decode).await, Role::Decode).unwrap(),
+    ];
+    let router = route(instances).await;
+    for _ in 0..3 {
+        let (status, answer) = router.complete("hello").await;
+        assert_eq!(
+            (status, answer),
+            (StatusCode::OK, json!({"by": "decode", "from": null}))
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_prefill_that_fails_costs_a_computation_and_one_that_refuses_is_heard() {
+    let (prefill, decode) = (Engine::default(), Engine::default());
+    let instances = vec![
+        Instance::new(&start("prefill", &prefill).await, Role::Prefill).unwrap(),
+        Instance::new(&start("decode", &decode).await, Role::Decode).unwrap(),
+    ];
+    let router = route(instances).await;
+    let (status, answer) = router.complete("fail").await;
+    assert_eq!((status, answer["by"].as_str()), (StatusCode::OK, Some("decode")));
+    let (status, answer) = router.complete("refuse").await;
+    assert_eq!(
+        (status, answer["error"]["message"].as_str()),
+        (StatusCode::BAD_REQUEST, Some("no"))
+    );
+}
+
+#[tokio::test]
+async fn instances_are_added_and_drained_while_it_runs() {
+    let (first, second) = (Engine::default(), Engine::default());
+    let url = start("first", &first).await;
+    let router = route(vec![Instance::new(&url, Role::Plain).unwrap()]).await;
+    assert_eq!(router.complete("a").await.1["by"], "first");
+    let other = start("second", &second).await;
+    let (status, _) = router
+        .ask("POST", "/weft/instances", &json!({"url": other, "role": "plain"}))
+        .await;
+    assert_eq!(status, StatusCode::OK);
+    let (status, _) = router
+        .ask("DELETE", &format!("/weft/instances?url={url}"), &Value::Null)
+        .await;
+    assert_eq!(status, StatusCode::OK);
+    for _ in 0..4 {
+        assert_eq!(router.complete("b").await.1["by"], "second");
+    }
+    // It had nothing left to do, so that it is forgotten with the next look.
+    while router.instances.list().len() > 1 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let (status, _) = router
+        .ask("POST", "/weft/instances", &json!({"url": "ftp://x", "role": "plain"}))
+        .await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn with_nobody_up_it_says_so() {
+    let router = route(vec![Instance::new(&nobody().await, Role::Plain).unwrap()]).await;
+    let (status, answer) = router.complete("hello").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer["error"]["message"], "no instance is up");
+    assert_eq!(
+        router.ask("GET", "/health", &Value::Null).await.0,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+}
+
+#[test]
+fn what_two_cannot_share_is_not_split() {
+    let split = |body: Value| {
+        let completion = super::request::Completion::parse(body.to_string().as_bytes());
+        completion.unwrap().can_be_split()
+    };
+    assert!(split(json!({"prompt": "a"})));
+    assert!(split(json!({"prompt": [1, 2, 3], "n": 1})));
+    assert!(split(json!({"messages": []})));
+    assert!(!split(json!({"prompt": ["a", "b"]})));
+    assert!(!split(json!({"prompt": "a", "n": 2})));
+    assert!(!split(json!({"prompt": "a", "echo": true})));
+}

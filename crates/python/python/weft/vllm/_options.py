@@ -1,0 +1,37 @@
+"""What may be set, by `kv_connector_extra_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Options:
+    """Durations are in seconds."""
+
+    # How long blocks are held for a decode side that says nothing.
+    lease: float = 60.0
+    # How long a hand-off may take before the prompt is computed here instead.
+    deadline: float = 30.0
+    # Prompts with fewer tokens to fetch are computed here.
+    fetch_min_tokens: int = 0
+    # Whether each transfer is checked against a checksum of the bytes at the other end.
+    checksum: bool = True
+    # Settings of the agent, as `weft.Agent` takes them.
+    agent: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Options:
+        known = {option.name for option in fields(cls)}
+        for key in given:
+            if key not in known:
+                near = get_close_matches(key, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
+                raise ValueError(f"weft.vllm has no option {key!r}{hint}")
+        options = cls(**given)
+        if options.lease <= 0 or options.deadline <= 0:
+            raise ValueError("weft.vllm: lease and deadline are durations in seconds, more than 0")
+        return options
