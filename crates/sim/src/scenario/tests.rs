@@ -66,7 +66,7 @@ fn mistakes_are_told_with_line_and_field() {
         ),
         (
             "\"rail-ring\"",
-            "\"bruck\"",
+            "\"pairwise\"",
             "line 11, at `workload.algorithm`: not for this collective and so many ranks",
         ),
         (
