@@ -63,10 +63,18 @@ fn mistakes_are_told_with_line_and_field() {
     let scratch = Scratch::new("mistakes");
     let file = scratch.file("bad.toml");
     for (old, new, complaint) in [
-        ("radix = 8", "radix = 7", "line 7, at `cluster.fabric.radix`: 7 is not a multiple of 2"),
-        ("tiers = 2", "teirs = 2", "unknown field `teirs`"),
+        (
+            "radix = 8",
+            "radix = 7",
+            "line 7, at `cluster.fabric.radix`: 7 is not a multiple of 2",
+        ),
+        ("tiers = 2", "teirs = 2", "line 6, column 1, at `teirs`"),
         ("'1 MiB'", "'1 MiX'", "line 12, column 9, at `bytes`"),
-        ("'direct'", "'dirext'", "line 11, at `workload.algorithm`: `dirext` is no algorithm"),
+        (
+            "'direct'",
+            "'dirext'",
+            "line 11, at `workload.algorithm`: `dirext` is no algorithm",
+        ),
     ] {
         std::fs::write(&file, SMALL.replacen(old, new, 1)).unwrap();
         let output = weft(&["sim", "run", &file]);
@@ -106,7 +114,11 @@ fn a_sweep_goes_on_where_it_was() {
     std::fs::write(&rows, format!("{}\n", kept.join("\n"))).unwrap();
     let second = weft(&arguments);
     assert!(text(&second.stdout).starts_with("6 points, 3 of them new"));
-    let mut again: Vec<String> = std::fs::read_to_string(&rows).unwrap().lines().map(str::to_owned).collect();
+    let mut again: Vec<String> = std::fs::read_to_string(&rows)
+        .unwrap()
+        .lines()
+        .map(str::to_owned)
+        .collect();
     let mut before: Vec<String> = whole.lines().map(str::to_owned).collect();
     again.sort();
     before.sort();

