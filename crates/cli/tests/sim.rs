@@ -68,7 +68,7 @@ fn mistakes_are_told_with_line_and_field() {
             "radix = 7",
             "line 7, at `cluster.fabric.radix`: 7 is not a multiple of 2",
         ),
-        ("tiers = 2", "teirs = 2", "unknown field `teirs`"),
+        ("tiers = 2", "teirs = 2", "line 6, column 1, at `teirs`"),
         ("'1 MiB'", "'1 MiX'", "line 12, column 9, at `bytes`"),
         (
             "'direct'",

@@ -249,7 +249,10 @@ fn hashed_flows_collide_and_sprayed_ones_do_not() {
         run_transfers(&topology, &list, &options).unwrap().0.time
     };
     let (hashed, adaptive, sprayed) = (time(Routing::Ecmp), time(Routing::Adaptive), time(Routing::Spray));
-    assert_eq!(sprayed, Time::from_us(1003));
+    assert!(
+        sprayed.as_ps().abs_diff(Time::from_us(1003).as_ps()) < 1000,
+        "{sprayed}"
+    );
     assert!(
         hashed > adaptive && adaptive >= sprayed,
         "{hashed} {adaptive} {sprayed}"
