@@ -1,7 +1,7 @@
 //! Exchanges between the GPUs of a worker, by the collectives model, asked once for a range of sizes.
 
 use super::{Engine, ServingError, Worker};
-use crate::collective::Collective;
+use crate::collective::{Collective, Sizes};
 use crate::cost::device::{Device, DeviceError, Direction, ExpertLoad, Options, ReduceKernel, TokenExchange};
 use crate::platform::System;
 use crate::units::{Bytes, Time};
@@ -57,7 +57,11 @@ impl Exchange {
                 let device = Device::of(system, stages.saturating_mul(system.scale_up.domain))?;
                 let options = Options::default();
                 // A stage hands its tokens on as one rank of an all-to-all does: a message and its bytes.
-                Curve::new(|bytes| Ok(device.predict(Collective::AllToAll, Bytes(bytes), &options)?.time))?
+                Curve::new(|bytes| {
+                    Ok(device
+                        .predict(Collective::AllToAll { sizes: Sizes::Equal }, Bytes(bytes), &options)?
+                        .time)
+                })?
             }
         };
         Ok(Exchange {
@@ -109,7 +113,9 @@ fn tokens_time(
         return Ok(fastest);
     }
     let bytes = Bytes((token * load.tokens * load.top_k.min(f64::from(device.grid().ranks()))) as u64);
-    Ok(device.predict(Collective::AllToAll, bytes, &Options::default())?.time)
+    Ok(device
+        .predict(Collective::AllToAll { sizes: Sizes::Equal }, bytes, &Options::default())?
+        .time)
 }
 
 /// Seconds by powers of two, straight lines in between.
