@@ -251,7 +251,7 @@ impl<'a> Play<'a> {
             if let Some(prefix) = request.prefix {
                 self.workers[index as usize].keep(prefix.family, prefix.tokens);
             }
-            self.progress[nth as usize].read = now;
+            self.progress[nth as usize].read = now.saturating_add(self.late);
             if self.apart {
                 self.parked.push_back(nth);
             } else {

@@ -27,8 +27,8 @@ fn apart(prefill: u32, decode: u32) -> Deployment {
     }
 }
 
-/// Nodes of eight GPUs and eight cards, on rails that lead to a narrower core.
-fn rails(nodes: u32, oversubscription: u32) -> Topology {
+/// Nodes of eight GPUs and eight cards, under leaves that lead to a narrower core.
+fn tree(nodes: u32, oversubscription: u32) -> Topology {
     let wire = |bandwidth: &str, latency: &str| Wire {
         bandwidth: bandwidth.parse().unwrap(),
         latency: latency.parse().unwrap(),
@@ -37,11 +37,10 @@ fn rails(nodes: u32, oversubscription: u32) -> Topology {
         node_ranks: 8,
         node_ports: 8,
         scale_up: Some(wire("450 GB/s", "250 ns")),
-        fabric: Fabric::RailClos {
-            nodes,
-            rails: 8,
+        fabric: Fabric::FatTree {
+            hosts: 8 * nodes,
             tiers: 2,
-            radix: 8,
+            radix: 16,
             oversubscription,
             wire: wire("400 Gb/s", "500 ns"),
         },
@@ -77,7 +76,7 @@ fn network(topology: &Topology) -> ServingOptions<'_> {
 
 #[test]
 fn the_same_seed_gives_the_same_report() {
-    let topology = rails(8, 3);
+    let topology = tree(8, 3);
     let run = || {
         run(
             &h200(),
@@ -113,7 +112,7 @@ fn one_request_alone_takes_what_the_passes_take() {
 
 #[test]
 fn hand_offs_slow_each_other_down_on_a_narrow_core_and_other_traffic_slows_them_more() {
-    let (wide, narrow) = (rails(8, 1), rails(8, 3));
+    let (wide, narrow) = (tree(8, 1), tree(8, 3));
     let requests = requests(400, 60.0, 1);
     let at = |options: &ServingOptions<'_>| run(&h200(), &llama(), &apart(4, 4), &requests, options).unwrap();
     let (free, shared) = (at(&network(&wide)), at(&network(&narrow)));

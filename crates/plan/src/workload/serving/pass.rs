@@ -77,7 +77,7 @@ const EXPERTS_KERNELS: f64 = 0.50;
 const LATENT_KERNELS: f64 = 0.39;
 const STATE_KERNELS: f64 = 0.74;
 /// How much shorter the fixed part of kernels is on Blackwell than on Hopper.
-const BLACKWELL_KERNELS: f64 = 0.86;
+const BLACKWELL_KERNELS: f64 = 0.82;
 /// The fullest of the GPUs that share experts by number, against the average.
 const IMBALANCE: f64 = 1.18;
 
