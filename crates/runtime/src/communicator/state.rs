@@ -30,13 +30,14 @@ use crate::memory::Memory;
 
 /// So many calls are kept ready to be made again.
 const PREPARED_MAX: usize = 64;
-/// Turns in which nothing moves before a thread lets others run, where there are cores for all.
+/// Turns in which nothing moves before a thread looks at the clock, where there are cores for all.
 const SPINS: u32 = 4000;
 /// Turns between two looks at the outside world while spinning.
 const SPINS_PER_POLL: u32 = 256;
-/// The same where a turn takes system calls. Whoever lets others run gets the core back when they like, which is late on a busy machine.
-const FAR_SPINNING: Time = Time::from_us(100);
-/// How long a thread that lets others run goes on looking before it sleeps.
+/// How long a thread keeps its core while it looks, where there are cores for all. It is longer than the kernel lets others run: a rank that
+/// gave its core away whenever the one that it waits for has lost its own would be gone when that one is back, and so on in turn.
+const SPINNING: Time = Time::from_ms(5);
+/// How long a thread looks where there are not, letting others run in between, before it sleeps.
 const YIELDING: Time = Time::from_us(300);
 /// How long it sleeps at most before it looks at the clock and at its peers' lives.
 const REST: Duration = Duration::from_millis(1);
@@ -95,7 +96,7 @@ struct Stuck {
 struct Patience {
     spins_max: u32,
     spins: u32,
-    yielding_since: Option<Time>,
+    looking_since: Option<Time>,
     /// Everything has been polled, and then been looked at in vain.
     looked: bool,
 }
@@ -138,7 +139,7 @@ impl State {
                 // Where ranks share cores, the one that is waited for needs the core.
                 spins_max: if ranks_here > cores { 0 } else { SPINS },
                 spins: 0,
-                yielding_since: None,
+                looking_since: None,
                 looked: false,
             },
         })
@@ -427,13 +428,13 @@ impl State {
             self.patience.reset();
             return Ok(());
         }
-        let since = *self.patience.yielding_since.get_or_insert(now);
-        let waited = now.saturating_sub(since);
-        if waited < YIELDING {
-            match far {
-                true if self.patience.spins_max > 0 && waited < FAR_SPINNING => std::hint::spin_loop(),
-                true => weft_fabric::cpu::look_again(),
-                false => std::thread::yield_now(),
+        let since = *self.patience.looking_since.get_or_insert(now);
+        let (waited, alone) = (now.saturating_sub(since), self.patience.spins_max > 0);
+        if waited < if alone { SPINNING } else { YIELDING } {
+            match (alone, far) {
+                (true, _) => std::hint::spin_loop(),
+                (false, true) => weft_fabric::cpu::look_again(),
+                (false, false) => std::thread::yield_now(),
             }
             return Ok(());
         }
@@ -611,7 +612,7 @@ impl Stuck {
 impl Patience {
     fn reset(&mut self) {
         self.spins = 0;
-        self.yielding_since = None;
+        self.looking_since = None;
         self.looked = false;
     }
 }
