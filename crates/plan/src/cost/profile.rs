@@ -23,6 +23,8 @@
 //! # Ok::<(), weft_plan::cost::PlacementError>(())
 //! ```
 
+use std::collections::HashMap;
+
 use super::{LinkCost, Placement};
 use crate::collective::{Buffer, Collective, Problem};
 use crate::platform::Memcpy;
@@ -220,6 +222,7 @@ impl<'a> Look<'a> {
         let share = |slice: Slice| f64::from(slice.count) * self.chunk;
         let mut load = Load::default();
         let ops = self.ops.fill(self.program, rank, step);
+        let joined = Joined::of(ops);
         for (nth, op) in ops.iter().enumerate() {
             let amount = op.writes().or_else(|| op.reads().next()).map_or(0.0, share);
             if let Some(peer) = op.peer() {
@@ -256,12 +259,12 @@ impl<'a> Look<'a> {
                         let shared = self.problem.shared(rank, slice.buffer, slice.first, pieces);
                         shared.unwrap_or((slice.buffer, slice.first))
                     };
-                    if shared(from) != shared(to) && !joined(*to, &ops[nth + 1..]) {
+                    if shared(from) != shared(to) && !joined.after(nth, *to) {
                         load.copied += amount;
                     }
                 }
                 // Reduced as it comes, where it is next reduced with what is here.
-                Op::Receive { from, slice, .. } if joined(*slice, &ops[nth + 1..]) => {
+                Op::Receive { from, slice, .. } if joined.after(nth, *slice) => {
                     if grid.node(*from) == grid.node(rank) {
                         load.fused += amount;
                     }
@@ -273,13 +276,26 @@ impl<'a> Look<'a> {
     }
 }
 
-/// Whether what has been copied or received is next reduced with something: then both are one pass, as executors do it.
-fn joined(copy: Slice, next: &[Op]) -> bool {
-    let first = next.iter().find(|op| op.writes() == Some(copy));
-    first.is_some_and(|op| match op {
-        Op::ReceiveReduce { with, .. } | Op::Reduce { with, .. } => *with == copy,
-        _ => false,
-    })
+/// What of a step is reduced onto, and from which op on: what was copied or received there before is one pass with that, as executors
+/// do it.
+struct Joined(HashMap<Slice, usize>);
+
+impl Joined {
+    fn of(ops: &[Op]) -> Joined {
+        let mut first = HashMap::new();
+        for (nth, op) in ops.iter().enumerate() {
+            if let Op::ReceiveReduce { with, into, .. } | Op::Reduce { with, into, .. } = op
+                && with == into
+            {
+                first.entry(*into).or_insert(nth);
+            }
+        }
+        Joined(first)
+    }
+
+    fn after(&self, nth: usize, slice: Slice) -> bool {
+        self.0.get(&slice).is_some_and(|first| *first > nth)
+    }
 }
 
 /// What a load costs, in picoseconds.
