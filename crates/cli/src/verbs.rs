@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod explain;
 pub mod man;
 pub mod partner;
+pub mod plan_training;
 pub mod rank;
 pub mod serve;
 pub mod validate;
