@@ -9,6 +9,7 @@ pub mod explain;
 pub mod man;
 pub mod partner;
 pub mod plan_serving;
+pub mod plan_training;
 pub mod rank;
 pub mod serve;
 pub mod sim;

@@ -158,6 +158,8 @@ pub enum Part {
     Dispatch,
     /// Gathering and scattering within tensor-parallel groups.
     Tensor,
+    /// Keys and values within context-parallel groups.
+    Context,
     Recomputing,
     /// The output projection and the loss.
     Output,
@@ -462,6 +464,7 @@ impl Part {
             Part::Launches => "launches",
             Part::Dispatch => "dispatch",
             Part::Tensor => "tensor",
+            Part::Context => "context",
             Part::Recomputing => "recomputing",
             Part::Output => "output",
             Part::Bubble => "bubble",

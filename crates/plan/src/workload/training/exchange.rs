@@ -1,11 +1,12 @@
 //! What a training step sends, and how long that takes: the one place of this model that prices communication.
 
-use super::{Job, Sharding, software};
+use super::{Job, Parallel, Sharding, software};
 use crate::algorithms::Grid;
 use crate::collective::{Collective, Sizes};
 use crate::cost::device::{Device, Options};
 use crate::platform::System;
 use crate::units::Bytes;
+use crate::workload::model::Mixer;
 
 /// Bytes a second of one GPU within its scale-up domain.
 fn scale_up(system: &System) -> f64 {
@@ -56,6 +57,17 @@ pub fn dispatch(system: &System, tokens: f64, bytes: f64, chosen: u32, ranks: u3
 pub(super) fn tensor(job: &Job, system: &System, halves: f64) -> f64 {
     let bytes = job.micro_tokens() * f64::from(job.model.hidden) * 2.0;
     4.0 * halves * gather(system, bytes, job.parallel.tensor, 1) * software::TENSOR_EXPOSED
+}
+
+/// What of context parallelism is not hidden in one layer: keys and values of the whole sequence come by once forward, and they and their gradients backward.
+/// A state that runs along the sequence is handed on, which is nothing beside it.
+pub(super) fn context(job: &Job, system: &System, mixer: &Mixer) -> f64 {
+    let Parallel { tensor, context, .. } = job.parallel;
+    let Some(elements) = mixer.cached_elements() else {
+        return 0.0;
+    };
+    let bytes = job.micro_tokens() * f64::from(context) * elements * 2.0 / f64::from(tensor);
+    3.0 * gather(system, bytes, context, tensor) * software::TENSOR_EXPOSED
 }
 
 /// What of a microbatch's way between two stages is not hidden, forward and backward.

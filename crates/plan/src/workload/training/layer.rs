@@ -16,6 +16,7 @@ pub(super) struct Microbatch {
     launches: f64,
     dispatch: f64,
     tensor: f64,
+    context: f64,
     recomputing: f64,
     output: f64,
 }
@@ -85,6 +86,7 @@ impl Microbatch {
             (Part::Launches, self.launches),
             (Part::Dispatch, self.dispatch),
             (Part::Tensor, self.tensor),
+            (Part::Context, self.context),
             (Part::Recomputing, self.recomputing),
             (Part::Output, self.output),
         ]
@@ -96,6 +98,7 @@ impl Microbatch {
             + self.mixing / ATTENTION_PASSES
             + (self.streaming + self.experts) / 3.0
             + (self.tensor + self.dispatch) / 2.0
+            + self.context / 3.0
     }
 
     fn add(&mut self, other: &Microbatch, times: f64) {
@@ -107,6 +110,7 @@ impl Microbatch {
         self.launches += times * other.launches;
         self.dispatch += times * other.dispatch;
         self.tensor += times * other.tensor;
+        self.context += times * other.context;
         self.recomputing += times * other.recomputing;
     }
 
@@ -154,6 +158,9 @@ impl Worker<'_> {
             }
         }
         layer.tensor = exchange::tensor(self.job, self.system, halves);
+        layer.context = stack
+            .mixer
+            .map_or(0.0, |mixer| exchange::context(self.job, self.system, &mixer));
         layer
     }
 

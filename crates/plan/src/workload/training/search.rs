@@ -97,7 +97,15 @@ pub fn alternatives(job: &Job, system: &System, plan: &Plan) -> Vec<Alternative>
         ("CP", |parallel| &mut parallel.context),
         ("EP", |parallel| &mut parallel.expert),
     ];
+    let routed = job
+        .model
+        .stacks
+        .iter()
+        .any(|stack| matches!(stack.feed, Some(Feed::Experts(_))));
     for (name, field) in fields {
+        if name == "EP" && !routed {
+            continue;
+        }
         let mut changed = parallel;
         let now = *field(&mut changed);
         for other in [now / 2, now.saturating_mul(2)] {
