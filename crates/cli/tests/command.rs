@@ -64,6 +64,7 @@ fn help_says_what_the_snapshot_says() {
         &["bench", "transfer", "--help"],
         &["bench", "collective", "--help"],
         &["explain", "--help"],
+        &["validate", "--help"],
     ]
     .into_iter()
     .chain([
