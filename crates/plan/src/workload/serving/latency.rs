@@ -225,7 +225,7 @@ impl Pieces<'_> {
         // Prefill workers of their own may be what everything waits for; then fewer sequences are decoded at a time.
         let readers = f64::from(self.prompting.count) * f64::from(self.prompting.worker.data);
         let capacity = readers / each;
-        let wanted = load.concurrency / (load.output * per_token + alone);
+        let wanted = batch * slots / (load.output * per_token + alone);
         let starved = apart && wanted > capacity;
         let mut decoded = batch;
         if starved {
@@ -248,7 +248,7 @@ impl Pieces<'_> {
         if !apart && decode.worker.data > 1 {
             first += habits.balancing_steps * per_token;
         }
-        if !apart && asked > self.room {
+        if !starved && asked > self.room {
             first += (asked / self.room - 1.0) * load.output * per_token;
         }
         if starved {
