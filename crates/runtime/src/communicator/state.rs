@@ -100,7 +100,7 @@ impl State {
         grid: Grid,
         ranks_here: usize,
     ) -> Result<State, Error> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = weft_fabric::cpu::cores_of_all();
         Ok(State {
             rank: exchange.rank(),
             ranks,
