@@ -61,6 +61,20 @@ fn step_aside() {
     }
 }
 
+/// How many cores several processes of this host have together, as far as one of them can tell.
+///
+/// One that may run on several cores is taken to share them with the others. One that is kept on a single core is taken to have been put there
+/// by a launcher, which has given the others theirs.
+pub fn cores_of_all() -> usize {
+    let own = std::thread::available_parallelism().map_or(1, usize::from);
+    if own > 1 {
+        return own;
+    }
+    // SAFETY: a plain question.
+    let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    usize::try_from(online).unwrap_or(own).max(own)
+}
+
 /// Keeps the calling thread on one core.
 pub fn pin(core: usize) -> io::Result<()> {
     // SAFETY: as in `step_aside`; the helper checks that the core fits the set.

@@ -116,7 +116,7 @@ impl State {
         choice: Choice,
         ranks_here: usize,
     ) -> Result<State, Error> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = weft_fabric::cpu::cores_of_all();
         let rank = exchange.rank();
         Ok(State {
             rank,
