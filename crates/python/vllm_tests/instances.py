@@ -109,7 +109,7 @@ def engine(
 ) -> Process:
     port = free_port()
     command = [
-        python, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny",
+        python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny",
         "--dtype", "bfloat16", "--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "8", *arguments,
     ]  # fmt: skip
     if connector is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.v1.metrics.utils import create_metric_per_engine
 
 from ._messages import HandOff
 
@@ -64,7 +65,11 @@ class Stats(KVConnectorStats):
 class Metrics(KVConnectorPromMetrics):
     def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues) -> None:  # type: ignore[no-untyped-def]
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._seconds = self.make_per_engine(
+
+        def per_engine(metric):  # type: ignore[no-untyped-def]
+            return create_metric_per_engine(metric, per_engine_labelvalues)
+
+        self._seconds = per_engine(
             self._histogram_cls(
                 name="vllm:weft_hand_off_seconds",
                 documentation="How long KV hand-offs took.",
@@ -72,7 +77,7 @@ class Metrics(KVConnectorPromMetrics):
                 labelnames=labelnames,
             )
         )
-        self._bytes = self.make_per_engine(
+        self._bytes = per_engine(
             self._counter_cls(name="vllm:weft_hand_off_bytes", documentation="Bytes of KV handed off.", labelnames=labelnames)
         )
         # These have a label more: which transport, which failure.
@@ -84,12 +89,12 @@ class Metrics(KVConnectorPromMetrics):
             documentation="KV hand-offs after which the prompt was computed here, by reason.",
             labelnames=[*labelnames, "reason"],
         )
-        self._held = self.make_per_engine(
+        self._held = per_engine(
             self._gauge_cls(
                 name="vllm:weft_requests_held", documentation="Requests whose blocks are held for others.", labelnames=labelnames
             )
         )
-        self._expired = self.make_per_engine(
+        self._expired = per_engine(
             self._gauge_cls(
                 name="vllm:weft_leases_expired", documentation="Held requests that nobody came for in time.", labelnames=labelnames
             )
