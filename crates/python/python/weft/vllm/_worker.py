@@ -43,6 +43,7 @@ class Worker:
         self.agent = weft.Agent(f"vllm-{engine}-{self.rank}", **settings)
         self.description: Description | None = None
         self._memories: list[weft.Memory] = []
+        self._about: weft.Memory | None = None
         self._peers: dict[str, _Peer] = {}
         self._pool = ThreadPoolExecutor(HAND_OFFS_MAX, "weft-hand-off")
         # Guards everything below, and tells an idle step that something has ended.
@@ -75,9 +76,10 @@ class Worker:
             layers[name] = self._layer(cache, region)
         self.description = Description(self.engine, self.rank, self.ranks, self._meaning(caches), layers)
         text = self.description.to_bytes()
-        about = self.agent.allocate(len(text))
-        memoryview(about).cast("B")[:] = text
-        self.agent.publish("about", about)
+        # Memory that nobody holds is withdrawn.
+        self._about = self.agent.allocate(len(text))
+        memoryview(self._about).cast("B")[:] = text
+        self.agent.publish("about", self._about)
         logger.info(
             "weft: worker %d of %d publishes %d layers in %d regions at %s", self.rank, self.ranks, len(layers), len(regions), self.agent.address
         )
