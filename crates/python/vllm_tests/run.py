@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -269,12 +268,13 @@ def flipped(bench: Bench) -> str:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    # An agent's address is a list of ways; the one over TCP has a host and a port.
-    for way in address.replace(";", ",").split(","):
-        split = urlsplit(way if "//" in way else f"//{way}")
-        if split.hostname and split.port:
-            return split.hostname, split.port
-    raise AssertionError(f"no host and port in {address!r}")
+    """Of the way over TCP among those that an agent's address lists."""
+    for way in address.split(","):
+        transport, _, where = way.partition(":")
+        if transport == "tcp":
+            host, _, port = where.rpartition(":")
+            return host, int(port)
+    raise AssertionError(f"no way over TCP in {address!r}")
 
 
 def other_degrees(bench: Bench) -> str:
