@@ -241,20 +241,20 @@ def wait_until_up(router: Process, instance: Process) -> None:
 
 
 def flipped(bench: Bench) -> str:
-    """A bit flipped on the wire is found, and the prompt computed again."""
+    """A bit flipped on the wire is found: what was damaged once is sent again, and what is damaged each time is computed here."""
     tcp = {"agent": {"transports": "tcp"}}
     prefill, decode = bench.instance("prefill", **tcp), bench.instance("decode", **tcp)
     bench.start(prefill, decode)
     relay: Relay | None = None
     found = 0
-    for prompt in prompts(4):
+    # Of the first prompt nothing is damaged, of the second one chunk, of the others all.
+    for prompt, damage in zip(prompts(4), (0, 1, 1000, 1000), strict=True):
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0}
         answer = post(f"{prefill.url}/v1/completions", {**body, "kv_transfer_params": {"do_remote_decode": True}})
         origin = answer["kv_transfer_params"]
         if relay is None:
             relay = Relay(host_and_port(origin["weft"]["addresses"][0]))
-        else:
-            relay.damage = 1
+        relay.damage = damage
         origin["weft"]["addresses"] = [f"127.0.0.1:{relay.port}"]
         answer = complete(decode.url, prompt, kv_transfer_params=origin)
         bench.check(prompt, answer)
@@ -263,7 +263,7 @@ def flipped(bench: Bench) -> str:
             print(f"  {reason}")
             found += 1
     assert relay is not None
-    assert relay.damaged > 0, "nothing was damaged"
+    assert found == 2, f"{found} prompts were computed again"
     return f"{relay.damaged} chunks damaged; {found} prompts computed again, none served wrong"
 
 
