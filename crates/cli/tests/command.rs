@@ -137,16 +137,7 @@ fn what_cannot_be_explained_exits_2_and_a_wrong_schedule_exits_1() {
     }
     let scratch = Scratch::new("schedule");
     let file = scratch.path("ring.json");
-    let said = output(&[
-        "explain",
-        "all-reduce",
-        "--ranks",
-        "3",
-        "--algorithm",
-        "ring",
-        "--render",
-        "json",
-    ]);
+    let said = ring_of_three();
     std::fs::write(&file, &said.stdout).unwrap();
     let check = || output(&["explain", "--schedule", file.to_str().unwrap()]);
     let said = check();
@@ -417,16 +408,7 @@ fn what_is_benched_is_what_was_explained() {
 fn a_schedule_is_benched_and_a_wrong_one_is_not() {
     let scratch = Scratch::new("schedules");
     let path = scratch.path("mine.json");
-    let said = output(&[
-        "explain",
-        "all-reduce",
-        "--ranks",
-        "3",
-        "--algorithm",
-        "ring",
-        "--render",
-        "json",
-    ]);
+    let said = ring_of_three();
     std::fs::write(&path, &said.stdout).expect("the schedule is written");
     let file = path.display().to_string();
     let bench = [
@@ -662,4 +644,10 @@ fn the_doctor_tries_every_transport_and_writes_a_platform_file() {
     assert!(!text(&said.stdout).contains(SECRET), "the secret is not shown");
     let platform = weft_plan::Platform::from_toml(&std::fs::read_to_string(file).unwrap()).expect("a platform file");
     assert!(platform.transports.contains_key("tcp") && platform.transports.contains_key("shared_memory"));
+}
+
+/// A schedule as a file has it.
+fn ring_of_three() -> Output {
+    let question = "explain all-reduce --ranks 3 --algorithm ring --render json";
+    output(&question.split(' ').collect::<Vec<_>>())
 }

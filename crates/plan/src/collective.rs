@@ -209,6 +209,23 @@ impl Problem {
         }
     }
 
+    /// How many blocks the size of the collective is that of. It is the size of the larger of a rank's buffers, as is usual when collectives are
+    /// measured.
+    pub fn blocks_in_size(&self) -> u32 {
+        match self.collective {
+            Collective::AllGather { .. }
+            | Collective::ReduceScatter { .. }
+            | Collective::Gather { .. }
+            | Collective::Scatter { .. }
+            | Collective::AllToAll { .. } => self.ranks,
+            Collective::AllReduce
+            | Collective::Broadcast { .. }
+            | Collective::Reduce { .. }
+            | Collective::SendReceive { .. }
+            | Collective::Barrier => 1,
+        }
+    }
+
     /// How many chunks a rank's input or output has when every block is cut into `pieces`.
     pub fn chunks(&self, rank: Rank, buffer: Buffer, pieces: u32) -> u32 {
         self.blocks(rank, buffer).saturating_mul(pieces)

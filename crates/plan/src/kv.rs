@@ -25,6 +25,7 @@
 use thiserror::Error;
 
 use crate::spans::{Span, Spans};
+use crate::strides::{Misfit, extent};
 
 /// How many of what a cache has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,6 +87,23 @@ pub enum KvError {
     TooManyBytes,
 }
 
+impl From<Misfit> for KvError {
+    fn from(misfit: Misfit) -> KvError {
+        match misfit {
+            Misfit::Overlap {
+                dimension,
+                stride,
+                extent,
+            } => KvError::Overlap {
+                dimension,
+                stride,
+                extent,
+            },
+            Misfit::TooLarge => KvError::TooLarge,
+        }
+    }
+}
+
 impl KvLayout {
     /// `[layers][parts][blocks]`, dense.
     pub fn layers_outermost(shape: KvShape) -> Result<KvLayout, KvError> {
@@ -137,7 +155,7 @@ impl KvLayout {
 
     /// Any order, with gaps where there are some.
     pub fn with_strides(shape: KvShape, strides: KvStrides) -> Result<KvLayout, KvError> {
-        let mut dimensions = [
+        let dimensions = [
             ("layer", strides.layer, u64::from(shape.layers)),
             ("part", strides.part, u64::from(shape.parts)),
             ("block", strides.block, shape.blocks),
@@ -152,22 +170,7 @@ impl KvLayout {
                 return Err(KvError::Empty { dimension });
             }
         }
-        // From the innermost dimension out, each must step over all that lies within it. A count of one never steps.
-        dimensions.sort_by_key(|&(_, stride, count)| if count == 1 { 0 } else { stride });
-        let mut extent = shape.block_bytes;
-        for (dimension, stride, count) in dimensions {
-            if count == 1 {
-                continue;
-            }
-            if stride < extent {
-                return Err(KvError::Overlap {
-                    dimension,
-                    stride,
-                    extent,
-                });
-            }
-            extent = times(stride, count - 1)?.checked_add(extent).ok_or(KvError::TooLarge)?;
-        }
+        let extent = extent(shape.block_bytes, dimensions)?;
         let end = strides.base.checked_add(extent).ok_or(KvError::TooLarge)?;
         Ok(KvLayout { shape, strides, end })
     }

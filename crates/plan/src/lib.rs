@@ -16,6 +16,8 @@ pub mod platform;
 pub mod route;
 pub mod schedule;
 pub mod spans;
+pub mod spot;
+mod strides;
 pub mod units;
 pub mod validate;
 pub mod workload;

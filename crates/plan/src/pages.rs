@@ -21,6 +21,7 @@ use std::ops::Range;
 use thiserror::Error;
 
 use crate::spans::{Span, Spans};
+use crate::strides::{Misfit, extent};
 
 /// One layer of a paged cache, as one end holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -92,6 +93,23 @@ pub enum PagesError {
     NoSuchBlock { block: u64, blocks: u64 },
 }
 
+impl From<Misfit> for PagesError {
+    fn from(misfit: Misfit) -> PagesError {
+        match misfit {
+            Misfit::Overlap {
+                dimension,
+                stride,
+                extent,
+            } => PagesError::Overlap {
+                dimension,
+                stride,
+                extent,
+            },
+            Misfit::TooLarge => PagesError::TooLarge,
+        }
+    }
+}
+
 impl Pages {
     /// `[parts][blocks][heads][tokens]`, dense.
     pub fn heads_first(blocks: u64, tokens: u64, heads: Range<u64>, unit_bytes: u64) -> Result<Pages, PagesError> {
@@ -125,7 +143,7 @@ impl Pages {
 
     /// Any order, with gaps where there are some.
     pub fn with_strides(shape: PagesShape, strides: PagesStrides) -> Result<Pages, PagesError> {
-        let mut dimensions = [
+        let dimensions = [
             ("part", strides.part, shape.parts),
             ("block", strides.block, shape.blocks),
             ("token", strides.token, shape.tokens),
@@ -137,24 +155,7 @@ impl Pages {
         if shape.unit_bytes == 0 {
             return Err(PagesError::Empty { dimension: "byte" });
         }
-        // From the innermost dimension out, each must step over all that lies within it. A count of one never steps.
-        dimensions.sort_by_key(|&(_, stride, count)| if count == 1 { 0 } else { stride });
-        let mut extent = shape.unit_bytes;
-        for (dimension, stride, count) in dimensions {
-            if count == 1 {
-                continue;
-            }
-            if stride < extent {
-                return Err(PagesError::Overlap {
-                    dimension,
-                    stride,
-                    extent,
-                });
-            }
-            extent = times(stride, count - 1)?
-                .checked_add(extent)
-                .ok_or(PagesError::TooLarge)?;
-        }
+        let extent = extent(shape.unit_bytes, dimensions)?;
         let end = strides.base.checked_add(extent).ok_or(PagesError::TooLarge)?;
         Ok(Pages { shape, strides, end })
     }

@@ -174,21 +174,12 @@ struct Look<'a> {
 impl<'a> Look<'a> {
     fn new(problem: &'a Problem, program: &'a dyn Program, placement: &'a Placement) -> Look<'a> {
         let Shape { pieces, .. } = program.shape();
-        // The size of these is that of all blocks together.
-        let blocks = match problem.collective {
-            Collective::AllGather { .. }
-            | Collective::ReduceScatter { .. }
-            | Collective::Gather { .. }
-            | Collective::Scatter { .. }
-            | Collective::AllToAll { .. } => problem.ranks,
-            _ => 1,
-        };
         Look {
             problem,
             program,
             placement,
             pieces,
-            chunk: 1.0 / (f64::from(pieces) * f64::from(blocks)),
+            chunk: 1.0 / (f64::from(pieces) * f64::from(problem.blocks_in_size())),
             ops: Ops::new(),
         }
     }

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::Endpoint;
+use crate::spot::Spot;
 
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
@@ -56,16 +57,17 @@ pub enum Fault {
 
 impl PlatformError {
     pub(in crate::platform) fn from_toml(text: &str, error: &toml::de::Error) -> PlatformError {
-        let start = error.span().map_or(0, |span| span.start);
-        let before = text.get(..start).unwrap_or(text);
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        let line_text = text[line_start..].lines().next().unwrap_or("");
-        let key = line_text.split('=').next().unwrap_or(line_text).trim();
+        let Spot {
+            line,
+            column,
+            field,
+            message,
+        } = Spot::of(text, error);
         PlatformError::Unreadable {
-            line: before.matches('\n').count() + 1,
-            column: before[line_start..].chars().count() + 1,
-            field: key.chars().take(80).collect(),
-            message: error.message().to_owned(),
+            line,
+            column,
+            field,
+            message,
         }
     }
 }

@@ -204,17 +204,10 @@ impl Spec {
         digest.finish().max(2)
     }
 
-    /// Bytes of the larger of a rank's buffers, which is what the size of a collective means.
+    /// Its size, as [`Problem::blocks_in_size`] means it.
     fn bytes(&self) -> Bytes {
         let elements = match &self.counts {
-            Counts::Equal(count) => match self.problem.collective {
-                Collective::AllGather { .. }
-                | Collective::ReduceScatter { .. }
-                | Collective::Gather { .. }
-                | Collective::Scatter { .. }
-                | Collective::AllToAll { .. } => count.saturating_mul(self.problem.ranks.into()),
-                _ => *count,
-            },
+            Counts::Equal(count) => count.saturating_mul(self.problem.blocks_in_size().into()),
             Counts::PerRank(list) | Counts::PerPair(list) => {
                 list.iter().fold(0, |sum: u64, count| sum.saturating_add(*count))
             }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use weft_plan::Rank;
-use weft_plan::collective::{Collective, Problem};
+use weft_plan::collective::Problem;
 use weft_plan::platform::fabric::{Level, Topology};
 use weft_plan::schedule::{Op, Ops, Program, Slice};
 
@@ -70,21 +70,12 @@ pub(crate) struct Look<'a> {
 impl<'a> Look<'a> {
     pub(crate) fn new(topology: &'a Topology, problem: &'a Problem, program: &'a dyn Program, bytes: u64) -> Look<'a> {
         let pieces = program.shape().pieces;
-        // The size of these is that of all blocks together.
-        let blocks = match problem.collective {
-            Collective::AllGather { .. }
-            | Collective::ReduceScatter { .. }
-            | Collective::Gather { .. }
-            | Collective::Scatter { .. }
-            | Collective::AllToAll { .. } => problem.ranks,
-            _ => 1,
-        };
         Look {
             topology,
             problem,
             program,
             pieces,
-            chunk: bytes as f64 / (f64::from(pieces) * f64::from(blocks)),
+            chunk: bytes as f64 / (f64::from(pieces) * f64::from(problem.blocks_in_size())),
             ops: Ops::new(),
             index: HashMap::default(),
             looked_at: 0,

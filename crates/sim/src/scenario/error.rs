@@ -7,6 +7,7 @@ use weft_plan::algorithms::UnknownAlgorithm;
 use weft_plan::collective::ProblemError;
 use weft_plan::platform::PlatformError;
 use weft_plan::platform::fabric::FabricError;
+use weft_plan::spot::Spot;
 
 use super::Fidelity;
 use crate::flow::FlowError;
@@ -80,16 +81,17 @@ impl Place {
 
 impl ScenarioError {
     pub(super) fn unreadable(text: &str, error: &toml::de::Error) -> ScenarioError {
-        let start = error.span().map_or(0, |span| span.start);
-        let before = text.get(..start).unwrap_or(text);
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        let line_text = text[line_start..].lines().next().unwrap_or("");
-        let key = line_text.split('=').next().unwrap_or(line_text).trim();
+        let Spot {
+            line,
+            column,
+            field,
+            message,
+        } = Spot::of(text, error);
         ScenarioError::Unreadable {
-            line: before.matches('\n').count() + 1,
-            column: before[line_start..].chars().count() + 1,
-            field: key.chars().take(80).collect(),
-            message: error.message().to_owned(),
+            line,
+            column,
+            field,
+            message,
         }
     }
 

@@ -163,12 +163,11 @@ class Worker:
                 "weft: request %s: %d tokens (%d bytes) from engine %s over %s in %.1f ms",
                 request, load.tokens[1] - load.tokens[0], moved, origin.engine, transport, 1e3 * hand_off.seconds,
             )  # fmt: skip
-        except (Mismatch, weft.Error) as error:
-            hand_off = HandOff(time.monotonic() - began, 0, "", f"{type(error).__name__}: {error}")
-            logger.warning("weft: request %s is computed here, after %.1f ms: %s", request, 1e3 * hand_off.seconds, hand_off.failure)
         except Exception as error:  # A request must never wait for a thread that is gone.
             hand_off = HandOff(time.monotonic() - began, 0, "", f"{type(error).__name__}: {error}")
-            logger.exception("weft: request %s is computed here, and this is a mistake of weft.vllm", request)
+            # What is not expected is a mistake of this package, and told with where it happened.
+            report = logger.warning if isinstance(error, (Mismatch, weft.Error)) else logger.exception
+            report("weft: request %s is computed here, after %.1f ms: %s", request, 1e3 * hand_off.seconds, hand_off.failure)
         with self._changed:
             self._under_way -= 1
             self._ended[request] = hand_off
