@@ -26,7 +26,7 @@
 use std::collections::HashMap;
 
 use super::{LinkCost, Placement};
-use crate::collective::{Buffer, Collective, Problem};
+use crate::collective::{Buffer, Problem};
 use crate::platform::Memcpy;
 use crate::schedule::{Op, Ops, Phase, Program, Shape, Slice};
 use crate::units::{Bytes, Rank, Time};
