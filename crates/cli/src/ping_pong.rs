@@ -15,8 +15,10 @@ pub const WORD_BYTES: u64 = 8;
 
 /// In the last ping.
 const LAST: u64 = 1 << 63;
-/// Looks at the memory before the agent gets its turn.
+/// Looks at the memory before the agent gets its turn, or is asked whether it needs one.
 const LOOKS: u32 = 64;
+/// How long an agent that has nothing under way goes without a turn.
+const TURN: Duration = Duration::from_millis(1);
 /// How long a ping may take before somebody who has no core is suspected to be what it waits for.
 const CROWDED: Duration = Duration::from_millis(1);
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -87,7 +89,7 @@ impl<'a> PingPong<'a> {
             let word = (self.serve.first + times.len() as u64) | if last { LAST } else { 0 };
             let start = Instant::now();
             self.ping(word, &mut sent)?;
-            self.look(&turns, |seen| seen == word)?;
+            self.look(&turns, &sent, |seen| seen == word)?;
             times.push(start.elapsed());
             if last {
                 return sent.wait().map(|()| times);
@@ -101,7 +103,7 @@ impl<'a> PingPong<'a> {
         let mut sent = Sent::default();
         let mut next = self.serve.first;
         loop {
-            let word = self.look(&turns, |seen| seen & !LAST == next)?;
+            let word = self.look(&turns, &sent, |seen| seen & !LAST == next)?;
             self.ping(word, &mut sent)?;
             next += 1;
             if word & LAST != 0 {
@@ -122,8 +124,10 @@ impl<'a> PingPong<'a> {
         Ok(())
     }
 
-    fn look(&self, turns: &Turns<'_>, wanted: impl Fn(u64) -> bool) -> Result<u64, Complaint> {
+    /// Looks at the memory until what is wanted has come.
+    fn look(&self, turns: &Turns<'_>, sent: &Sent, wanted: impl Fn(u64) -> bool) -> Result<u64, Complaint> {
         let start = Instant::now();
+        let mut turned = Duration::ZERO;
         loop {
             for _ in 0..LOOKS {
                 let mut word = [0; WORD_BYTES as usize];
@@ -135,9 +139,12 @@ impl<'a> PingPong<'a> {
                     return Ok(word);
                 }
             }
-            // The end of the last write is taken in meanwhile.
-            turns.turn();
             let waited = start.elapsed();
+            // The end of the last write is taken in meanwhile. After that a turn would only keep from looking.
+            if sent.is_open() || waited - turned > TURN {
+                turns.turn();
+                turned = waited;
+            }
             // Not sooner: to a kernel that plays the network card a thread that yields is one that can wait.
             if waited > CROWDED {
                 std::thread::yield_now();
@@ -154,6 +161,10 @@ impl<'a> PingPong<'a> {
 struct Sent([Option<Transfer>; 2]);
 
 impl Sent {
+    fn is_open(&self) -> bool {
+        self.0.iter().flatten().any(|transfer| !transfer.is_ended())
+    }
+
     fn wait(&self) -> Result<(), Complaint> {
         let mut open = self.0.iter().flatten();
         open.try_for_each(|transfer| transfer.wait().map(drop).map_err(failed))
