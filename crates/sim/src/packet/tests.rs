@@ -1,5 +1,7 @@
 use super::*;
-use crate::flow::permutation;
+use crate::flow::{mixed, permutation};
+use weft_plan::algorithms::Algorithm;
+use weft_plan::collective::Collective;
 use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
 
 fn cluster(fabric: Fabric) -> Topology {
@@ -170,6 +172,41 @@ fn the_same_seed_is_the_same_run() {
         let run = || run_transfers(&topology, &list, &options).unwrap();
         assert_eq!(run(), run());
     }
+}
+
+/// A number that stands for everything that reports say, in their order.
+fn digest(reports: &[PacketReport]) -> u64 {
+    let said = format!("{reports:?}");
+    said.bytes().fold(0, |digest, byte| mixed(digest ^ u64::from(byte)))
+}
+
+/// How the simulator stores things may change, but not what happens: whoever changes this number has changed the network.
+#[test]
+fn a_seed_has_one_history() {
+    let tree_of_sixteen = tree(4);
+    let torus = cluster(Fabric::Torus {
+        sides: vec![9, 9],
+        wire: WIRE,
+    });
+    let mut reports = Vec::new();
+    for kind in kinds() {
+        for (topology, loss) in [(&tree_of_sixteen, 0.005), (&tree_of_sixteen, 0.0), (&torus, 0.0)] {
+            let options = PacketOptions { loss, ..kind.clone() };
+            let list: Vec<Transfer> = permutation(topology.ranks(), 3)
+                .into_iter()
+                .map(|(from, to)| transfer(from.0, to.0, 150_000))
+                .collect();
+            reports.push(run_transfers(topology, &list, &options).unwrap());
+        }
+    }
+    let collective = Collective::AllReduce;
+    let problem = Problem::new(collective, 16);
+    let program = Algorithm::Ring
+        .program(&problem, tree_of_sixteen.grid(16).unwrap())
+        .unwrap();
+    let options = PacketOptions::default();
+    reports.push(run_program(&tree_of_sixteen, &problem, &*program, Bytes(1 << 20), &options).unwrap());
+    assert_eq!(digest(&reports), 10_773_333_307_025_606_958);
 }
 
 #[test]

@@ -88,7 +88,9 @@ pub(super) struct Flows<'a> {
     options: &'a PacketOptions,
     pub(super) network: Network,
     pub(super) flows: Vec<Flow>,
-    /// By first link: flows that have something to send, in turn.
+    /// By link: its ring, where hosts put what they send on it first.
+    injectors: Vec<u32>,
+    /// Flows that have something to send, in turn.
     rings: Vec<VecDeque<u32>>,
     /// When each rank may ask for the next packet.
     asks: Vec<u64>,
@@ -105,6 +107,7 @@ impl<'a> Flows<'a> {
             options,
             network,
             flows: Vec::new(),
+            injectors: vec![NONE; topology.links() as usize],
             rings: Vec::new(),
             asks: vec![0; topology.ranks() as usize],
             ended: Vec::new(),
@@ -179,8 +182,9 @@ impl<'a> Flows<'a> {
         flow.acked = Bits::room(flow.packets);
         flow.got = Bits::room(flow.packets);
         flow.pacer = Pacer::new(now);
-        if self.network.links[first.0 as usize].injector == NONE {
-            self.network.links[first.0 as usize].injector = self.rings.len() as u32;
+        let injects = &mut self.network.links[first.0 as usize].injects;
+        if !std::mem::replace(injects, true) {
+            self.injectors[first.0 as usize] = self.rings.len() as u32;
             self.rings.push(VecDeque::new());
         }
         self.ready(id);
@@ -217,14 +221,14 @@ impl<'a> Flows<'a> {
             return;
         }
         let link = flow.link;
-        let ring = self.network.links[link as usize].injector;
+        let ring = self.injectors[link as usize];
         self.rings[ring as usize].push_back(id);
         self.network.wake_at_free(link);
     }
 
     /// A host puts the next packet on its link, which is free.
     fn inject(&mut self, link: u32) {
-        let ring = self.network.links[link as usize].injector;
+        let ring = self.injectors[link as usize];
         if ring == NONE || self.network.is_paused(link) {
             return;
         }
