@@ -313,7 +313,7 @@ impl<'a> Flows<'a> {
             Routing::Spray => {
                 // Once over all ways, in an order of chance, and again in another one.
                 let round = mixed(flow.salt ^ (nth / ways) ^ (u64::from(back) << 63));
-                ((nth % ways).wrapping_mul(round | 1).wrapping_add(round >> 32)) % ways
+                shuffled(nth % ways, ways, round)
             }
             Routing::Adaptive => {
                 let mut best: Option<(u32, u64)> = None;
@@ -525,5 +525,23 @@ impl<'a> Flows<'a> {
         self.flows[id as usize].seen_progress = progress;
         let at = self.network.now.saturating_add(self.options.timeout.as_ps());
         self.network.at(at, Event::Timer(id));
+    }
+}
+
+/// Where the nth of `count` comes in an order of chance, in which each comes once.
+pub(super) fn shuffled(nth: u64, count: u64, order: u64) -> u64 {
+    let bits = u64::BITS - (count - 1).leading_zeros();
+    let mask = (1 << bits) - 1;
+    let mut place = nth;
+    loop {
+        // Each line can be undone, so that no two numbers of so many bits become one.
+        for key in [order, order >> 21, order >> 42] {
+            place = place.wrapping_add(key >> 7).wrapping_mul(key | 1) & mask;
+            place ^= place >> bits.div_ceil(2);
+        }
+        // What has left the numbers below `count` goes on until it is among them again.
+        if place < count {
+            return place;
+        }
     }
 }
