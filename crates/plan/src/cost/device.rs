@@ -3,7 +3,7 @@
 //! Ranks are alike, so a collective is described by what one of them does: how many hops are on the way of its last byte, and how many
 //! bytes its busiest link carries. That makes a million ranks as cheap as two. The structure is that of the schedules in
 //! [`algorithms`](crate::algorithms), against which [`Work`] is tested; what a hop and a byte cost depends on the protocol, and is a
-//! constant of the [`System`]. Which algorithm and protocol run is decided as NCCL decides it ([`tuner`]), from NCCL's own figures: its choice is
+//! constant of the [`System`]. Which algorithm and protocol run is decided as NCCL decides it (`device/tuner.rs`), from NCCL's own figures: its choice is
 //! not always the fastest, and a prediction must follow it.
 //!
 //! ```
