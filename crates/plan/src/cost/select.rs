@@ -105,11 +105,16 @@ impl Selector {
     /// Looks at all candidates that the channels are enough for. Of programs without phases, only those that can be looked at step by step
     /// are among them.
     pub fn new(problem: Problem, placement: Placement) -> Selector {
+        Selector::among(Candidate::all(&problem), problem, placement)
+    }
+
+    /// Looks at these candidates only.
+    pub fn among(candidates: impl IntoIterator<Item = Candidate>, problem: Problem, placement: Placement) -> Selector {
         let problem = Problem {
             in_place: false,
             ..problem
         };
-        let candidates = Candidate::all(&problem).filter_map(|candidate| {
+        let candidates = candidates.into_iter().filter_map(|candidate| {
             let program = candidate.program(&problem, placement.grid)?;
             let shape = program.shape();
             let size = u64::from(shape.ranks) * u64::from(shape.steps);

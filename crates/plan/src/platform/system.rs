@@ -267,7 +267,7 @@ impl System {
 
     /// Every field that is a share of something.
     fn shares(&self) -> impl Iterator<Item = (&'static str, f64)> {
-        let collectives = &self.collectives;
+        let (collectives, kernels) = (&self.collectives, &self.kernels);
         [
             ("scale_up.beyond_pair", self.scale_up.beyond_pair.unwrap_or(1.0)),
             ("scale_out.efficiency", self.scale_out.efficiency),
@@ -277,6 +277,26 @@ impl System {
             (
                 "collectives.in_switch.efficiency",
                 collectives.in_switch.map_or(1.0, |switch| switch.efficiency),
+            ),
+            (
+                "kernels.pushed.efficiency",
+                kernels.pushed.map_or(1.0, |pushed| pushed.efficiency),
+            ),
+            (
+                "kernels.experts_few.dispatch_efficiency",
+                kernels.experts_few.map_or(1.0, |few| few.dispatch_efficiency),
+            ),
+            (
+                "kernels.experts_few.combine_efficiency",
+                kernels.experts_few.map_or(1.0, |few| few.combine_efficiency),
+            ),
+            (
+                "kernels.experts_many.efficiency",
+                kernels.experts_many.map_or(1.0, |many| many.efficiency),
+            ),
+            (
+                "kernels.tokens.efficiency",
+                kernels.tokens.map_or(1.0, |tokens| tokens.efficiency),
             ),
         ]
         .into_iter()

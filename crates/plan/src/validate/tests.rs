@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 /// What the model must reach, as (table, quantity, median, 90th percentile): a little above what it reaches, so that it cannot get worse
@@ -83,4 +85,20 @@ fn a_quantile_is_between_its_neighbours() {
     assert_eq!(quantile(&[], 0.5), 0.0);
     assert_eq!(quantile(&[3.0], 0.9), 3.0);
     assert_eq!(quantile(&[1.0, 2.0, 3.0, 4.0], 0.5), 2.5);
+}
+
+proptest! {
+    #[test]
+    fn rows_of_any_kind_are_predicted_or_refused_and_never_a_panic(
+        table in 0usize..8,
+        cells in proptest::collection::vec("h100_sxm|gb200|all_reduce|dispatch|normal|-?[0-9]{1,9}|[ -~]{0,6}", 0..12),
+    ) {
+        let tables = tables();
+        let table = &tables[table % tables.len()];
+        let heading = table.columns().join(",");
+        let row: Vec<String> = (0..table.columns().len())
+            .map(|nth| cells.get(nth).cloned().unwrap_or_else(|| "8".to_owned()))
+            .collect();
+        let _ = check(&**table, &format!("{heading}\n{}\n", row.join(",")), &mut Systems::default());
+    }
 }

@@ -1,8 +1,8 @@
 //! Chakra execution traces: a step as somebody recorded it, replayed on a system.
 //!
-//! A trace is a graph of nodes: compute of a known duration or so many operations, and collectives of so many bytes. [`Trace::read`] takes the JSON form
-//! that Chakra's own `jsonizer` writes (objects one after the other), an array of nodes, or an object with `nodes`. The binary protobuf form must be
-//! converted first; sends and receives are priced as if their peer were ready, and memory nodes by the GPU's bandwidth.
+//! A trace is a graph of nodes: compute of a known duration or so many operations, and collectives of so many bytes. [`Trace::read`] takes the files that
+//! tracers write (`.et`: protobuf messages one after the other, each with its length before it) and their JSON form, and tells them apart by what is in
+//! them. Sends and receives are priced as if their peer were ready, and memory nodes by the GPU's bandwidth.
 //!
 //! ```
 //! use weft_plan::platform::System;
@@ -11,15 +11,17 @@
 //! {"id": "1", "name": "forward", "type": "COMP_NODE", "durationMicros": "1000"}
 //! {"id": "2", "name": "sum", "type": "COMM_COLL_NODE", "dataDeps": ["1"],
 //!  "attr": [{"name": "comm_type", "int64Val": "0"}, {"name": "comm_size", "int64Val": "1048576"}]}"#;
-//! let replay = Trace::read(text)?.replay(&System::named("dgx-h100").unwrap(), 8)?;
+//! let replay = Trace::read(text.as_bytes())?.replay(&System::named("dgx-h100").unwrap(), 8)?;
 //! assert!(replay.seconds > 1e-3 && replay.communication > 0.0);
 //! # Ok::<(), weft_plan::workload::trace::TraceError>(())
 //! ```
 
-use std::collections::BTreeMap;
+mod json;
+mod protobuf;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use serde_json::Value;
 use thiserror::Error;
 
 use crate::collective::{Collective, Sizes};
@@ -81,6 +83,11 @@ pub enum TraceError {
     TooLong { bytes: usize },
     #[error("not JSON: {0}")]
     Syntax(String),
+    /// The zeroth message is what is said of the whole trace; then come nodes.
+    #[error("message {nth} is none of a trace: {why}")]
+    Message { nth: usize, why: String },
+    #[error("message {nth} ends after the file does")]
+    Truncated { nth: usize },
     #[error("node {nth} has no {field}")]
     Missing { nth: usize, field: &'static str },
     #[error("two nodes are called {id}")]
@@ -103,50 +110,52 @@ pub enum TraceError {
 
 const MAX_BYTES: usize = 1 << 30;
 
+/// What a file says of a node, in either form.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Record {
+    id: u64,
+    /// As the schema numbers it.
+    kind: i64,
+    after: Vec<u64>,
+    micros: u64,
+    comm_type: Option<i64>,
+    comm_size: Option<i64>,
+    num_ops: Option<i64>,
+    tensor_size: Option<i64>,
+    root: Option<i64>,
+}
+
 impl Trace {
-    /// Reads the JSON form of a trace.
-    pub fn read(text: &str) -> Result<Trace, TraceError> {
-        if text.len() > MAX_BYTES {
-            return Err(TraceError::TooLong { bytes: text.len() });
+    /// Reads a trace in either form.
+    pub fn read(bytes: &[u8]) -> Result<Trace, TraceError> {
+        if bytes.len() > MAX_BYTES {
+            return Err(TraceError::TooLong { bytes: bytes.len() });
         }
-        let mut values = Vec::new();
-        for value in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
-            match value.map_err(|error| TraceError::Syntax(error.to_string()))? {
-                Value::Array(many) => values.extend(many),
-                Value::Object(mut object) => match object.remove("nodes") {
-                    Some(Value::Array(many)) => values.extend(many),
-                    _ => values.push(Value::Object(object)),
-                },
-                other => values.push(other),
-            }
-        }
-        // Metadata comes first, and is no node.
-        values.retain(|value| field(value, &["id"]).is_some());
+        // JSON has no such bytes; every node of the binary form has the tag of its type, which is one.
+        let is_control = |byte: &u8| *byte < b' ' && !b"\t\n\r".contains(byte);
+        let records = match bytes.iter().any(is_control) {
+            true => protobuf::records(bytes)?,
+            false => json::records(bytes)?,
+        };
         let mut places = BTreeMap::new();
-        for (nth, value) in values.iter().enumerate() {
-            let id = integer(field(value, &["id"])).ok_or(TraceError::Missing { nth, field: "id" })? as u64;
-            if places.insert(id, nth).is_some() {
-                return Err(TraceError::Twice { id });
+        for (nth, record) in records.iter().enumerate() {
+            if places.insert(record.id, nth).is_some() {
+                return Err(TraceError::Twice { id: record.id });
             }
         }
-        let mut nodes = Vec::with_capacity(values.len());
-        for (&id, &nth) in &places {
-            let value = &values[nth];
-            let mut after = Vec::new();
-            for names in [["dataDeps", "data_deps"], ["ctrlDeps", "ctrl_deps"]] {
-                for before in field(value, &names).and_then(Value::as_array).into_iter().flatten() {
-                    let before = integer(Some(before)).unwrap_or(-1) as u64;
-                    after.push(*places.get(&before).ok_or(TraceError::Dangling { id, before })?);
-                }
-            }
-            nodes.push((nth, kind(id, nth, value)?, after));
+        let mut nodes = Vec::with_capacity(records.len());
+        for record in &records {
+            let id = record.id;
+            let place = |&before: &u64| places.get(&before).copied().ok_or(TraceError::Dangling { id, before });
+            nodes.push(Node {
+                kind: record.work()?,
+                after: record.after.iter().map(place).collect::<Result<_, _>>()?,
+            });
         }
-        if nodes.is_empty() {
-            return Err(TraceError::Empty);
+        match nodes.is_empty() {
+            true => Err(TraceError::Empty),
+            false => Ok(Trace { nodes }),
         }
-        nodes.sort_by_key(|(nth, _, _)| *nth);
-        let nodes = nodes.into_iter().map(|(_, kind, after)| Node { kind, after }).collect();
-        Ok(Trace { nodes })
     }
 
     /// Replays the trace on a system with `ranks` ranks that do the same. Compute runs one node after the other, and so does communication;
@@ -162,7 +171,7 @@ impl Trace {
             }
         }
         // Nodes start in the order in which they become ready, those of one moment in the order of the file.
-        let mut ready: std::collections::BTreeSet<(u64, usize)> = (0..waits.len())
+        let mut ready: BTreeSet<(u64, usize)> = (0..waits.len())
             .filter(|nth| waits[*nth] == 0)
             .map(|nth| (0, nth))
             .collect();
@@ -233,142 +242,63 @@ impl Trace {
     }
 }
 
-fn kind(id: u64, nth: usize, value: &Value) -> Result<Kind, TraceError> {
-    let kind = field(value, &["type"]).ok_or(TraceError::Missing { nth, field: "type" })?;
-    let name = match kind {
-        Value::String(name) => name.as_str(),
-        number => match integer(Some(number)) {
-            Some(1) => "METADATA_NODE",
-            Some(2) => "MEM_LOAD_NODE",
-            Some(3) => "MEM_STORE_NODE",
-            Some(4) => "COMP_NODE",
-            Some(5) => "COMM_SEND_NODE",
-            Some(6) => "COMM_RECV_NODE",
-            Some(7) => "COMM_COLL_NODE",
-            _ => "INVALID_NODE",
-        },
-    };
-    let attribute = |name: &str| attribute(value, name);
-    let bytes = |name: &str| attribute(name).unwrap_or(0).max(0);
-    match name {
-        "METADATA_NODE" => Ok(Kind::Nothing),
-        "MEM_LOAD_NODE" | "MEM_STORE_NODE" => Ok(Kind::Memory {
-            bytes: bytes("tensor_size") as f64,
-        }),
-        "COMP_NODE" => {
-            let recorded = integer(field(value, &["durationMicros", "duration_micros"])).filter(|time| *time > 0);
-            Ok(match recorded {
-                Some(micros) => Kind::Recorded(micros as f64 * 1e-6),
-                None => Kind::Compute {
-                    operations: bytes("num_ops") as f64,
-                    bytes: bytes("tensor_size") as f64,
-                },
-            })
-        }
-        "COMM_SEND_NODE" | "COMM_RECV_NODE" => Ok(Kind::Message {
-            bytes: bytes("comm_size") as f64,
-        }),
-        "COMM_COLL_NODE" => {
-            let kind = attribute("comm_type").unwrap_or(-1);
-            let sizes = Sizes::Equal;
-            let root = Rank(attribute("root").unwrap_or(0).clamp(0, i64::from(u32::MAX)) as u32);
-            let collective = match kind {
-                0 => Collective::AllReduce,
-                1 => Collective::Reduce { root },
-                2 => Collective::AllGather { sizes },
-                5 => Collective::Broadcast { root },
-                6 => Collective::AllToAll { sizes },
-                7 | 8 => Collective::ReduceScatter { sizes },
-                9 => Collective::Barrier,
-                kind => return Err(TraceError::CollectiveKind { id, kind }),
-            };
-            Ok(Kind::Collective {
-                collective,
-                bytes: bytes("comm_size") as u64,
-            })
-        }
-        kind => Err(TraceError::Kind {
-            id,
-            kind: kind.chars().take(40).collect(),
-        }),
+impl Record {
+    /// Notes an attribute, if it is one that says how much there is to do. The first of a name counts.
+    fn note(&mut self, name: &str, value: i64) {
+        let known = match name {
+            "comm_type" => &mut self.comm_type,
+            "comm_size" => &mut self.comm_size,
+            "num_ops" => &mut self.num_ops,
+            "tensor_size" => &mut self.tensor_size,
+            "root" => &mut self.root,
+            _ => return,
+        };
+        known.get_or_insert(value);
     }
-}
 
-fn field<'a>(value: &'a Value, names: &[&str]) -> Option<&'a Value> {
-    names.iter().find_map(|name| value.get(name))
-}
-
-/// Protobuf writes 64-bit integers as strings.
-fn integer(value: Option<&Value>) -> Option<i64> {
-    match value? {
-        Value::Number(number) => number.as_i64(),
-        Value::String(text) => text.parse().ok(),
-        _ => None,
+    /// What there is to do.
+    fn work(&self) -> Result<Kind, TraceError> {
+        let id = self.id;
+        let amount = |attribute: Option<i64>| attribute.unwrap_or(0).max(0);
+        Ok(match self.kind {
+            1 => Kind::Nothing,
+            2 | 3 => Kind::Memory {
+                bytes: amount(self.tensor_size) as f64,
+            },
+            4 if self.micros > 0 => Kind::Recorded(self.micros as f64 * 1e-6),
+            4 => Kind::Compute {
+                operations: amount(self.num_ops) as f64,
+                bytes: amount(self.tensor_size) as f64,
+            },
+            5 | 6 => Kind::Message {
+                bytes: amount(self.comm_size) as f64,
+            },
+            7 => Kind::Collective {
+                collective: self.collective()?,
+                bytes: amount(self.comm_size) as u64,
+            },
+            kind => {
+                let kind = kind.to_string();
+                return Err(TraceError::Kind { id, kind });
+            }
+        })
     }
-}
 
-/// The attribute of that name, if it is an integer of any width.
-fn attribute(node: &Value, name: &str) -> Option<i64> {
-    let attributes = field(node, &["attr"])?.as_array()?;
-    let found = attributes
-        .iter()
-        .find(|attribute| attribute.get("name").and_then(Value::as_str) == Some(name))?;
-    let values = [
-        "int64Val",
-        "int64_val",
-        "uint64Val",
-        "uint64_val",
-        "int32Val",
-        "int32_val",
-        "uint32Val",
-        "uint32_val",
-    ];
-    integer(field(found, &values))
+    fn collective(&self) -> Result<Collective, TraceError> {
+        let sizes = Sizes::Equal;
+        let root = Rank(self.root.unwrap_or(0).clamp(0, i64::from(u32::MAX)) as u32);
+        Ok(match self.comm_type.unwrap_or(-1) {
+            0 => Collective::AllReduce,
+            1 => Collective::Reduce { root },
+            2 => Collective::AllGather { sizes },
+            5 => Collective::Broadcast { root },
+            6 => Collective::AllToAll { sizes },
+            7 | 8 => Collective::ReduceScatter { sizes },
+            9 => Collective::Barrier,
+            kind => return Err(TraceError::CollectiveKind { id: self.id, kind }),
+        })
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn h100() -> System {
-        System::named("dgx-h100").unwrap()
-    }
-
-    #[test]
-    fn what_does_not_depend_overlaps() {
-        let node = |id: u32, after: &str, more: &str| format!(r#"{{"id": {id}, "data_deps": [{after}], {more}}}"#);
-        let compute = r#""type": 4, "duration_micros": 5000"#;
-        let sum = r#""type": 7, "attr": [{"name": "comm_type", "int64_val": 0}, {"name": "comm_size", "int64_val": 104857600}]"#;
-        let apart = format!("[{}, {}]", node(1, "", compute), node(2, "", sum));
-        let chained = format!("[{}, {}]", node(1, "", compute), node(2, "1", sum));
-        let apart = Trace::read(&apart).unwrap().replay(&h100(), 8).unwrap();
-        let chained = Trace::read(&chained).unwrap().replay(&h100(), 8).unwrap();
-        assert!((apart.seconds - 5e-3).abs() < 1e-9);
-        assert!((chained.seconds - 5e-3 - chained.communication).abs() < 1e-9);
-    }
-
-    #[test]
-    fn what_is_no_trace_is_refused() {
-        let read = |text: &str| Trace::read(text).unwrap_err();
-        assert_eq!(read(""), TraceError::Empty);
-        assert!(matches!(read("{"), TraceError::Syntax(_)));
-        assert!(matches!(read(r#"{"id": 1}"#), TraceError::Missing { .. }));
-        assert!(matches!(
-            read(r#"[{"id": 1, "type": 4}, {"id": "1", "type": 4}]"#),
-            TraceError::Twice { id: 1 }
-        ));
-        let dangling = r#"{"id": 1, "type": "COMP_NODE", "dataDeps": ["7"]}"#;
-        assert!(matches!(read(dangling), TraceError::Dangling { before: 7, .. }));
-        let circle = r#"[{"id": 1, "type": 4, "data_deps": [2]}, {"id": 2, "type": 4, "data_deps": [1]}]"#;
-        assert_eq!(Trace::read(circle).unwrap().replay(&h100(), 8), Err(TraceError::Circle));
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_panics(text in ".{0,200}") {
-            let _ = Trace::read(&text);
-        }
-    }
-}
+mod tests;

@@ -1,4 +1,7 @@
 //! Links, their queues, and packets in them.
+//!
+//! What an event touches is far apart in memory, and in a large network rarely in the cache. A packet with its way is one cache line therefore, and a
+//! link another; and before events happen, those of the next few are looked at together, so that the memory fetches them side by side.
 
 use weft_plan::platform::fabric::{LinkId, Topology};
 use weft_protocol::seeded::Seeded;
@@ -10,6 +13,10 @@ pub(super) const NONE: u32 = u32::MAX;
 /// An event is what it is about, and above it what it is.
 pub(super) const NUMBER_BITS: u32 = 28;
 const NUMBER: u32 = (1 << NUMBER_BITS) - 1;
+/// Links of a way that a packet has with it; longer ways are stored apart.
+const WAY: usize = 9;
+/// Events whose packets and links are fetched together.
+const TOGETHER: u32 = 16;
 /// Control may wait for a link up to so many bytes.
 const CONTROL_QUEUE: u32 = 1 << 20;
 
@@ -80,19 +87,23 @@ pub(super) enum Kind {
 }
 
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(super) struct Packet {
     pub(super) flow: u32,
     pub(super) seq: u32,
     /// The next in its queue.
     next: u32,
     pub(super) bytes: u32,
+    hop: u16,
+    hops: u16,
     pub(super) kind: Kind,
-    hop: u8,
-    hops: u8,
     pub(super) marked: bool,
     /// Of an ack: the receiver asks for one more packet.
     pub(super) pulls: bool,
+    way: [u32; WAY],
 }
+
+const _: () = assert!(size_of::<Packet>() == 64 && size_of::<Link>() == 64);
 
 #[derive(Clone, Copy, Debug)]
 struct Fifo {
@@ -108,6 +119,7 @@ const EMPTY: Fifo = Fifo {
 };
 
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(super) struct Link {
     /// Picoseconds a byte, in 2^-16; none where the link is down.
     byte: u64,
@@ -120,8 +132,8 @@ pub(super) struct Link {
     waking: bool,
     paused: bool,
     pausing: bool,
-    /// Where hosts put what they send first.
-    pub(super) injector: u32,
+    /// Hosts put what they send on it first.
+    pub(super) injects: bool,
     pub(super) carried: u64,
 }
 
@@ -144,9 +156,11 @@ pub(super) struct Network {
     pub(super) now: u64,
     pub(super) links: Vec<Link>,
     packets: Vec<Packet>,
-    /// The links of each packet's way, `stride` apart.
+    /// The links of each packet's way, `stride` apart, where ways are longer than packets have room for.
     routes: Vec<u32>,
     stride: usize,
+    /// Events until more have to be fetched.
+    fetched: u32,
     free: Vec<u32>,
     queue: u32,
     overflow: Overflow,
@@ -191,7 +205,7 @@ impl Network {
                 waking: false,
                 paused: false,
                 pausing: false,
-                injector: NONE,
+                injects: false,
                 carried: 0,
             };
             usual = usual.max(link.latency + link.takes(options.payload + options.header));
@@ -204,7 +218,11 @@ impl Network {
             links,
             packets: Vec::new(),
             routes: Vec::new(),
-            stride: topology.route_links_max() as usize,
+            stride: match topology.route_links_max() as usize {
+                links if links > WAY => links,
+                _ => 0,
+            },
+            fetched: 0,
             free: Vec::new(),
             queue: options.queue,
             overflow: options.overflow,
@@ -235,7 +253,61 @@ impl Network {
         let (at, what) = self.wheel.pop()?;
         self.now = at;
         self.tally.events += 1;
+        match self.fetched {
+            0 => self.fetch(),
+            _ => self.fetched -= 1,
+        }
         Some(Event::unpack(what))
+    }
+
+    /// Reads what the next events will need, which changes nothing and has it in the cache by then: loads that do not wait for each other go on
+    /// at the same time, those of an event do not.
+    fn fetch(&mut self) {
+        let mut read = 0;
+        for what in self.wheel.upcoming(TOGETHER as usize) {
+            read ^= match Event::unpack(what) {
+                Event::Arrive(packet) | Event::Emit(packet) => self.packets[packet as usize].next,
+                Event::Wake(link) => self.links[link as usize].data.head,
+                _ => 0,
+            };
+        }
+        for what in self.wheel.upcoming(TOGETHER as usize) {
+            read ^= match Event::unpack(what) {
+                Event::Arrive(packet) => self.link_ahead(packet).map_or(0, |link| link.data.tail),
+                Event::Wake(link) => {
+                    let Link { control, data, .. } = self.links[link as usize];
+                    let first = if control.head == NONE { data.head } else { control.head };
+                    self.packets.get(first as usize).map_or(0, |packet| packet.next)
+                }
+                _ => 0,
+            };
+        }
+        for what in self.wheel.upcoming(TOGETHER as usize) {
+            if let Event::Arrive(packet) = Event::unpack(what)
+                && let Some(link) = self.link_ahead(packet)
+            {
+                let data = self.packets[packet as usize].kind == Kind::Data;
+                let last = if data { link.data.tail } else { link.control.tail };
+                read ^= self.packets.get(last as usize).map_or(0, |packet| packet.next);
+            }
+        }
+        std::hint::black_box(read);
+        self.fetched = TOGETHER;
+    }
+
+    /// The link that a packet goes on to when it has arrived.
+    fn link_ahead(&self, id: u32) -> Option<&Link> {
+        let packet = &self.packets[id as usize];
+        let hop = packet.hop + 1;
+        (hop < packet.hops).then(|| &self.links[self.link_of(id, hop) as usize])
+    }
+
+    /// The link of a packet's way that is so many hops from its sender.
+    fn link_of(&self, id: u32, hop: u16) -> u32 {
+        match self.stride {
+            0 => self.packets[id as usize].way[hop as usize],
+            stride => self.routes[id as usize * stride + hop as usize],
+        }
     }
 
     pub(super) fn packet(&self, id: u32) -> &Packet {
@@ -251,29 +323,35 @@ impl Network {
                 seq: 0,
                 next: NONE,
                 bytes: 0,
-                kind: Kind::Data,
                 hop: 0,
                 hops: 0,
+                kind: Kind::Data,
                 marked: false,
                 pulls: false,
+                way: [0; WAY],
             });
             self.routes.resize(self.packets.len() * self.stride, 0);
             (self.packets.len() - 1) as u32
         });
         assert!(id <= NUMBER, "fewer packets than events can name");
-        self.packets[id as usize] = Packet {
+        let packet = &mut self.packets[id as usize];
+        *packet = Packet {
             flow,
             seq,
             next: NONE,
             bytes,
-            kind,
             hop: 0,
-            hops: route.len() as u8,
+            hops: route.len() as u16,
+            kind,
             marked: false,
             pulls: false,
+            way: packet.way,
         };
-        let place = id as usize * self.stride;
-        for (slot, link) in self.routes[place..].iter_mut().zip(route) {
+        let way = match self.stride {
+            0 => &mut packet.way[..],
+            stride => &mut self.routes[id as usize * stride..],
+        };
+        for (slot, link) in way.iter_mut().zip(route) {
             *slot = link.0;
         }
         id
@@ -309,8 +387,7 @@ impl Network {
     /// Puts a packet on the next link of its way, or in its queue.
     pub(super) fn forward(&mut self, id: u32) {
         let Packet { hop, kind, bytes, .. } = self.packets[id as usize];
-        let place = id as usize * self.stride + hop as usize;
-        let link_id = self.routes[place];
+        let link_id = self.link_of(id, hop);
         let now = self.now;
         if kind != Kind::Data {
             let link = &mut self.links[link_id as usize];
@@ -355,7 +432,7 @@ impl Network {
         if let Overflow::Pause { above } = self.overflow
             && hop > 0
         {
-            let before = self.routes[place - 1];
+            let before = self.link_of(id, hop - 1);
             let link = &mut self.links[before as usize];
             link.held += bytes;
             if link.held > above && !link.pausing {
@@ -419,7 +496,7 @@ impl Network {
         };
         self.transmit(link_id, id);
         let link = &self.links[link_id as usize];
-        if link.control.head != NONE || (link.data.head != NONE && !link.paused) || link.injector != NONE {
+        if link.control.head != NONE || (link.data.head != NONE && !link.paused) || link.injects {
             self.wake_at_free(link_id);
         }
         Turn::Sent
@@ -434,7 +511,7 @@ impl Network {
         if hop == 0 {
             return;
         }
-        let before = self.routes[id as usize * self.stride + hop as usize - 1];
+        let before = self.link_of(id, hop - 1);
         let link = &mut self.links[before as usize];
         link.held -= bytes;
         if link.pausing && link.held < above / 2 {

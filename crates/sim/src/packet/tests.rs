@@ -1,5 +1,7 @@
 use super::*;
-use crate::flow::permutation;
+use crate::flow::{mixed, permutation};
+use weft_plan::algorithms::Algorithm;
+use weft_plan::collective::Collective;
 use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
 
 fn cluster(fabric: Fabric) -> Topology {
@@ -159,6 +161,17 @@ fn a_sprayed_permutation_nearly_fills_a_tree() {
 }
 
 #[test]
+fn shuffling_gives_every_place_once() {
+    for count in [1, 2, 3, 7, 16, 64, 100, 256, 1000, 4096] {
+        for order in [0, 1, u64::MAX, mixed(count), mixed(mixed(count))] {
+            let mut places: Vec<u64> = (0..count).map(|nth| transport::shuffled(nth, count, order)).collect();
+            places.sort_unstable();
+            assert!(places.into_iter().eq(0..count), "{count} {order}");
+        }
+    }
+}
+
+#[test]
 fn the_same_seed_is_the_same_run() {
     let topology = tree(4);
     let list: Vec<Transfer> = permutation(16, 1)
@@ -170,6 +183,42 @@ fn the_same_seed_is_the_same_run() {
         let run = || run_transfers(&topology, &list, &options).unwrap();
         assert_eq!(run(), run());
     }
+}
+
+/// A number that stands for everything that reports say, in their order.
+fn digest(reports: &[PacketReport]) -> u64 {
+    let said = format!("{reports:?}");
+    said.bytes().fold(0, |digest, byte| mixed(digest ^ u64::from(byte)))
+}
+
+/// How the simulator stores things may change, but not what happens: whoever changes this number has changed the network.
+#[test]
+fn a_seed_has_one_history() {
+    let tree_of_sixteen = tree(4);
+    // Its ways are longer than what packets have room for.
+    let torus = cluster(Fabric::Torus {
+        sides: vec![24, 3],
+        wire: WIRE,
+    });
+    let mut reports = Vec::new();
+    for kind in kinds() {
+        for (topology, loss) in [(&tree_of_sixteen, 0.005), (&tree_of_sixteen, 0.0), (&torus, 0.0)] {
+            let options = PacketOptions { loss, ..kind.clone() };
+            let list: Vec<Transfer> = permutation(topology.ranks(), 3)
+                .into_iter()
+                .map(|(from, to)| transfer(from.0, to.0, 150_000))
+                .collect();
+            reports.push(run_transfers(topology, &list, &options).unwrap());
+        }
+    }
+    let collective = Collective::AllReduce;
+    let problem = Problem::new(collective, 16);
+    let program = Algorithm::Ring
+        .program(&problem, tree_of_sixteen.grid(16).unwrap())
+        .unwrap();
+    let options = PacketOptions::default();
+    reports.push(run_program(&tree_of_sixteen, &problem, &*program, Bytes(1 << 20), &options).unwrap());
+    assert_eq!(digest(&reports), 12_229_809_965_591_048_474);
 }
 
 #[test]

@@ -88,7 +88,9 @@ pub(super) struct Flows<'a> {
     options: &'a PacketOptions,
     pub(super) network: Network,
     pub(super) flows: Vec<Flow>,
-    /// By first link: flows that have something to send, in turn.
+    /// By link: its ring, where hosts put what they send on it first.
+    injectors: Vec<u32>,
+    /// Flows that have something to send, in turn.
     rings: Vec<VecDeque<u32>>,
     /// When each rank may ask for the next packet.
     asks: Vec<u64>,
@@ -105,6 +107,7 @@ impl<'a> Flows<'a> {
             options,
             network,
             flows: Vec::new(),
+            injectors: vec![NONE; topology.links() as usize],
             rings: Vec::new(),
             asks: vec![0; topology.ranks() as usize],
             ended: Vec::new(),
@@ -179,8 +182,9 @@ impl<'a> Flows<'a> {
         flow.acked = Bits::room(flow.packets);
         flow.got = Bits::room(flow.packets);
         flow.pacer = Pacer::new(now);
-        if self.network.links[first.0 as usize].injector == NONE {
-            self.network.links[first.0 as usize].injector = self.rings.len() as u32;
+        let injects = &mut self.network.links[first.0 as usize].injects;
+        if !std::mem::replace(injects, true) {
+            self.injectors[first.0 as usize] = self.rings.len() as u32;
             self.rings.push(VecDeque::new());
         }
         self.ready(id);
@@ -217,14 +221,14 @@ impl<'a> Flows<'a> {
             return;
         }
         let link = flow.link;
-        let ring = self.network.links[link as usize].injector;
+        let ring = self.injectors[link as usize];
         self.rings[ring as usize].push_back(id);
         self.network.wake_at_free(link);
     }
 
     /// A host puts the next packet on its link, which is free.
     fn inject(&mut self, link: u32) {
-        let ring = self.network.links[link as usize].injector;
+        let ring = self.injectors[link as usize];
         if ring == NONE || self.network.is_paused(link) {
             return;
         }
@@ -309,7 +313,7 @@ impl<'a> Flows<'a> {
             Routing::Spray => {
                 // Once over all ways, in an order of chance, and again in another one.
                 let round = mixed(flow.salt ^ (nth / ways) ^ (u64::from(back) << 63));
-                ((nth % ways).wrapping_mul(round | 1).wrapping_add(round >> 32)) % ways
+                shuffled(nth % ways, ways, round)
             }
             Routing::Adaptive => {
                 let mut best: Option<(u32, u64)> = None;
@@ -521,5 +525,23 @@ impl<'a> Flows<'a> {
         self.flows[id as usize].seen_progress = progress;
         let at = self.network.now.saturating_add(self.options.timeout.as_ps());
         self.network.at(at, Event::Timer(id));
+    }
+}
+
+/// Where the nth of `count` comes in an order of chance, in which each comes once.
+pub(super) fn shuffled(nth: u64, count: u64, order: u64) -> u64 {
+    let bits = u64::BITS - (count - 1).leading_zeros();
+    let mask = (1 << bits) - 1;
+    let mut place = nth;
+    loop {
+        // Each line can be undone, so that no two numbers of so many bits become one.
+        for key in [order, order >> 21, order >> 42] {
+            place = place.wrapping_add(key >> 7).wrapping_mul(key | 1) & mask;
+            place ^= place >> bits.div_ceil(2);
+        }
+        // What has left the numbers below `count` goes on until it is among them again.
+        if place < count {
+            return place;
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::collective::{Collective, Problem};
-use weft_plan::cost::{Placement, Profile, Selector};
+use weft_plan::cost::{Candidate, Placement, Profile, Selector};
 use weft_plan::platform::fabric::{LinkId, Topology};
 use weft_plan::schedule::Program;
 use weft_plan::{Bandwidth, Bytes, LinkCost, Rank, Time};
@@ -153,13 +153,11 @@ impl Scenario {
                             source,
                         })?,
                     None => {
-                        let selector = Selector::new(problem, self.placement(topology, grid));
-                        let whole = selector.ranked(*bytes).into_iter().map(|(candidate, _)| candidate);
-                        whole
-                            .filter(|candidate| candidate.portions == 1)
-                            .map(|candidate| candidate.algorithm)
-                            .next()
-                            .ok_or_else(unsuited)?
+                        // Networks do not know portions that follow each other.
+                        let whole = Candidate::all(&problem).filter(|candidate| candidate.portions == 1);
+                        let selector = Selector::among(whole, problem, self.placement(topology, grid));
+                        let ranked = selector.ranked(*bytes);
+                        ranked.first().ok_or_else(unsuited)?.0.algorithm
                     }
                 };
                 let program = algorithm.program(&problem, grid).ok_or_else(unsuited)?;

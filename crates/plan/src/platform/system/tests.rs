@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 #[test]
@@ -65,4 +67,17 @@ fn an_unknown_name_is_an_error() {
         System::named("dgx-x100"),
         Err(PlatformError::NoSuchSystem { .. })
     ));
+}
+
+proptest! {
+    #[test]
+    fn a_changed_file_is_refused_or_read_and_never_a_panic(at in 0usize..4096, new in "[ -~\n]{0,4}", whole in "\\PC{0,80}") {
+        let (_, text) = shipped::FILES[at % shipped::FILES.len()];
+        let mut changed: Vec<char> = text.chars().collect();
+        let at = at % changed.len();
+        changed.splice(at..at + 1, new.chars());
+        let changed: String = changed.into_iter().collect();
+        let _ = System::from_toml(&changed);
+        let _ = System::from_toml(&whole);
+    }
 }

@@ -27,9 +27,9 @@ impl Table for KvTransfers {
         };
         let bytes = row.number("kv_bytes")?.map(|bytes| Bytes(bytes.max(0.0) as u64));
         let (quantity, predicted, measured) = match (row.number("transfer_ms")?, row.number("bandwidth_GBps")?, bytes) {
-            (Some(ms), _, Some(bytes)) => ("time", handover(bytes, nics).as_secs_f64() * 1e3, ms),
+            (Some(ms), _, Some(bytes)) if ms > 0.0 => ("time", handover(bytes, nics).as_secs_f64() * 1e3, ms),
             // A rate is compared as the time of a byte.
-            (None, Some(rate), bytes) => {
+            (None, Some(rate), bytes) if rate > 0.0 => {
                 let block = bytes.filter(|_| label.contains("block"));
                 let predicted = handover_rate(block, nics).bytes_per_sec() as f64 / 1e9;
                 ("time", 1.0 / predicted, 1.0 / rate)
