@@ -12,6 +12,7 @@ use weft_plan::spot::Spot;
 use super::Fidelity;
 use crate::flow::FlowError;
 use crate::packet::PacketError;
+use crate::training::TrainingRefused;
 
 /// A field, and the line that says it, where that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +65,12 @@ pub enum ScenarioError {
     NoFidelity { place: Place },
     #[error("{place}: there is no closed form for this")]
     NotAnalytical { place: Place },
+    #[error("{place}: a step of training has a closed form alone")]
+    OnlyAnalytical { place: Place },
+    #[error("{place}: GPUs are told by a `system`, not by a cluster")]
+    NoSystem { place: Place },
+    #[error("{place}: {source}")]
+    Training { place: Place, source: TrainingRefused },
     #[error("{fidelity}: {source}")]
     Flow { fidelity: Fidelity, source: FlowError },
     #[error("{fidelity}: {source}")]
@@ -71,7 +78,7 @@ pub enum ScenarioError {
 }
 
 impl Place {
-    pub(super) fn field(field: impl Into<String>) -> Place {
+    pub(crate) fn field(field: impl Into<String>) -> Place {
         Place {
             line: None,
             field: field.into(),
@@ -110,7 +117,10 @@ impl ScenarioError {
             | ScenarioError::BrokenNodes { place, .. }
             | ScenarioError::FaultNowhere { place }
             | ScenarioError::NoFidelity { place }
-            | ScenarioError::NotAnalytical { place } => place,
+            | ScenarioError::NotAnalytical { place }
+            | ScenarioError::OnlyAnalytical { place }
+            | ScenarioError::NoSystem { place }
+            | ScenarioError::Training { place, .. } => place,
             _ => return self,
         };
         place.line = line_of(text, &place.field);
@@ -119,7 +129,7 @@ impl ScenarioError {
 }
 
 /// The line of a field: its key in a table whose header begins like its path, or the header itself.
-fn line_of(text: &str, field: &str) -> Option<usize> {
+pub(crate) fn line_of(text: &str, field: &str) -> Option<usize> {
     let (path, index) = match field.split_once('[') {
         Some((path, rest)) => (
             path,
