@@ -179,6 +179,7 @@ impl<'a, 'b> Steps<'a, 'b> {
             let bytes = like.bytes() * f64::from(*count);
             let peer = self.classes.rank(like.peer);
             span.messages = span.messages.saturating_add(*count);
+            span.across |= self.look.leaves_node(span.rank, like, &self.classes);
             match like.kind {
                 Kind::Send => {
                     sent += bytes;

@@ -60,6 +60,8 @@ pub struct StepSpan {
     /// Of several peers the first. Where ranks are folded, the one that stands for it.
     pub to: Option<Rank>,
     pub from: Option<Rank>,
+    /// Whether any of it left the node.
+    pub across: bool,
 }
 
 /// Messages that nothing tells apart, from when both ends had come to them until they had arrived.

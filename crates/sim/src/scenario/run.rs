@@ -281,7 +281,7 @@ impl Scenario {
         if let Subject::Training(training) = &prepared.subject {
             let (job, system) = &**training;
             let trained = training::train(job, system).map_err(refused)?;
-            let what = format!("{}, {}", job.model.name, job.parallel);
+            let what = format!("{} {}", job.model.name, job.parallel);
             return Ok(Answer {
                 time: Time::from_ps((trained.step.seconds * 1e12).round() as u64),
                 trained: Some(trained),
