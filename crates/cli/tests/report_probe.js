@@ -15,12 +15,10 @@
     mouse(link, "click", 40, 40);
     check("click keeps it", document.querySelectorAll(".details dd").length >= 4 && document.querySelectorAll(".chosen").length === 1);
     const hot = document.querySelector(".hot li");
-    const before = document.querySelector(".details").textContent;
-    mouse(document.querySelectorAll(".hit")[0], "click", 1, 1);
     mouse(hot, "click", 1, 1);
-    check("a hot spot is found", document.querySelector(".details").textContent.length > 0 && before.length > 0);
-    const colours = new Set([...document.querySelectorAll("#topology .edge")].map((edge) => edge.getAttribute("stroke")));
-    check("links differ in colour", colours.size > 1);
+    check("a hot spot is found", document.querySelector(".details").textContent.includes(hot.lastElementChild.textContent));
+    const busy = [...document.querySelectorAll("#topology .edge")].filter((edge) => edge.getAttribute("stroke").startsWith("rgb("));
+    check("busy links are coloured", busy.length > 0);
     const views = document.querySelectorAll("#topology .choices button");
     if (views.length > 1) {
       mouse(views[1], "click", 1, 1);
@@ -33,7 +31,7 @@
     const box = canvas.getBoundingClientRect();
     const [x, y] = [box.left + 130, box.top + 30];
     mouse(canvas, "mousemove", x, y);
-    check("hover tells a slice", tip.style.display === "block" && /\d+(\.\d+)? (ps|ns|µs|ms|s) –/.test(tip.textContent));
+    check("hover tells a slice", tip.style.display === "block" && /– \d+(\.\d+)? (ps|ns|µs|ms|s) \(/.test(tip.textContent));
     canvas.dispatchEvent(new WheelEvent("wheel", { bubbles: true, cancelable: true, clientX: x, clientY: y, deltaY: -300 }));
     const near = Number(document.getElementById("timeline").dataset.span);
     check("the wheel zooms", near > 0 && near < JSON.parse(document.getElementById("data").textContent).timelines[0].end_ps);

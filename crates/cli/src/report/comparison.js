@@ -2,7 +2,8 @@
 function drawComparison(section, comparison) {
   if (!comparison) return;
   const columns = ["what", "measured", ...comparison.series.flatMap((name) => [name, "error"])];
-  const cells = (row) => [row.bytes === null ? row.group : `${row.group}, ${bytes(row.bytes)}`, micros(row.measured), ...row.predicted.flatMap((value) => (value === null ? ["–", "–"] : [micros(value), signed(value / row.measured - 1)]))];
+  const pair = (value, measured) => (value === null ? ["–", "–"] : [micros(value), signed(value / measured - 1)]);
+  const cells = (row) => [what(row), micros(row.measured), ...row.predicted.flatMap((value) => pair(value, row.measured))];
   const micros = shownAs(comparison);
   const rows = comparison.rows.map(cells);
   const groups = [...new Set(comparison.rows.map((row) => row.group))];
@@ -10,8 +11,9 @@ function drawComparison(section, comparison) {
   const pick = element("select", {}, ...groups.map((name, nth) => element("option", { value: nth }, name)));
   pick.addEventListener("change", () => show(Number(pick.value)));
   const sizes = comparison.rows.every((row) => row.bytes !== null);
+  const several = sizes && groups.length > 1;
   section.append(
-    element("div", { class: "top" }, element("h2", {}, "Predicted and measured"), ...(sizes && groups.length > 1 ? [pick] : []), copyButton(columns, rows)),
+    element("div", { class: "top" }, element("h2", {}, "Predicted and measured"), several ? pick : "", copyButton(columns, rows)),
     element("p", { class: "note" }, comparison.note),
     box,
     table(["error", "pairs", "median", "90 %"], comparison.errors.map((one) => [one.name, whole(one.pairs), percent(one.median), percent(one.p90)])),
@@ -23,7 +25,7 @@ function drawComparison(section, comparison) {
     box.replaceChildren(sizes ? overSize(comparison, groups[nth]) : overMeasured(comparison));
   }
   show(0);
-  redraws.push(() => show(sizes && groups.length > 1 ? Number(pick.value) : 0));
+  redraws.push(() => show(several ? Number(pick.value) : 0));
 }
 
 /* Microseconds, or plain numbers. */
@@ -59,7 +61,8 @@ function chart(xs, ys, xName, yName, xText, yText) {
     svg.append(drawn("text", { x: left - 8, y: up(value) + 4, "text-anchor": "end" }, yText(value)));
   }
   svg.append(drawn("text", { class: "axis", x: (left + width - right) / 2, y: height - 8, "text-anchor": "middle" }, xName));
-  svg.append(drawn("text", { class: "axis", x: 14, y: (height - bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 14 ${(height - bottom) / 2})` }, yName));
+  const middle = (height - bottom) / 2;
+  svg.append(drawn("text", { class: "axis", x: 14, y: middle, "text-anchor": "middle", transform: `rotate(-90 14 ${middle})` }, yName));
   return { svg, across, up, right: width - right + 18, x, y };
 }
 function sizesBetween(low, high) {
@@ -74,16 +77,14 @@ function overSize(comparison, group) {
   const values = rows.flatMap((row) => [row.measured, ...row.predicted.filter((value) => value !== null)]);
   const { svg, across, up, right } = chart(rows.map((row) => row.bytes), values, "size", "time", bytes, shownAs(comparison));
   comparison.series.forEach((name, nth) => {
-    const points = rows.filter((row) => row.predicted[nth] !== null).map((row) => `${across(row.bytes).toFixed(1)},${up(row.predicted[nth]).toFixed(1)}`);
+    const told = rows.filter((row) => row.predicted[nth] !== null);
+    const points = told.map((row) => `${across(row.bytes).toFixed(1)},${up(row.predicted[nth]).toFixed(1)}`);
     svg.append(drawn("polyline", { points: points.join(" "), fill: "none", stroke: colour(nth), "stroke-width": 2 }));
     svg.append(drawn("line", { x1: right, x2: right + 18, y1: 44 + 20 * nth, y2: 44 + 20 * nth, stroke: colour(nth), "stroke-width": 2 }));
     svg.append(drawn("text", { x: right + 24, y: 48 + 20 * nth }, name));
   });
   for (const row of rows) {
-    const dot = drawn("circle", { cx: across(row.bytes).toFixed(1), cy: up(row.measured).toFixed(1), r: 4, fill: ink("--ink"), "fill-opacity": 0.85 });
-    dot.addEventListener("mousemove", (event) => showTip(event, pairText(comparison, row)));
-    dot.addEventListener("mouseleave", hideTip);
-    svg.append(dot);
+    svg.append(dot(comparison, row, across(row.bytes), up(row.measured), { r: 4, fill: ink("--ink"), "fill-opacity": 0.85 }));
   }
   svg.append(drawn("circle", { cx: right + 9, cy: 24, r: 4, fill: ink("--ink") }), drawn("text", { x: right + 24, y: 28 }, "measured"));
   return svg;
@@ -98,20 +99,31 @@ function overMeasured(comparison) {
   comparison.series.forEach((name, nth) => {
     for (const row of comparison.rows) {
       if (row.predicted[nth] === null) continue;
-      const dot = drawn("circle", { cx: across(row.measured).toFixed(1), cy: up(row.predicted[nth]).toFixed(1), r: 3, fill: colour(nth), "fill-opacity": 0.6 });
-      dot.addEventListener("mousemove", (event) => showTip(event, pairText(comparison, row)));
-      dot.addEventListener("mouseleave", hideTip);
-      svg.append(dot);
+      const look = { r: 3, fill: colour(nth), "fill-opacity": 0.6 };
+      svg.append(dot(comparison, row, across(row.measured), up(row.predicted[nth]), look));
     }
-    svg.append(drawn("circle", { cx: right + 9, cy: 24 + 20 * nth, r: 4, fill: colour(nth) }), drawn("text", { x: right + 24, y: 28 + 20 * nth }, name));
+    svg.append(drawn("circle", { cx: right + 9, cy: 24 + 20 * nth, r: 4, fill: colour(nth) }));
+    svg.append(drawn("text", { x: right + 24, y: 28 + 20 * nth }, name));
   });
   return svg;
 }
 
+/* A point that tells its pair. */
+function dot(comparison, row, x, y, look) {
+  const circle = drawn("circle", { cx: x.toFixed(1), cy: y.toFixed(1), ...look });
+  circle.addEventListener("mousemove", (event) => showTip(event, pairText(comparison, row)));
+  circle.addEventListener("mouseleave", hideTip);
+  return circle;
+}
+function what(row) {
+  return row.bytes === null ? row.group : `${row.group}, ${bytes(row.bytes)}`;
+}
 function pairText(comparison, row) {
-  const lines = [row.bytes === null ? row.group : `${row.group}, ${bytes(row.bytes)}`, `measured: ${shownAs(comparison)(row.measured)}`];
+  const shown = shownAs(comparison);
+  const lines = [what(row), `measured: ${shown(row.measured)}`];
   comparison.series.forEach((name, nth) => {
-    if (row.predicted[nth] !== null) lines.push(`${name}: ${shownAs(comparison)(row.predicted[nth])} (${signed(row.predicted[nth] / row.measured - 1)})`);
+    const value = row.predicted[nth];
+    if (value !== null) lines.push(`${name}: ${shown(value)} (${signed(value / row.measured - 1)})`);
   });
   return lines.join("\n");
 }

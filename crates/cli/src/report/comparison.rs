@@ -60,6 +60,8 @@ pub struct Measured {
     /// The system, where the file names one.
     pub system: Option<String>,
     pub algorithm: Option<String>,
+    /// What a GPU library was told.
+    pub settings: Option<String>,
     /// What was predicted when it was measured.
     pub predicted: Option<f64>,
 }
@@ -229,6 +231,7 @@ impl Fields<'_> {
             label,
             system,
             algorithm: self.text(&["algorithm"]),
+            settings: self.text(&["settings"]),
             predicted: self.number(&["predicted_us"])?.filter(|us| *us > 0.0),
         })
     }

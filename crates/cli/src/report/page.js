@@ -79,7 +79,10 @@ function table(columns, rows) {
   const isNumber = (cell) => /^[+−-]?\d|^[–0]?$/.test(String(cell));
   const words = columns.map((_, column) => rows.length > 0 && !rows.every((row) => isNumber(row[column])));
   words.forEach((word, column) => word && head.querySelectorAll("th")[column].classList.add("word"));
-  for (const row of rows) body.append(element("tr", {}, ...row.map((cell, column) => element("td", words[column] ? { class: "word" } : {}, String(cell)))));
+  for (const row of rows) {
+    const cells = row.map((cell, column) => element("td", words[column] ? { class: "word" } : {}, String(cell)));
+    body.append(element("tr", {}, ...cells));
+  }
   return element("table", {}, head, body);
 }
 
@@ -119,9 +122,9 @@ function drawAnswers(section) {
     if (answer.parts.length > 0) {
       parts = element("div", { class: "parts" });
       answer.parts.forEach(([name, share], part) => {
-        const piece = element("i", { style: `width:${share * 100}%;background:var(${COLOURS[part % 7]});opacity:${part < 7 ? 1 : 0.55}`, title: `${name}: ${percent(share)}` });
-        bar.append(piece);
-        const swatch = element("span", { class: "swatch", style: `background:var(${COLOURS[part % 7]});opacity:${part < 7 ? 1 : 0.55}` });
+        const look = `background:var(${COLOURS[part % 7]});opacity:${part < 7 ? 1 : 0.55}`;
+        bar.append(element("i", { style: `width:${share * 100}%;${look}`, title: `${name}: ${percent(share)}` }));
+        const swatch = element("span", { class: "swatch", style: look });
         parts.append(element("span", {}, swatch, `${name} ${percent(share)}`));
       });
     } else {
@@ -142,6 +145,7 @@ function drawAnswers(section) {
 /* Everything once more, as figures. */
 function drawNumbers(section) {
   for (const { title, columns, rows } of data.tables) {
-    section.append(element("div", { class: "top" }, element("h2", {}, title), copyButton(columns, rows)), element("div", { class: "scroll" }, table(columns, rows)), element("p", {}));
+    section.append(element("div", { class: "top" }, element("h2", {}, title), copyButton(columns, rows)));
+    section.append(element("div", { class: "scroll" }, table(columns, rows)), element("p", {}));
   }
 }

@@ -142,7 +142,8 @@ function drawTimeline(section, timelines) {
   function messageText(message) {
     const [begin, end, from, to, step, size, alike, reduces] = message;
     const several = alike > 1 ? `${whole(alike)} × ` : "";
-    return `rank ${from} → rank ${to}${reduces ? ", reduced there" : ""}\nstep ${step}: ${several}${bytes(size)}\n${time(begin)} – ${time(end)} (${time(end - begin)})`;
+    const ends = `rank ${from} → rank ${to}${reduces ? ", reduced there" : ""}`;
+    return `${ends}\nstep ${step}: ${several}${bytes(size)}\n${time(begin)} – ${time(end)} (${time(end - begin)})`;
   }
   function under(event) {
     const box = canvas.getBoundingClientRect();
@@ -159,7 +160,8 @@ function drawTimeline(section, timelines) {
       const hit = packed(lane).placed.find((one) => one.line === line && one.message[0] - slack <= ps && ps <= one.message[1] + slack);
       return hit ? messageText(hit.message) : null;
     }
-    const hit = lanes[lane].find((slice) => slice[1] <= ps && ps <= slice[2]) ?? lanes[lane].find((slice) => slice[1] - slack <= ps && ps <= slice[2] + slack);
+    const near = (by) => lanes[lane].find((slice) => slice[1] - by <= ps && ps <= slice[2] + by);
+    const hit = near(0) ?? near(slack);
     return hit ? sliceText(hit) : null;
   }
   function clamp() {

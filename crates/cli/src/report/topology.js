@@ -20,10 +20,11 @@ function drawTopology(section, topology) {
   const stops = RAMP.map(([share, rgb]) => `rgb(${rgb.join(",")}) ${share * 100}%`).join(",");
   const legend = element("div", { class: "legend" }, "idle", element("i", { style: `background:linear-gradient(90deg,${stops})` }), "full");
   const views = choices(topology.views.map((view) => view.name), show);
+  const side = element("div", { class: "side" }, element("h3", {}, "Busiest links"), hot, element("h3", {}, "Link"), details);
   section.append(
     element("div", { class: "top" }, element("h2", {}, "Links and how busy they were"), views.box, legend),
     element("p", { class: "note" }, topology.note),
-    element("div", { class: "drawn" }, picture, element("div", { class: "side" }, element("h3", {}, "Busiest links"), hot, element("h3", {}, "Link"), details)),
+    element("div", { class: "drawn" }, picture, side),
   );
   const where = positions(topology);
 
@@ -40,11 +41,15 @@ function drawTopology(section, topology) {
     for (const edge of order) {
       const path = route(where, topology.edges[edge]);
       const share = busy(edge);
-      lines.append(drawn("path", { class: "edge", d: path, stroke: heat(share), "stroke-width": (0.5 + (0.3 + 2.2 * share) * thick).toFixed(2), "stroke-opacity": share > 0 ? 0.4 + 0.5 * thick : 0.45 }));
+      const look = { "stroke-width": (0.5 + (0.3 + 2.2 * share) * thick).toFixed(2), "stroke-opacity": share > 0 ? 0.4 + 0.5 * thick : 0.45 };
+      lines.append(drawn("path", { class: "edge", d: path, stroke: heat(share), ...look }));
       hits.append(drawn("path", { class: "hit", d: path, "data-edge": edge }));
     }
     svg.append(lines, hits, places(topology, where), marks);
-    hits.addEventListener("mousemove", (event) => showTip(event, described(topology, view, Number(event.target.dataset.edge)).map(([name, value]) => (name ? `${name}: ${value}` : value)).join("\n")));
+    hits.addEventListener("mousemove", (event) => {
+      const lines = described(topology, view, Number(event.target.dataset.edge));
+      showTip(event, lines.map(([name, value]) => (name ? `${name}: ${value}` : value)).join("\n"));
+    });
     hits.addEventListener("mouseleave", hideTip);
     hits.addEventListener("click", (event) => choose(Number(event.target.dataset.edge)));
     picture.replaceChildren(svg);
@@ -58,7 +63,8 @@ function drawTopology(section, topology) {
     hot.replaceChildren();
     for (const spot of view.hot.slice(0, 10)) {
       const name = spot.parallel > 1 ? `${spot.name} (${whole(spot.parallel)} alike)` : spot.name;
-      const item = element("li", { title: name }, element("i", { style: `width:${Math.min(spot.busy, 1) * 100}%;background:${heat(spot.busy)}` }), element("span", {}, name), element("span", {}, percent(spot.busy)));
+      const bar = element("i", { style: `width:${Math.min(spot.busy, 1) * 100}%;background:${heat(spot.busy)}` });
+      const item = element("li", { title: name }, bar, element("span", {}, name), element("span", {}, percent(spot.busy)));
       if (spot.edge !== null) item.addEventListener("click", () => choose(spot.edge));
       hot.append(item);
     }
@@ -137,15 +143,15 @@ function route(where, [from, to]) {
 function places(topology, where) {
   const group = drawn("g", {});
   for (const row of where.rows) {
-    const each = row.each > 1 ? `, ${whole(row.each)} in a box` : "";
     group.append(
-      drawn("text", { class: "row-name", x: 4, y: where.round ? row.y : row.y - 3 }, drawn("tspan", { class: "count" }, whole(row.count)), ` ${row.name}`),
-      drawn("text", { class: "row-name", x: 4, y: where.round ? row.y + 13 : row.y + 11 }, each.slice(2)),
+      drawn("text", { class: "row-name", x: 4, y: row.y - 3 }, drawn("tspan", { class: "count" }, whole(row.count)), ` ${row.name}`),
+      drawn("text", { class: "row-name", x: 4, y: row.y + 11 }, row.each > 1 ? `${whole(row.each)} in a box` : ""),
     );
     const named = !where.round && row.at.length <= 16;
     row.at.forEach((index, nth) => {
       const point = where.points[index];
-      const box = drawn("rect", { class: "place", x: (point.x - point.width / 2).toFixed(1), y: point.y - 7, width: point.width.toFixed(1), height: 14, rx: 4 });
+      const [left, width] = [point.x - point.width / 2, point.width];
+      const box = drawn("rect", { class: "place", x: left.toFixed(1), y: point.y - 7, width: width.toFixed(1), height: 14, rx: 4 });
       box.addEventListener("mousemove", (event) => showTip(event, topology.places[index].name));
       box.addEventListener("mouseleave", hideTip);
       group.append(box);

@@ -128,7 +128,7 @@ impl ScenarioError {
     }
 }
 
-/// The line of a field: its key in a table whose header begins like its path, or the header itself.
+/// The line of a field: its key in a table whose header begins like its path, or its own header, or the first that begins so.
 pub(crate) fn line_of(text: &str, field: &str) -> Option<usize> {
     let (path, index) = match field.split_once('[') {
         Some((path, rest)) => (
@@ -139,11 +139,15 @@ pub(crate) fn line_of(text: &str, field: &str) -> Option<usize> {
     };
     let first = path.split('.').next().unwrap_or(path);
     let key = field.rsplit('.').next().unwrap_or(field);
-    let (mut inside, mut header, mut seen) = (false, None, 0);
+    let (mut inside, mut header, mut own_header, mut seen) = (false, None, None, 0);
     for (nth, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.starts_with('[') {
-            inside = line.trim_start_matches('[').starts_with(first);
+            let named = line.trim_start_matches('[').split(']').next().unwrap_or_default();
+            inside = named.starts_with(first);
+            if named == path && index.is_none() && own_header.is_none() {
+                own_header = Some(nth + 1);
+            }
             if inside {
                 // Of a list, only the entry that is meant.
                 inside = index.is_none_or(|index| index == seen);
@@ -161,7 +165,7 @@ pub(crate) fn line_of(text: &str, field: &str) -> Option<usize> {
             }
         }
     }
-    header
+    own_header.or(header)
 }
 
 impl fmt::Display for Place {

@@ -112,9 +112,7 @@ pub enum ServingScenarioError {
     #[error("{place}: {source}")]
     Serving { place: Place, source: ServingError },
     #[error("{place}: {source}")]
-    Arrivals { place: Place, source: SimulationError },
-    #[error(transparent)]
-    Simulation(#[from] SimulationError),
+    Simulation { place: Place, source: SimulationError },
 }
 
 const MAX_FILE_BYTES: usize = 16 << 20;
@@ -181,7 +179,17 @@ impl ServingScenario {
             network,
             prefix_tokens: self.prefix_tokens,
         };
-        Ok(run(&system, &model, &deployment, &requests, &options)?)
+        run(&system, &model, &deployment, &requests, &options).map_err(|source| {
+            let field = match &source {
+                SimulationError::NetworkTooSmall { .. } | SimulationError::Flow(_) => "network.cluster",
+                SimulationError::Serving(_) => "decode",
+                SimulationError::TooLong { .. } | SimulationError::OutOfRange { .. } => "arrivals",
+            };
+            ServingScenarioError::Simulation {
+                place: Place::field(field),
+                source,
+            }
+        })
     }
 
     /// Everything that the file names, looked up and checked.
@@ -226,7 +234,7 @@ impl ServingScenario {
         };
         let requests = arrivals
             .requests(self.seed)
-            .map_err(|source| ServingScenarioError::Arrivals {
+            .map_err(|source| ServingScenarioError::Simulation {
                 place: Place::field("arrivals"),
                 source,
             })?;
@@ -251,12 +259,12 @@ struct Prepared {
 
 impl ServingScenarioError {
     /// With the line that the text has for its field.
-    fn in_text(mut self, text: &str) -> ServingScenarioError {
+    pub fn in_text(mut self, text: &str) -> ServingScenarioError {
         if let ServingScenarioError::Platform { place, .. }
         | ServingScenarioError::Model { place, .. }
         | ServingScenarioError::Fabric { place, .. }
         | ServingScenarioError::Serving { place, .. }
-        | ServingScenarioError::Arrivals { place, .. } = &mut self
+        | ServingScenarioError::Simulation { place, .. } = &mut self
         {
             place.line = line_of(text, &place.field);
         }

@@ -213,11 +213,16 @@ fn mistakes_are_told_with_line_and_field() {
             "line 23, at `network.cluster.fabric.radix`: 21 is not a multiple",
         ),
         ("hosts = 128", "host = 128", "line 21, column 1, at `host`"),
+        (
+            "hosts = 128",
+            "hosts = 64",
+            "line 15, at `network.cluster`: the deployment takes 128 GPUs, and the network has 64",
+        ),
     ] {
         assert!(text.contains(old));
-        let said = ServingScenario::from_toml(&text.replacen(old, new, 1))
-            .unwrap_err()
-            .to_string();
+        let broken = text.replacen(old, new, 1);
+        let outcome = ServingScenario::from_toml(&broken).and_then(|scenario| scenario.run());
+        let said = outcome.unwrap_err().in_text(&broken).to_string();
         assert!(said.starts_with(message), "{said}");
     }
 }

@@ -278,12 +278,15 @@ fn figures(answers: &[Answer]) -> Vec<Figures> {
     tables
 }
 
+/// Collective, bytes, ranks, algorithm and settings: what tells predictions apart.
+type Asked = (String, u64, u32, Option<String>, Option<String>);
+
 /// Predicts measurements on the cluster of a scenario.
 struct Predictor<'a> {
     scenario: &'a Scenario,
     system: Option<System>,
     fidelities: Vec<Fidelity>,
-    known: BTreeMap<(String, u64, u32, Option<String>), Vec<Option<f64>>>,
+    known: BTreeMap<Asked, Vec<Option<f64>>>,
 }
 
 impl<'a> Predictor<'a> {
@@ -343,7 +346,12 @@ impl<'a> Predictor<'a> {
                 predicted,
             });
         }
-        let mut note = String::from("Every row of the file on the cluster of this scenario.");
+        let mut note = String::from(
+            "Every row of the file on the cluster of this scenario, by its schedule and what its ranks cost.",
+        );
+        if self.system.is_some() {
+            note.push_str(" The model of GPU libraries is the one that `weft validate` checks.");
+        }
         if ours.len() < rows.len() {
             note.push_str(&format!(
                 " {} rows of other systems are left out.",
@@ -365,7 +373,13 @@ impl<'a> Predictor<'a> {
     }
 
     fn predict(&mut self, row: &Measured) -> Vec<Option<f64>> {
-        let key = (row.operation.clone(), row.bytes, row.ranks, row.algorithm.clone());
+        let key = (
+            row.operation.clone(),
+            row.bytes,
+            row.ranks,
+            row.algorithm.clone(),
+            row.settings.clone(),
+        );
         if let Some(known) = self.known.get(&key) {
             return known.clone();
         }
@@ -382,7 +396,8 @@ impl<'a> Predictor<'a> {
         if let Some(system) = &self.system {
             let time = Collective::named(&collective, Rank(0), Rank(1)).and_then(|collective| {
                 let device = Device::of(system, row.ranks).ok()?;
-                let estimate = device.predict(collective, Bytes(row.bytes), &Options::default());
+                let options = Options::parse(row.settings.as_deref().unwrap_or_default());
+                let estimate = device.predict(collective, Bytes(row.bytes), &options);
                 estimate.ok().map(|estimate| estimate.time.as_secs_f64() * 1e6)
             });
             predicted.push(time);

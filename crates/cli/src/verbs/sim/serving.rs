@@ -42,6 +42,7 @@ impl Serving {
             .or_complain(Exit::Usage, || format!("{name} is not a serving scenario."))?;
         let report = scenario
             .run()
+            .map_err(|error| error.in_text(&text))
             .or_complain(Exit::Failed, || format!("{name} cannot be run."))?;
         if let Some(path) = &self.report {
             super::write(path, &super::report::serving(&scenario, &report, &rows(&report)).html())?;
