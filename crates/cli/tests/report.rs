@@ -191,6 +191,18 @@ fn training_and_serving_are_drawn_too() {
 }
 
 #[test]
+fn predictions_stand_beside_what_others_measured() {
+    let scratch = Scratch::new("validate");
+    let path = scratch.file("report.html");
+    let output = weft(&["validate", "--table", "nccl_tests_public", "--report", &path]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let Some(chromium) = chromium() else { return };
+    let drawn = probed(chromium, &scratch, Path::new(&path));
+    all_is_well(&drawn);
+    assert!(said(&drawn, "pairs").parse::<u32>().unwrap() > 50);
+}
+
+#[test]
 fn a_hundred_thousand_ranks_open_at_once() {
     let scratch = Scratch::new("large");
     let large = "name = 'large'\nfidelities = ['analytical', 'flow']\n[system]\nname = 'dgx-h100'\nnodes = 16384\ntiers = 3\nradix = 128\n\

@@ -6,12 +6,12 @@ function drawComparison(section, comparison) {
   const cells = (row) => [what(row), micros(row.measured), ...row.predicted.flatMap((value) => pair(value, row.measured))];
   const micros = shownAs(comparison);
   const rows = comparison.rows.map(cells);
-  const groups = [...new Set(comparison.rows.map((row) => row.group))];
+  const sizes = comparison.rows.every((row) => row.bytes !== null);
+  const groups = [...(sizes ? [] : ["all"]), ...new Set(comparison.rows.map((row) => row.group))];
   const box = element("div", {});
   const pick = element("select", {}, ...groups.map((name, nth) => element("option", { value: nth }, name)));
   pick.addEventListener("change", () => show(Number(pick.value)));
-  const sizes = comparison.rows.every((row) => row.bytes !== null);
-  const several = sizes && groups.length > 1;
+  const several = groups.length > (sizes ? 1 : 2);
   section.append(
     element("div", { class: "top" }, element("h2", {}, "Predicted and measured"), several ? pick : "", copyButton(columns, rows)),
     element("p", { class: "note" }, comparison.note),
@@ -22,7 +22,7 @@ function drawComparison(section, comparison) {
   );
   count.pairs = comparison.rows.length;
   function show(nth) {
-    box.replaceChildren(sizes ? overSize(comparison, groups[nth]) : overMeasured(comparison));
+    box.replaceChildren(sizes ? overSize(comparison, groups[nth]) : overMeasured(comparison, groups[nth]));
   }
   show(0);
   redraws.push(() => show(several ? Number(pick.value) : 0));
@@ -90,14 +90,15 @@ function overSize(comparison, group) {
   return svg;
 }
 
-function overMeasured(comparison) {
-  const values = comparison.rows.flatMap((row) => [row.measured, ...row.predicted.filter((value) => value !== null)]);
+function overMeasured(comparison, group) {
+  const rows = comparison.rows.filter((row) => group === "all" || row.group === group);
+  const values = rows.flatMap((row) => [row.measured, ...row.predicted.filter((value) => value !== null)]);
   const show = shownAs(comparison);
   const { svg, across, up, right, x } = chart(values, values, "measured", "predicted", show, show);
   const [low, high] = [10 ** x[0], 10 ** x[1]];
   svg.append(drawn("line", { x1: across(low), y1: up(low), x2: across(high), y2: up(high), stroke: ink("--soft"), "stroke-dasharray": "5 4" }));
   comparison.series.forEach((name, nth) => {
-    for (const row of comparison.rows) {
+    for (const row of rows) {
       if (row.predicted[nth] === null) continue;
       const look = { r: 3, fill: colour(nth), "fill-opacity": 0.6 };
       svg.append(dot(comparison, row, across(row.measured), up(row.predicted[nth]), look));

@@ -335,7 +335,7 @@ mod tests {
     fn ground_truth_is_read() {
         for (name, text) in weft_plan::validate::shipped() {
             if name.contains("nccl") {
-                assert!(read(text).unwrap().len() > 100, "{name}");
+                assert!(read(text).unwrap().len() > 50, "{name}");
             }
         }
     }

@@ -111,7 +111,7 @@ function drawAnswers(section) {
   document.getElementById("foot").textContent = data.foot;
   const facts = element("dl", { class: "facts" });
   for (const [name, value] of data.facts) facts.append(element("div", {}, element("dt", {}, name), element("dd", {}, value)));
-  section.append(facts);
+  if (data.facts.length > 0) section.append(facts);
   if (data.answers.length === 0) return;
   const most = Math.max(...data.answers.map((answer) => answer.time_ps));
   const bars = element("div", { class: "bars" });

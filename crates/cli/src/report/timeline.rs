@@ -260,11 +260,14 @@ mod tests {
 
     #[test]
     fn many_steps_are_drawn_as_one() {
-        let text = Scenario::shipped("ring").unwrap().replace("nodes = 4", "nodes = 512");
-        let text = text.replace(", \"packet\"", "");
-        let shown = timelines(&text);
+        let text = "name = 'long'\nfidelities = ['flow']\n[cluster.fabric.single-switch]\nports = 16384\n\
+                    wire = { bandwidth = '100 Gb/s', latency = '1 µs' }\n\
+                    [workload.collective]\ncollective = 'all-reduce'\nalgorithm = 'ring'\nbytes = '1 GiB'\n";
+        let shown = timelines(text);
         let timeline = &shown[0];
-        assert!(timeline.slices.len() <= SLICES_MAX, "{}", timeline.slices.len());
+        let steps = 2 * (16_384 - 1);
+        assert_eq!((timeline.lanes.len(), timeline.slices.len()), (1, steps / 2));
+        assert!(timeline.note.contains("2 steps are drawn as one"));
         let last = timeline.slices.iter().map(|slice| slice.2).max();
         assert_eq!(last, Some(timeline.end_ps));
     }

@@ -215,9 +215,12 @@ fn answered(answer: &Answer) -> Answered {
     }
 }
 
+/// A heading, and what stands under it.
+type Column = (&'static str, fn(&Answer) -> u64);
+
 /// All numbers of the answers; those that are nowhere are left out.
 fn figures(answers: &[Answer]) -> Vec<Figures> {
-    let columns: [(&str, fn(&Answer) -> u64); 9] = [
+    let columns: [Column; 9] = [
         ("ranks", |answer| answer.ranks.into()),
         ("bytes", |answer| answer.bytes.0),
         ("messages", |answer| answer.messages),
