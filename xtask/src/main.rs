@@ -4,6 +4,7 @@ mod command;
 mod compare;
 mod python;
 mod rdma_test;
+mod screenshot;
 mod seeds;
 mod test;
 mod vm;
@@ -30,6 +31,8 @@ enum Task {
     Compare(compare::Arguments),
     /// Runs the tests that need an RDMA device, in virtual machines that have one, and installs what it needs.
     RdmaTest(rdma_test::Arguments),
+    /// Takes a picture of a scenario's report, and installs Chromium where it is missing.
+    Screenshot(screenshot::Arguments),
     /// Makes the table beside perftest; inside one of those machines.
     #[command(hide = true)]
     RdmaMeasure(rdma_test::MeasureArguments),
@@ -51,6 +54,7 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Seeds(arguments) => seeds::run(arguments),
         Task::Compare(arguments) => compare::run(arguments)?,
         Task::RdmaTest(arguments) => rdma_test::run(arguments)?,
+        Task::Screenshot(arguments) => screenshot::run_it(arguments)?,
         Task::RdmaMeasure(arguments) => rdma_test::measure(arguments)?,
     })
 }

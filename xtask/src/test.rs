@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::command::{self, Error, Needed, cargo, install_missing, root, works};
 use crate::python::Environment;
 use crate::rdma_test;
+use crate::screenshot::CHROMIUM;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -27,6 +28,7 @@ const NEEDED: &[Needed] = &[
     (&["ip", "-V"], "iproute2"),
     (&["python3", "-c", "import ensurepip, venv"], "python3-venv"),
     (&["cc", "--version"], "gcc"),
+    CHROMIUM,
 ];
 
 /// What is built and tested. Whoever builds the same finds it built.

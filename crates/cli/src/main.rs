@@ -12,6 +12,7 @@ mod pattern;
 mod ping_pong;
 mod predict;
 mod ranks;
+mod report;
 mod router;
 mod table;
 mod verbs;

@@ -65,6 +65,9 @@ fn help_says_what_the_snapshot_says() {
         &["bench", "collective", "--help"],
         &["explain", "--help"],
         &["validate", "--help"],
+        &["sim", "run", "--help"],
+        &["sim", "serving", "--help"],
+        &["sim", "sweep", "--help"],
     ]
     .into_iter()
     .chain([

@@ -38,7 +38,7 @@ use weft_plan::schedule::Program;
 use weft_plan::{Bandwidth, Bytes, Rank, Time};
 
 pub use list::permutation;
-pub use report::{Hot, Report, StepSpan};
+pub use report::{Hot, MessageSpan, Report, StepSpan};
 pub(crate) use ways::mixed;
 
 /// How the network is used.
@@ -53,8 +53,10 @@ pub struct FlowOptions {
     pub reduction: Bandwidth,
     pub copy: Bandwidth,
     pub faults: Vec<LinkFault>,
-    /// Keep when which rank was in which step, of so many ranks.
+    /// Keep when which rank was in which step, and its messages, of so many ranks spread evenly.
     pub traced_ranks: u32,
+    /// Tell what every link carried.
+    pub by_link: bool,
     /// Never let one rank stand for others.
     pub every_rank: bool,
 }
@@ -69,6 +71,7 @@ impl Default for FlowOptions {
             copy: Bandwidth::MAX,
             faults: Vec::new(),
             traced_ranks: 0,
+            by_link: false,
             every_rank: false,
         }
     }

@@ -14,6 +14,7 @@ pub mod scenario;
 pub mod seeds;
 pub mod serving;
 pub mod trace;
+pub mod training;
 pub mod transport;
 pub mod world;
 

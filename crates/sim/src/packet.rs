@@ -34,7 +34,7 @@ use weft_plan::platform::fabric::{LinkId, Routing, Topology};
 use weft_plan::schedule::Program;
 use weft_plan::{Bandwidth, Bytes, Rank, Time};
 
-use crate::flow::{Hot, LinkFault, StepSpan, Transfer};
+use crate::flow::{Hot, LinkFault, MessageSpan, StepSpan, Transfer};
 
 pub use dcqcn::Dcqcn;
 
@@ -60,6 +60,8 @@ pub struct PacketOptions {
     pub copy: Bandwidth,
     pub faults: Vec<LinkFault>,
     pub traced_ranks: u32,
+    /// Tell what every link carried.
+    pub by_link: bool,
 }
 
 /// Who decides when the next packet goes.
@@ -117,6 +119,7 @@ impl Default for PacketOptions {
             copy: Bandwidth::MAX,
             faults: Vec::new(),
             traced_ranks: 0,
+            by_link: false,
         }
     }
 }
@@ -182,6 +185,9 @@ pub struct PacketReport {
     pub queue_max: Bytes,
     pub hot: Vec<Hot>,
     pub spans: Vec<StepSpan>,
+    pub message_spans: Vec<MessageSpan>,
+    /// Bytes over each link, headers included, by its number; none where nobody asked for them.
+    pub carried: Vec<f64>,
 }
 
 /// Runs transfers that do not wait for each other.

@@ -33,6 +33,9 @@ use weft_plan::platform::fabric::{Cluster, Fabric, FabricError, Routing, Topolog
 use weft_plan::platform::{PlatformError, System};
 use weft_plan::{Bandwidth, Bytes, Rank, Time};
 
+use crate::training::TrainingChoice;
+
+pub(crate) use error::line_of;
 pub use error::{Place, ScenarioError};
 pub use run::Answer;
 
@@ -151,6 +154,8 @@ pub enum Workload {
     Transfers {
         list: Vec<Listed>,
     },
+    /// A step of training on a `system`; there is a closed form of it alone.
+    Training(TrainingChoice),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

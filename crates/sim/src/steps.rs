@@ -8,14 +8,15 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 
 use weft_plan::platform::fabric::Level;
-use weft_plan::{Bandwidth, Rank, Time};
+use weft_plan::{Bandwidth, Bytes, Time};
 
-use crate::flow::StepSpan;
 use crate::flow::classes::Classes;
 use crate::flow::demand::{Kind, Like, Look, Messages, Quick, Work};
+use crate::flow::{MessageSpan, StepSpan};
 
-/// No more than this many steps are kept for a trace.
+/// No more than this many steps are kept for a trace, and no more messages than these.
 const SPANS_MAX: usize = 1 << 18;
+const MESSAGE_SPANS_MAX: usize = 1 << 14;
 
 /// Messages, all alike, whose ends have both come.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,6 +29,7 @@ pub(crate) struct Start {
     /// Of each.
     pub(crate) bytes: f64,
     pub(crate) reduces: bool,
+    pub(crate) begun: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,7 +84,6 @@ pub(crate) struct Steps<'a, 'b> {
     jobs: Vec<Vec<(u64, u64)>>,
     queues: HashMap<Way, Queue, BuildHasherDefault<Quick>>,
     messages: Vec<Messages>,
-    pace: Pace,
     /// Picoseconds for each byte.
     reduce_byte: f64,
     copy_byte: f64,
@@ -94,11 +95,22 @@ pub(crate) struct Steps<'a, 'b> {
     pub(crate) left: u64,
     pub(crate) last: u64,
     pub(crate) spans: Vec<StepSpan>,
+    pub(crate) message_spans: Vec<MessageSpan>,
+    /// Every how many actors one is traced; none where it is zero.
+    stride: u32,
+    /// What each traced actor's step is about, as far as it is known when it begins.
+    traced: Vec<StepSpan>,
 }
 
 impl<'a, 'b> Steps<'a, 'b> {
     pub(crate) fn new(classes: Classes, look: &'a mut Look<'b>, steps: u32, pace: Pace) -> Steps<'a, 'b> {
         let count = classes.count();
+        // Fewer ranks, rather than a trace that breaks off.
+        let most = u32::try_from(SPANS_MAX).unwrap_or(u32::MAX) / steps.max(1);
+        let stride = match pace.traced_ranks {
+            0 => 0,
+            wanted => count.div_ceil(wanted.min(most.max(1))).max(1),
+        };
         let byte = |bandwidth: Bandwidth| 1e12 / bandwidth.bytes_per_sec().max(1) as f64;
         Steps {
             classes,
@@ -108,7 +120,6 @@ impl<'a, 'b> Steps<'a, 'b> {
             jobs: vec![Vec::new(); count as usize],
             queues: HashMap::default(),
             messages: Vec::new(),
-            pace,
             reduce_byte: byte(pace.reduction),
             copy_byte: byte(pace.copy),
             starts: Vec::new(),
@@ -117,7 +128,14 @@ impl<'a, 'b> Steps<'a, 'b> {
             left: count.into(),
             last: 0,
             spans: Vec::new(),
+            message_spans: Vec::new(),
+            stride,
+            traced: vec![StepSpan::default(); count.checked_div(stride).map_or(0, |whole| whole as usize + 1)],
         }
+    }
+
+    fn is_traced(&self, actor: u32) -> bool {
+        self.stride > 0 && actor.is_multiple_of(self.stride)
     }
 
     /// An actor comes to its next step, or to its end.
@@ -140,6 +158,9 @@ impl<'a, 'b> Steps<'a, 'b> {
             let time = work.reduced * self.reduce_byte + work.copied * self.copy_byte;
             self.work(actor, time, now);
         }
+        if self.is_traced(actor) {
+            self.traced[(actor / self.stride) as usize] = self.about(actor, &messages);
+        }
         for Messages { like, count } in &messages {
             self.come(actor, like, *count, now);
         }
@@ -147,8 +168,47 @@ impl<'a, 'b> Steps<'a, 'b> {
         self.end_ops(actor, 1, now);
     }
 
+    /// What a step is about.
+    fn about(&self, actor: u32, messages: &[Messages]) -> StepSpan {
+        let mut span = StepSpan {
+            rank: self.classes.rank(actor),
+            ..StepSpan::default()
+        };
+        let (mut sent, mut received) = (0.0, 0.0);
+        for Messages { like, count } in messages {
+            let bytes = like.bytes() * f64::from(*count);
+            let peer = self.classes.rank(like.peer);
+            span.messages = span.messages.saturating_add(*count);
+            span.across |= self.look.leaves_node(span.rank, like, &self.classes);
+            match like.kind {
+                Kind::Send => {
+                    sent += bytes;
+                    span.to.get_or_insert(peer);
+                }
+                Kind::Receive | Kind::ReceiveReduce => {
+                    received += bytes;
+                    span.from.get_or_insert(peer);
+                }
+            }
+        }
+        (span.sent, span.received) = (Bytes(sent as u64), Bytes(received as u64));
+        span
+    }
+
     /// Messages have arrived.
     pub(crate) fn arrived(&mut self, start: &Start, there: u64) {
+        if (self.is_traced(start.from) || self.is_traced(start.to)) && self.message_spans.len() < MESSAGE_SPANS_MAX {
+            self.message_spans.push(MessageSpan {
+                from: self.classes.rank(start.from),
+                to: self.classes.rank(start.to),
+                step: self.actors[start.from as usize].step,
+                count: start.count,
+                bytes: Bytes(start.bytes as u64),
+                reduces: start.reduces,
+                begin: Time::from_ps(start.begun),
+                end: Time::from_ps(there),
+            });
+        }
         if start.reduces {
             self.work(start.to, start.bytes * f64::from(start.count) * self.reduce_byte, there);
         }
@@ -229,6 +289,7 @@ impl<'a, 'b> Steps<'a, 'b> {
             count: taken.count,
             bytes: taken.bytes,
             reduces: taken.reduces,
+            begun: now,
         });
     }
 
@@ -255,19 +316,19 @@ impl<'a, 'b> Steps<'a, 'b> {
     }
 
     fn end_ops(&mut self, actor: u32, count: u32, at: u64) {
-        let rank: Rank = self.classes.rank(actor);
         let state = &mut self.actors[actor as usize];
         state.ended = state.ended.max(at);
         state.pending -= count;
         if state.pending == 0 {
             self.catch_up(actor);
+            let traced = self.is_traced(actor);
             let state = &mut self.actors[actor as usize];
-            if rank.0 < self.pace.traced_ranks && self.spans.len() < SPANS_MAX {
+            if traced && self.spans.len() < SPANS_MAX {
                 self.spans.push(StepSpan {
-                    rank,
                     step: state.step,
                     begin: Time::from_ps(state.begun),
                     end: Time::from_ps(state.ended),
+                    ..self.traced[(actor / self.stride) as usize]
                 });
             }
             state.step += 1;

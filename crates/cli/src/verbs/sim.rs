@@ -2,16 +2,19 @@
 
 mod forms;
 mod plot;
+mod report;
 mod serving;
 mod sweep;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use console::style;
 use weft_sim::scenario::{Answer, Scenario};
+use weft_sim::training::Trained;
 
 use crate::complaint::{Complain, Complaint, Exit};
+use crate::report::comparison::{self, Measured};
 use crate::table::{Align, Table};
 use crate::verbs::print_whole;
 
@@ -42,6 +45,13 @@ pub struct Run {
     /// Write when each rank was in which step, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Write a page for a browser, everything in one file: links coloured by how busy they were, a timeline of ranks, all figures
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Put these measurements beside predictions in the report: what `weft bench collective --json` prints, or a CSV table with the columns op,
+    /// bytes, ranks and time_us
+    #[arg(long, value_name = "FILE", requires = "report")]
+    measured: Option<PathBuf>,
 }
 
 impl Sim {
@@ -65,13 +75,22 @@ impl Sim {
 impl Run {
     fn run(self) -> Result<(), Complaint> {
         let (_, scenario) = read(&self.scenario)?;
-        let answers = scenario.run().or_complain(Exit::Failed, || {
+        let measured = self.measured.as_deref().map(measurements).transpose()?;
+        let answers = match self.report {
+            Some(_) => scenario.run_by_link(),
+            None => scenario.run(),
+        };
+        let answers = answers.or_complain(Exit::Failed, || {
             format!("The scenario {} cannot be run.", scenario.name)
         })?;
+        if let Some(path) = &self.report {
+            write(
+                path,
+                &report::scenario(&scenario, &answers, measured.as_deref())?.html(),
+            )?;
+        }
         if let Some(path) = &self.trace {
-            let text = forms::trace(&answers);
-            std::fs::write(path, text)
-                .or_complain(Exit::Failed, || format!("{} could not be written.", path.display()))?;
+            write(path, &forms::trace(&answers))?;
         }
         let text = match (self.json, self.csv) {
             (true, _) => forms::json(&scenario, &answers),
@@ -80,6 +99,18 @@ impl Run {
         };
         print_whole(text.as_bytes())
     }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Complaint> {
+    std::fs::write(path, text).or_complain(Exit::Failed, || format!("{} could not be written.", path.display()))
+}
+
+fn measurements(path: &Path) -> Result<Vec<Measured>, Complaint> {
+    let text =
+        std::fs::read_to_string(path).or_complain(Exit::Usage, || format!("{} cannot be read.", path.display()))?;
+    comparison::read(&text).or_complain(Exit::Usage, || {
+        format!("{} does not hold measurements of collectives.", path.display())
+    })
 }
 
 /// A scenario by its file or its name, and its text.
@@ -141,6 +172,9 @@ fn tables(scenario: &Scenario, answers: &[Answer]) -> String {
         ]);
     }
     text.push_str(&table.render());
+    for trained in answers.iter().filter_map(|answer| answer.trained.as_ref()) {
+        text.push_str(&training(trained));
+    }
     for answer in answers.iter().filter(|answer| !answer.hot.is_empty()) {
         text.push_str(&format!(
             "\n{}\n",
@@ -164,4 +198,30 @@ fn tables(scenario: &Scenario, answers: &[Answer]) -> String {
         text.push_str(&table.render());
     }
     text
+}
+
+/// Where the time of a step goes, and whether it fits.
+fn training(trained: &Trained) -> String {
+    let step = &trained.step;
+    let mut table = Table::new(&[
+        ("part", Align::Left),
+        ("seconds", Align::Right),
+        ("share", Align::Right),
+    ]);
+    for (part, seconds) in &step.parts {
+        let share = seconds / step.seconds * 100.0;
+        table.row(vec![part.to_string(), format!("{seconds:.4}"), format!("{share:.1} %")]);
+    }
+    let memory = &step.memory;
+    format!(
+        "\n{}\n{}\n  {:.0} TFLOP/s a GPU, {:.1} % of the peak; {:.0} of {:.0} GB of memory{}; {:.0} % of the layers are computed again\n",
+        style("Where the time goes").bold(),
+        table.render(),
+        step.tflops_per_gpu,
+        step.utilization * 100.0,
+        memory.total() / 1e9,
+        memory.capacity / 1e9,
+        if memory.fits() { "" } else { ", which is too much" },
+        step.recomputed * 100.0,
+    )
 }

@@ -1,5 +1,6 @@
 //! `weft validate`: how far the model is from measurements.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,9 +8,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use console::style;
 use serde::Serialize;
-use weft_plan::validate::{Report, Systems, check, shipped, tables};
+use weft_plan::validate::{self, Compared, Report, Row, Systems, Unpredicted, check, shipped, tables};
 
 use crate::complaint::{Complain, Complaint, Exit};
+use crate::report::comparison::{Comparison, Pair};
+use crate::report::{self, Figures, short};
 use crate::table::{Align, Table};
 
 /// How many reasons are given for rows that were not predicted.
@@ -26,6 +29,9 @@ pub struct Validate {
     /// Only this table
     #[arg(long, value_name = "NAME")]
     table: Option<String>,
+    /// Write a page for a browser, everything in one file: every row predicted and measured
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Print one JSON object a line instead of tables
     #[arg(long)]
     json: bool,
@@ -48,18 +54,29 @@ impl Validate {
         let known = tables();
         let mut systems = Systems::default();
         let mut out = String::new();
+        let mut reports = Vec::new();
+        let pairs = RefCell::new(Vec::new());
         // In the order of the models, and then what has none.
         for table in &known {
             let Some(text) = texts.remove(table.name()) else {
                 continue;
             };
-            let report = check(&**table, &text, &mut systems).or_complain(Exit::Usage, || {
+            let noted = Noted {
+                table: &**table,
+                pairs: &pairs,
+            };
+            let report = check(&noted, &text, &mut systems).or_complain(Exit::Usage, || {
                 format!("{}.csv is not a table of measurements.", table.name())
             })?;
             match self.json {
                 true => report_json(&report, &mut out),
                 false => report_table(&report, &mut out),
             }
+            reports.push(report);
+        }
+        if let Some(path) = &self.report {
+            let page = page(&reports, pairs.into_inner()).html();
+            fs::write(path, page).or_complain(Exit::Failed, || format!("{} could not be written.", path.display()))?;
         }
         for (name, text) in texts {
             let rows = text.lines().skip(1).filter(|line| !line.trim().is_empty()).count();
@@ -72,6 +89,69 @@ impl Validate {
             }
         }
         super::print_whole(out.as_bytes())
+    }
+}
+
+/// A table that keeps what its rows come to.
+#[derive(Debug)]
+struct Noted<'a> {
+    table: &'a dyn validate::Table,
+    pairs: &'a RefCell<Vec<Pair>>,
+}
+
+impl validate::Table for Noted<'_> {
+    fn name(&self) -> &'static str {
+        self.table.name()
+    }
+    fn columns(&self) -> &'static [&'static str] {
+        self.table.columns()
+    }
+    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+        let compared = self.table.predict(row, systems)?;
+        self.pairs.borrow_mut().extend(compared.iter().map(|one| Pair {
+            group: short(&format!("{}, {}, {}", self.table.name(), one.quantity, one.system)),
+            bytes: None,
+            measured: one.measured,
+            predicted: vec![Some(one.predicted)],
+        }));
+        Ok(compared)
+    }
+}
+
+/// Everything on one page.
+fn page(reports: &[Report], pairs: Vec<Pair>) -> report::Report {
+    let row = |(table, line): (&str, &validate::Line)| {
+        let figure = |value: f64| match line.rows {
+            0 => "–".to_owned(),
+            _ => format!("{:.1} %", value * 100.0),
+        };
+        vec![
+            table.to_owned(),
+            line.quantity.to_owned(),
+            line.system.as_deref().map_or("all".to_owned(), short),
+            line.rows.to_string(),
+            figure(line.median),
+            figure(line.p90),
+            line.unsupported.to_string(),
+        ]
+    };
+    let lines = reports
+        .iter()
+        .flat_map(|report| report.lines.iter().map(|line| (report.table, line)));
+    let note = "Every row in the unit of its table, beside what the model says. On the dashed line both are the same.";
+    report::Report {
+        kind: "measured by others".to_owned(),
+        title: "Predictions beside measurements".to_owned(),
+        comparison: Some(Comparison::new(vec!["model".to_owned()], pairs, note.to_owned()).untimed()),
+        tables: vec![Figures {
+            title: "Errors by table and system".to_owned(),
+            columns: ["table", "quantity", "system", "rows", "median", "90 %", "unsupported"]
+                .map(str::to_owned)
+                .to_vec(),
+            rows: lines.map(row).collect(),
+        }],
+        foot: format!("Weft {}.", env!("CARGO_PKG_VERSION")),
+        ..report::Report::default()
     }
 }
 

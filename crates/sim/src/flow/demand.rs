@@ -82,6 +82,14 @@ impl<'a> Look<'a> {
         }
     }
 
+    /// Whether messages like these, of a rank, leave its node.
+    pub(crate) fn leaves_node(&self, rank: Rank, like: &Like, classes: &Classes) -> bool {
+        match classes.levels() {
+            true => like.level > Level(0),
+            false => self.topology.node(rank) != self.topology.node(classes.rank(like.peer)),
+        }
+    }
+
     /// Fills `out` with the messages of a rank in a step, and tells its work.
     pub(crate) fn at(&mut self, rank: Rank, step: u32, classes: &Classes, out: &mut Vec<Messages>) -> Work {
         out.clear();

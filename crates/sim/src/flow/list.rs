@@ -7,7 +7,7 @@ use weft_plan::platform::fabric::{Routing, Topology};
 use weft_plan::{Rank, Time};
 
 use super::classes::Classes;
-use super::report::{Report, hot_spots};
+use super::report::{Report, carried_by_link, hot_spots};
 use super::solver::{Change, FlowId};
 use super::ways::{Ways, bundled, rate};
 use super::{FlowError, FlowOptions, Transfer};
@@ -138,6 +138,11 @@ pub(super) fn run(
         ranks,
         hot: hot_spots(topology, &ways, &solver, time),
         spans: Vec::new(),
+        message_spans: Vec::new(),
+        carried: match options.by_link {
+            true => carried_by_link(topology, &ways, &solver, &classes, ranks),
+            false => Vec::new(),
+        },
     };
     Ok((report, ends))
 }

@@ -129,6 +129,13 @@ impl<'a> Live<'a> {
         self.begun
     }
 
+    /// Bytes over each link so far, by its number.
+    pub(crate) fn carried(&self) -> Vec<f64> {
+        (0..self.solver.resources())
+            .map(|link| self.solver.carried(link))
+            .collect()
+    }
+
     /// The fullest links over a time.
     pub(crate) fn hot(&self, time: Time) -> Vec<Hot> {
         hot_spots(self.topology, &self.ways, &self.solver, time)

@@ -10,7 +10,7 @@ use weft_plan::{Bytes, Rank, Time};
 
 use super::classes::Classes;
 use super::demand::Look;
-use super::report::{Report, hot_spots};
+use super::report::{Report, carried_by_link, hot_spots};
 use super::solver::{Change, FlowId, Solver, Use};
 use super::ways::{Ways, bundled, rate};
 use super::{FlowError, FlowOptions};
@@ -183,6 +183,11 @@ impl<'a, 'b> Run<'a, 'b> {
             ranks: shape.ranks,
             hot: hot_spots(self.topology, &self.ways, &self.solver, time),
             spans: std::mem::take(&mut self.steps.spans),
+            message_spans: std::mem::take(&mut self.steps.message_spans),
+            carried: match self.options.by_link {
+                true => carried_by_link(self.topology, &self.ways, &self.solver, &self.classes, shape.ranks),
+                false => Vec::new(),
+            },
         })
     }
 

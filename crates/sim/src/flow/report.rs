@@ -1,8 +1,9 @@
 //! What a run says.
 
-use weft_plan::platform::fabric::Topology;
+use weft_plan::platform::fabric::{BundleId, Level, LinkId, Topology};
 use weft_plan::{Bytes, Rank, Time};
 
+use super::classes::Classes;
 use super::solver::Solver;
 use super::ways::Ways;
 
@@ -26,12 +27,17 @@ pub struct Report {
     /// The busiest links first.
     pub hot: Vec<Hot>,
     pub spans: Vec<StepSpan>,
+    pub message_spans: Vec<MessageSpan>,
+    /// Bytes over each link, by its number; none where nobody asked for them.
+    pub carried: Vec<f64>,
 }
 
 /// A link, or a bundle of parallel links, and how busy it was.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hot {
     pub name: String,
+    /// The first of its links.
+    pub link: LinkId,
     /// Of its capacity over the whole time, from zero to one.
     pub utilisation: f64,
     pub carried: Bytes,
@@ -41,10 +47,35 @@ pub struct Hot {
 }
 
 /// A step of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepSpan {
     pub rank: Rank,
     pub step: u32,
+    pub begin: Time,
+    pub end: Time,
+    /// Messages that it sent and received.
+    pub messages: u32,
+    pub sent: Bytes,
+    pub received: Bytes,
+    /// Of several peers the first. Where ranks are folded, the one that stands for it.
+    pub to: Option<Rank>,
+    pub from: Option<Rank>,
+    /// Whether any of it left the node.
+    pub across: bool,
+}
+
+/// Messages that nothing tells apart, from when both ends had come to them until they had arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageSpan {
+    pub from: Rank,
+    pub to: Rank,
+    /// In which step of the sender.
+    pub step: u32,
+    pub count: u32,
+    /// Of each.
+    pub bytes: Bytes,
+    /// Whether the receiver reduces what comes.
+    pub reduces: bool,
     pub begin: Time,
     pub end: Time,
 }
@@ -62,9 +93,10 @@ pub(super) fn hot_spots(topology: &Topology, ways: &Ways<'_>, solver: &Solver, t
     used.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     used.truncate(HOT_MAX);
     let tell = |(utilisation, resource): (f64, u32)| {
-        let (name, width) = ways.name(topology, resource);
+        let (link, width) = ways.links_of(topology, resource);
         Hot {
-            name,
+            name: topology.link_name(link),
+            link,
             utilisation,
             carried: Bytes(solver.carried(resource) as u64),
             width,
@@ -72,4 +104,36 @@ pub(super) fn hot_spots(topology: &Topology, ways: &Ways<'_>, solver: &Solver, t
         }
     };
     used.into_iter().map(tell).collect()
+}
+
+/// What went over each link: of ranks that are alike, the same. The links of a bundle are filled alike.
+pub(super) fn carried_by_link(
+    topology: &Topology,
+    ways: &Ways<'_>,
+    solver: &Solver,
+    classes: &Classes,
+    ranks: u32,
+) -> Vec<f64> {
+    let Ways::Bundles(ladder) = ways else {
+        return (0..solver.resources()).map(|link| solver.carried(link)).collect();
+    };
+    let mut carried = vec![0.0; topology.links() as usize];
+    let mut fill = |bundle: BundleId, resource: u32| {
+        let bundle = topology.bundle(bundle);
+        let each = solver.carried(resource) / f64::from(bundle.width.max(1));
+        let first = bundle.first.0 as usize;
+        // Many ranks are below one bundle.
+        if carried[first] != each {
+            carried[first..first + bundle.width as usize].fill(each);
+        }
+    };
+    for rank in (0..ranks).map(Rank) {
+        let class = classes.class(rank);
+        for level in (0..ladder.levels()).map(Level) {
+            let rung = ladder.rung(class, level.0);
+            fill(topology.up(rank, level), rung.up);
+            fill(topology.down(rank, level), rung.down);
+        }
+    }
+    carried
 }

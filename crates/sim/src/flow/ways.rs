@@ -61,7 +61,11 @@ impl Ladder {
         }
     }
 
-    fn rung(&self, class: u32, level: u32) -> &Rung {
+    pub(super) fn levels(&self) -> u32 {
+        self.levels
+    }
+
+    pub(super) fn rung(&self, class: u32, level: u32) -> &Rung {
         &self.rungs[(class * self.levels + level) as usize]
     }
 }
@@ -184,14 +188,13 @@ impl<'a> Ways<'a> {
         topology.latency(route)
     }
 
-    /// What people call a resource, and how many parallel links it is.
-    pub(super) fn name(&self, topology: &Topology, resource: u32) -> (String, u32) {
+    /// The first link of a resource, and how many parallel ones it is.
+    pub(super) fn links_of(&self, topology: &Topology, resource: u32) -> (LinkId, u32) {
         match self {
-            Ways::Links { .. } => (topology.link_name(LinkId(resource)), 1),
+            Ways::Links { .. } => (LinkId(resource), 1),
             Ways::Bundles(ladder) => {
                 let bundle = topology.bundle(ladder.bundles[resource as usize]);
-                let name = topology.link_name(bundle.first);
-                (name, bundle.width)
+                (bundle.first, bundle.width)
             }
         }
     }

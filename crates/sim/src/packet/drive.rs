@@ -49,7 +49,7 @@ pub(super) fn transfers(
         }
     }
     let time = ends.iter().copied().max().unwrap_or(Time::ZERO);
-    Ok(report(topology, &flows, time, ends))
+    Ok(report(topology, options, &flows, time, ends))
 }
 
 pub(super) fn program(
@@ -110,9 +110,11 @@ pub(super) fn program(
     }
     let time = Time::from_ps(steps.last);
     let spans = std::mem::take(&mut steps.spans);
+    let message_spans = std::mem::take(&mut steps.message_spans);
     Ok(PacketReport {
         spans,
-        ..report(topology, &flows, time, Vec::new())
+        message_spans,
+        ..report(topology, options, &flows, time, Vec::new())
     })
 }
 
@@ -175,7 +177,13 @@ fn happen(flows: &mut Flows<'_>, topology: &Topology, options: &PacketOptions, e
     flows.network.set_bandwidth(fault.link.0, whole * left);
 }
 
-fn report(topology: &Topology, flows: &Flows<'_>, time: Time, ends: Vec<Time>) -> PacketReport {
+fn report(
+    topology: &Topology,
+    options: &PacketOptions,
+    flows: &Flows<'_>,
+    time: Time,
+    ends: Vec<Time>,
+) -> PacketReport {
     let tally = flows.network.tally;
     let mut used: Vec<(u64, u32)> = flows.network.links.iter().map(|link| link.carried).zip(0..).collect();
     used.retain(|(carried, _)| *carried > 0);
@@ -187,6 +195,7 @@ fn report(topology: &Topology, flows: &Flows<'_>, time: Time, ends: Vec<Time>) -
     used.truncate(HOT_MAX);
     let hot = used.iter().map(|one| Hot {
         name: topology.link_name(LinkId(one.1)),
+        link: LinkId(one.1),
         utilisation: busy(one),
         carried: Bytes(one.0),
         width: 1,
@@ -206,5 +215,10 @@ fn report(topology: &Topology, flows: &Flows<'_>, time: Time, ends: Vec<Time>) -
         queue_max: Bytes(tally.queue_max.into()),
         hot: hot.collect(),
         spans: Vec::new(),
+        message_spans: Vec::new(),
+        carried: match options.by_link {
+            true => flows.network.links.iter().map(|link| link.carried as f64).collect(),
+            false => Vec::new(),
+        },
     }
 }

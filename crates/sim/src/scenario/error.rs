@@ -12,6 +12,7 @@ use weft_plan::spot::Spot;
 use super::Fidelity;
 use crate::flow::FlowError;
 use crate::packet::PacketError;
+use crate::training::TrainingRefused;
 
 /// A field, and the line that says it, where that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +65,12 @@ pub enum ScenarioError {
     NoFidelity { place: Place },
     #[error("{place}: there is no closed form for this")]
     NotAnalytical { place: Place },
+    #[error("{place}: a step of training has a closed form alone")]
+    OnlyAnalytical { place: Place },
+    #[error("{place}: GPUs are told by a `system`, not by a cluster")]
+    NoSystem { place: Place },
+    #[error("{place}: {source}")]
+    Training { place: Place, source: TrainingRefused },
     #[error("{fidelity}: {source}")]
     Flow { fidelity: Fidelity, source: FlowError },
     #[error("{fidelity}: {source}")]
@@ -71,7 +78,7 @@ pub enum ScenarioError {
 }
 
 impl Place {
-    pub(super) fn field(field: impl Into<String>) -> Place {
+    pub(crate) fn field(field: impl Into<String>) -> Place {
         Place {
             line: None,
             field: field.into(),
@@ -110,7 +117,10 @@ impl ScenarioError {
             | ScenarioError::BrokenNodes { place, .. }
             | ScenarioError::FaultNowhere { place }
             | ScenarioError::NoFidelity { place }
-            | ScenarioError::NotAnalytical { place } => place,
+            | ScenarioError::NotAnalytical { place }
+            | ScenarioError::OnlyAnalytical { place }
+            | ScenarioError::NoSystem { place }
+            | ScenarioError::Training { place, .. } => place,
             _ => return self,
         };
         place.line = line_of(text, &place.field);
@@ -118,8 +128,8 @@ impl ScenarioError {
     }
 }
 
-/// The line of a field: its key in a table whose header begins like its path, or the header itself.
-fn line_of(text: &str, field: &str) -> Option<usize> {
+/// The line of a field: its key in a table whose header begins like its path, or its own header, or the first that begins so.
+pub(crate) fn line_of(text: &str, field: &str) -> Option<usize> {
     let (path, index) = match field.split_once('[') {
         Some((path, rest)) => (
             path,
@@ -129,11 +139,15 @@ fn line_of(text: &str, field: &str) -> Option<usize> {
     };
     let first = path.split('.').next().unwrap_or(path);
     let key = field.rsplit('.').next().unwrap_or(field);
-    let (mut inside, mut header, mut seen) = (false, None, 0);
+    let (mut inside, mut header, mut own_header, mut seen) = (false, None, None, 0);
     for (nth, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.starts_with('[') {
-            inside = line.trim_start_matches('[').starts_with(first);
+            let named = line.trim_start_matches('[').split(']').next().unwrap_or_default();
+            inside = named.starts_with(first);
+            if named == path && index.is_none() && own_header.is_none() {
+                own_header = Some(nth + 1);
+            }
             if inside {
                 // Of a list, only the entry that is meant.
                 inside = index.is_none_or(|index| index == seen);
@@ -151,7 +165,7 @@ fn line_of(text: &str, field: &str) -> Option<usize> {
             }
         }
     }
-    header
+    own_header.or(header)
 }
 
 impl fmt::Display for Place {

@@ -3,16 +3,20 @@
 use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::collective::{Collective, Problem};
 use weft_plan::cost::{Candidate, Placement, Profile, Selector};
+use weft_plan::platform::System;
 use weft_plan::platform::fabric::{LinkId, Topology};
 use weft_plan::schedule::Program;
+use weft_plan::workload::training::{Job, TrainingError};
 use weft_plan::{Bandwidth, Bytes, LinkCost, Rank, Time};
 
 use super::{Fidelity, Place, Scenario, ScenarioError, TransportChoice, Workload};
-use crate::flow::{self, FlowOptions, Hot, LinkFault, StepSpan, Transfer, permutation};
+use crate::flow::{self, FlowOptions, Hot, LinkFault, MessageSpan, StepSpan, Transfer, permutation};
 use crate::packet::{self, Overflow, PacketOptions, Recovery, Transport};
+use crate::training::{self, Trained, TrainingChoice, TrainingRefused};
 
-/// Timelines are kept of so many ranks.
+/// Timelines are kept of so many ranks, and of so many transfers, spread evenly.
 const TRACED_RANKS: u32 = 64;
+const TRACED_TRANSFERS: usize = 2048;
 
 /// What a fidelity says.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +38,11 @@ pub struct Answer {
     pub pauses: u64,
     pub hot: Vec<Hot>,
     pub spans: Vec<StepSpan>,
+    pub message_spans: Vec<MessageSpan>,
+    /// Bytes over each link, by its number, where they were asked for and the fidelity looks at links.
+    pub carried: Vec<f64>,
+    /// Of a step of training.
+    pub trained: Option<Trained>,
 }
 
 /// What a scenario asks for, ready to run.
@@ -52,16 +61,26 @@ enum Subject {
         bytes: Bytes,
     },
     Transfers(Vec<Transfer>),
+    Training(Box<(Job, System)>),
 }
 
 impl Scenario {
     /// All answers that are wanted, in the order of the file.
     pub fn run(&self) -> Result<Vec<Answer>, ScenarioError> {
+        self.answers(false)
+    }
+
+    /// The same, with what every link carried.
+    pub fn run_by_link(&self) -> Result<Vec<Answer>, ScenarioError> {
+        self.answers(true)
+    }
+
+    fn answers(&self, by_link: bool) -> Result<Vec<Answer>, ScenarioError> {
         let prepared = self.prepare()?;
         let answer = |&fidelity: &Fidelity| match fidelity {
             Fidelity::Analytical => self.analytical(&prepared),
-            Fidelity::Flow => self.flow(&prepared),
-            Fidelity::Packet => self.packet(&prepared),
+            Fidelity::Flow => self.flow(&prepared, by_link),
+            Fidelity::Packet => self.packet(&prepared, by_link),
         };
         self.fidelities.iter().map(answer).collect()
     }
@@ -86,6 +105,10 @@ impl Scenario {
                 place: Place::field("fidelities"),
             });
         }
+        let simulated = self.fidelities.iter().any(|&fidelity| fidelity != Fidelity::Analytical);
+        if simulated && matches!(subject, Subject::Training(_)) {
+            return Err(only_analytical());
+        }
         let faults = self.link_faults(&topology)?;
         Ok(Prepared {
             topology,
@@ -99,6 +122,7 @@ impl Scenario {
         let known = |field: &str, rank: Rank| bounded(field, f64::from(rank.0), 0.0, f64::from(all - 1));
         let transfer = |from: Rank, to: Rank, bytes: Bytes, start: Time| Transfer { from, to, bytes, start };
         Ok(match &self.workload {
+            Workload::Training(choice) => Subject::Training(Box::new(self.training(choice, all)?)),
             Workload::Permutation { bytes } => {
                 bounded("cluster", f64::from(all), 2.0, f64::from(u32::MAX))?;
                 let pairs = permutation(all, self.seed).into_iter();
@@ -172,6 +196,23 @@ impl Scenario {
         })
     }
 
+    fn training(&self, choice: &TrainingChoice, all: u32) -> Result<(Job, System), ScenarioError> {
+        let chosen = self.system.as_ref().ok_or_else(|| ScenarioError::NoSystem {
+            place: Place::field("cluster"),
+        })?;
+        let system = System::named(&chosen.name).map_err(|source| ScenarioError::System {
+            place: Place::field("system.name"),
+            source,
+        })?;
+        if let Some(gpus) = choice.gpus {
+            bounded("workload.gpus", f64::from(gpus), 1.0, f64::from(all))?;
+        }
+        let job = choice.job(&system, all).map_err(refused)?;
+        // What cannot be is told with the file, not after it.
+        job.step(&system).map_err(|source| refused(source.into()))?;
+        Ok((job, system))
+    }
+
     /// The cluster as the closed form sees it: two kinds of links.
     fn placement(&self, topology: &Topology, grid: Grid) -> Placement {
         let twice = |time: Time| time.saturating_add(time).saturating_add(self.work.message_overhead);
@@ -235,6 +276,16 @@ impl Scenario {
     }
 
     fn analytical(&self, prepared: &Prepared) -> Result<Answer, ScenarioError> {
+        if let Subject::Training(training) = &prepared.subject {
+            let (job, system) = &**training;
+            let trained = training::train(job, system).map_err(refused)?;
+            let what = format!("{} {}", job.model.name, job.parallel);
+            return Ok(Answer {
+                time: Time::from_ps((trained.step.seconds * 1e12).round() as u64),
+                trained: Some(trained),
+                ..blank(Fidelity::Analytical, job.gpus, what, Bytes(0))
+            });
+        }
         let Subject::Program {
             problem,
             grid,
@@ -256,7 +307,7 @@ impl Scenario {
         })
     }
 
-    fn flow(&self, prepared: &Prepared) -> Result<Answer, ScenarioError> {
+    fn flow(&self, prepared: &Prepared, by_link: bool) -> Result<Answer, ScenarioError> {
         let fidelity = Fidelity::Flow;
         let options = FlowOptions {
             routing: self.routing,
@@ -266,6 +317,7 @@ impl Scenario {
             copy: self.work.copy.unwrap_or(Bandwidth::MAX),
             faults: prepared.faults.clone(),
             traced_ranks: TRACED_RANKS,
+            by_link,
             every_rank: false,
         };
         let topology = &prepared.topology;
@@ -282,9 +334,11 @@ impl Scenario {
                 (report, algorithm.to_string(), *bytes)
             }
             Subject::Transfers(list) => {
-                let (report, _) = flow::run_transfers(topology, list, &options).map_err(failed)?;
+                let (mut report, ends) = flow::run_transfers(topology, list, &options).map_err(failed)?;
+                report.message_spans = traced(list, &ends);
                 (report, self.traffic().to_owned(), largest(list))
             }
+            Subject::Training(_) => return Err(only_analytical()),
         };
         Ok(Answer {
             time: report.time,
@@ -293,13 +347,18 @@ impl Scenario {
             events: report.events,
             hot: report.hot,
             spans: report.spans,
+            message_spans: report.message_spans,
+            carried: report.carried,
             ..blank(fidelity, report.ranks, what, bytes)
         })
     }
 
-    fn packet(&self, prepared: &Prepared) -> Result<Answer, ScenarioError> {
+    fn packet(&self, prepared: &Prepared, by_link: bool) -> Result<Answer, ScenarioError> {
         let fidelity = Fidelity::Packet;
-        let options = self.packet_options(&prepared.faults);
+        let options = PacketOptions {
+            by_link,
+            ..self.packet_options(&prepared.faults)
+        };
         let topology = &prepared.topology;
         let failed = |source| ScenarioError::Packet { fidelity, source };
         let (report, what, bytes, ranks) = match &prepared.subject {
@@ -314,9 +373,11 @@ impl Scenario {
                 (report, algorithm.to_string(), *bytes, problem.ranks)
             }
             Subject::Transfers(list) => {
-                let report = packet::run_transfers(topology, list, &options).map_err(failed)?;
+                let mut report = packet::run_transfers(topology, list, &options).map_err(failed)?;
+                report.message_spans = traced(list, &report.ends);
                 (report, self.traffic().to_owned(), largest(list), topology.ranks())
             }
+            Subject::Training(_) => return Err(only_analytical()),
         };
         Ok(Answer {
             time: report.time,
@@ -329,6 +390,8 @@ impl Scenario {
             pauses: report.pauses,
             hot: report.hot,
             spans: report.spans,
+            message_spans: report.message_spans,
+            carried: report.carried,
             ..blank(fidelity, ranks, what, bytes)
         })
     }
@@ -391,7 +454,54 @@ fn blank(fidelity: Fidelity, ranks: u32, what: String, bytes: Bytes) -> Answer {
         pauses: 0,
         hot: Vec::new(),
         spans: Vec::new(),
+        message_spans: Vec::new(),
+        carried: Vec::new(),
+        trained: None,
     }
+}
+
+fn only_analytical() -> ScenarioError {
+    ScenarioError::OnlyAnalytical {
+        place: Place::field("fidelities"),
+    }
+}
+
+/// What is wrong with a step of training, at the field that says so.
+fn refused(source: TrainingRefused) -> ScenarioError {
+    let field = match &source {
+        TrainingRefused::Model(_) => "workload.model",
+        TrainingRefused::Training(TrainingError::Roofline(_)) => "workload.precision",
+        TrainingRefused::Training(TrainingError::Zero { what }) => match *what {
+            "the number of GPUs" => "workload.gpus",
+            "sequences" => "workload.batch.sequences",
+            "micro" => "workload.batch.micro",
+            "tokens" => "workload.batch.tokens",
+            _ => "workload.parallel",
+        },
+        TrainingRefused::NothingFits { .. } => "workload.gpus",
+        TrainingRefused::Training(_) => "workload.parallel",
+    };
+    ScenarioError::Training {
+        place: Place::field(field),
+        source,
+    }
+}
+
+/// Transfers as messages, some of them where they are many.
+fn traced(list: &[Transfer], ends: &[Time]) -> Vec<MessageSpan> {
+    let stride = list.len().div_ceil(TRACED_TRANSFERS).max(1);
+    let some = list.iter().zip(ends).step_by(stride);
+    let span = |(transfer, &end): (&Transfer, &Time)| MessageSpan {
+        from: transfer.from,
+        to: transfer.to,
+        step: 0,
+        count: 1,
+        bytes: transfer.bytes,
+        reduces: false,
+        begin: transfer.start,
+        end,
+    };
+    some.map(span).collect()
 }
 
 fn largest(list: &[Transfer]) -> Bytes {

@@ -6,5 +6,6 @@ pub(super) const FILES: &[(&str, &str)] = &[
     ("all-to-all", include_str!("../../../../scenarios/all-to-all.toml")),
     ("permutation", include_str!("../../../../scenarios/permutation.toml")),
     ("incast", include_str!("../../../../scenarios/incast.toml")),
+    ("training", include_str!("../../../../scenarios/training.toml")),
     ("degraded-nic", include_str!("../../../../scenarios/degraded-nic.toml")),
 ];

@@ -388,6 +388,7 @@ impl<'a> Play<'a> {
             events: self.happened,
             flows: self.network.as_ref().map_or(0, Live::flows),
             hot: self.network.as_ref().map_or_else(Vec::new, |network| network.hot(time)),
+            carried: self.network.as_ref().map_or_else(Vec::new, Live::carried),
         }
     }
 }

@@ -26,6 +26,8 @@ pub struct Report {
     pub flows: u64,
     /// The busiest links, where there was a network.
     pub hot: Vec<Hot>,
+    /// Bytes over each link, by its number, where there was a network.
+    pub carried: Vec<f64>,
 }
 
 /// In milliseconds.

@@ -2,14 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use weft_plan::platform::fabric::{Cluster, FabricError, Routing};
+use weft_plan::platform::fabric::{Cluster, FabricError, Routing, Topology};
 use weft_plan::platform::{PlatformError, System};
+use weft_plan::spot::Spot;
 use weft_plan::workload::model::{Model, ModelError};
 use weft_plan::workload::serving::{Deployment, Engine, Pool, Quantisation, ServingError, Worker};
 use weft_plan::{Bytes, Rank, Time};
 
-use super::{Arrivals, Network, Report, ServingOptions, SimulationError, run};
+use super::{Arrivals, Network, Report, Request, ServingOptions, SimulationError, run};
 use crate::flow::{FlowOptions, Transfer};
+use crate::scenario::{Place, line_of};
 
 /// Who serves what to whom.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -98,19 +100,19 @@ pub struct Other {
 pub enum ServingScenarioError {
     #[error("a file of {bytes} bytes; {max} is the most")]
     TooLong { bytes: usize, max: usize },
-    /// With its line, its column and the field.
-    #[error(transparent)]
-    Toml(#[from] toml::de::Error),
-    #[error("platform: {0}")]
-    Platform(#[from] PlatformError),
-    #[error("model: {0}")]
-    Model(#[from] ModelError),
-    #[error("network.cluster: {0}")]
-    Fabric(#[from] FabricError),
-    #[error(transparent)]
-    Serving(#[from] ServingError),
-    #[error(transparent)]
-    Simulation(#[from] SimulationError),
+    /// Not TOML, or not the fields of such a scenario.
+    #[error("line {}, column {}, at `{}`: {}", .0.line, .0.column, .0.field, .0.message)]
+    Unreadable(Spot),
+    #[error("{place}: {source}")]
+    Platform { place: Place, source: PlatformError },
+    #[error("{place}: {source}")]
+    Model { place: Place, source: ModelError },
+    #[error("{place}: {}", source.fault)]
+    Fabric { place: Place, source: FabricError },
+    #[error("{place}: {source}")]
+    Serving { place: Place, source: ServingError },
+    #[error("{place}: {source}")]
+    Simulation { place: Place, source: SimulationError },
 }
 
 const MAX_FILE_BYTES: usize = 16 << 20;
@@ -133,17 +135,82 @@ impl ServingScenario {
                 max: MAX_FILE_BYTES,
             });
         }
-        Ok(toml::from_str(text)?)
+        let scenario: ServingScenario =
+            toml::from_str(text).map_err(|error| ServingScenarioError::Unreadable(Spot::of(text, &error)))?;
+        scenario.prepare().map_err(|error| error.in_text(text))?;
+        Ok(scenario)
+    }
+
+    /// The links between its GPUs, where it tells them.
+    pub fn topology(&self) -> Result<Option<Topology>, ServingScenarioError> {
+        let Some(network) = &self.network else {
+            return Ok(None);
+        };
+        let built = network.cluster.build().map_err(|source| ServingScenarioError::Fabric {
+            place: Place::field(format!("network.cluster.{}", source.field)),
+            source,
+        })?;
+        Ok(Some(built))
     }
 
     /// Serves the requests.
     pub fn run(&self) -> Result<Report, ServingScenarioError> {
-        let system = System::named(&self.platform)?;
-        let model = Model::named(&self.model)?;
-        let engine: Engine = self.engine.parse()?;
+        let Prepared {
+            system,
+            model,
+            deployment,
+            requests,
+            topology,
+        } = self.prepare()?;
+        let network = self
+            .network
+            .as_ref()
+            .zip(topology.as_ref())
+            .map(|(choice, topology)| Network {
+                topology,
+                options: FlowOptions {
+                    routing: choice.routing,
+                    seed: self.seed,
+                    ..FlowOptions::default()
+                },
+                others: choice.others.iter().map(Other::transfer).collect(),
+            });
+        let options = ServingOptions {
+            network,
+            prefix_tokens: self.prefix_tokens,
+        };
+        run(&system, &model, &deployment, &requests, &options).map_err(|source| {
+            let field = match &source {
+                SimulationError::NetworkTooSmall { .. } | SimulationError::Flow(_) => "network.cluster",
+                SimulationError::Serving(_) => "decode",
+                SimulationError::TooLong { .. } | SimulationError::OutOfRange { .. } => "arrivals",
+            };
+            ServingScenarioError::Simulation {
+                place: Place::field(field),
+                source,
+            }
+        })
+    }
+
+    /// Everything that the file names, looked up and checked.
+    fn prepare(&self) -> Result<Prepared, ServingScenarioError> {
+        let serving = |field: &str| {
+            let place = Place::field(field);
+            |source| ServingScenarioError::Serving { place, source }
+        };
+        let system = System::named(&self.platform).map_err(|source| ServingScenarioError::Platform {
+            place: Place::field("platform"),
+            source,
+        })?;
+        let model = Model::named(&self.model).map_err(|source| ServingScenarioError::Model {
+            place: Place::field("model"),
+            source,
+        })?;
+        let engine: Engine = self.engine.parse().map_err(serving("engine"))?;
         let deployment = Deployment {
             engine,
-            quantisation: Quantisation::named(&model, &self.quantisation, &self.quantisation)?,
+            quantisation: Quantisation::named(&model, &self.quantisation, &self.quantisation)
+                .map_err(serving("quantisation"))?,
             prefill: self.prefill.map(|workers| workers.pool()),
             decode: self.decode.pool(),
         };
@@ -165,29 +232,43 @@ impl ServingScenario {
             families,
             shared,
         };
-        let requests = arrivals.requests(self.seed)?;
-        let topology = match &self.network {
-            Some(network) => Some(network.cluster.build()?),
-            None => None,
-        };
-        let network = self
-            .network
-            .as_ref()
-            .zip(topology.as_ref())
-            .map(|(choice, topology)| Network {
-                topology,
-                options: FlowOptions {
-                    routing: choice.routing,
-                    seed: self.seed,
-                    ..FlowOptions::default()
-                },
-                others: choice.others.iter().map(Other::transfer).collect(),
-            });
-        let options = ServingOptions {
-            network,
-            prefix_tokens: self.prefix_tokens,
-        };
-        Ok(run(&system, &model, &deployment, &requests, &options)?)
+        let requests = arrivals
+            .requests(self.seed)
+            .map_err(|source| ServingScenarioError::Simulation {
+                place: Place::field("arrivals"),
+                source,
+            })?;
+        Ok(Prepared {
+            system,
+            model,
+            deployment,
+            requests,
+            topology: self.topology()?,
+        })
+    }
+}
+
+/// What a scenario asks for, ready to run.
+struct Prepared {
+    system: System,
+    model: Model,
+    deployment: Deployment,
+    requests: Vec<Request>,
+    topology: Option<Topology>,
+}
+
+impl ServingScenarioError {
+    /// With the line that the text has for its field.
+    pub fn in_text(mut self, text: &str) -> ServingScenarioError {
+        if let ServingScenarioError::Platform { place, .. }
+        | ServingScenarioError::Model { place, .. }
+        | ServingScenarioError::Fabric { place, .. }
+        | ServingScenarioError::Serving { place, .. }
+        | ServingScenarioError::Simulation { place, .. } = &mut self
+        {
+            place.line = line_of(text, &place.field);
+        }
+        self
     }
 }
 

@@ -193,3 +193,36 @@ fn a_request_that_fits_nowhere_is_named() {
     let result = run(&h200(), &llama(), &apart(1, 1), &[request], &ServingOptions::default());
     assert!(matches!(result, Err(SimulationError::TooLong { request: 0, .. })));
 }
+
+#[test]
+fn mistakes_are_told_with_line_and_field() {
+    let text = include_str!("../../../../scenarios/serving.toml");
+    for (old, new, message) in [
+        (
+            "dgx-h200",
+            "dgx-z200",
+            "line 4, at `platform`: there is no system `dgx-z200`",
+        ),
+        ("llama-3.1-70b", "lama", "line 5, at `model`: no model is called"),
+        ("\"vllm\"", "\"vlm\"", "line 6, at `engine`: no engine is called `vlm`"),
+        ("\"fp8\"", "\"fp9\"", "line 7, at `quantisation`: no way to quantise"),
+        ("rate = 20.0", "rate = -1.0", "line 10, at `arrivals`: "),
+        (
+            "radix = 20",
+            "radix = 21",
+            "line 23, at `network.cluster.fabric.radix`: 21 is not a multiple",
+        ),
+        ("hosts = 128", "host = 128", "line 21, column 1, at `host`"),
+        (
+            "hosts = 128",
+            "hosts = 64",
+            "line 15, at `network.cluster`: the deployment takes 128 GPUs, and the network has 64",
+        ),
+    ] {
+        assert!(text.contains(old));
+        let broken = text.replacen(old, new, 1);
+        let outcome = ServingScenario::from_toml(&broken).and_then(|scenario| scenario.run());
+        let said = outcome.unwrap_err().in_text(&broken).to_string();
+        assert!(said.starts_with(message), "{said}");
+    }
+}

@@ -18,6 +18,8 @@ use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{Allocation, Overrides};
 use crate::exercise::{Kind, ROOT};
 use crate::ranks::{Exercise, Formation, Ranks};
+use crate::report::comparison::{Comparison, Pair};
+use crate::report::{Figures, Report};
 use crate::table::{Align, Table};
 use figure::Figure;
 use forecast::Forecast;
@@ -96,6 +98,9 @@ pub struct Collective {
     /// Draw times over sizes, measured and predicted, into this SVG file
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// Write a page for a browser, everything in one file: measured and predicted over sizes, and all figures
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Print one JSON object a line instead of a table
     #[arg(long)]
     json: bool,
@@ -175,6 +180,11 @@ impl Collective {
         if let Some(path) = &self.plot {
             std::fs::write(path, plot::svg(&figures)).or_complain(Exit::Failed, || {
                 format!("The plot could not be written to {}.", path.display())
+            })?;
+        }
+        if let Some(path) = &self.report {
+            std::fs::write(path, report(&figures).html()).or_complain(Exit::Failed, || {
+                format!("The report could not be written to {}.", path.display())
             })?;
         }
         match figures.iter().find(|figure| !figure.ok) {
@@ -267,26 +277,55 @@ impl Collective {
     }
 }
 
+const COLUMNS: [(&str, Align); 15] = [
+    ("collective", Align::Left),
+    ("ranks", Align::Right),
+    ("transport", Align::Left),
+    ("buffers", Align::Left),
+    ("type", Align::Left),
+    ("algorithm", Align::Left),
+    ("size", Align::Right),
+    ("median", Align::Right),
+    ("least", Align::Right),
+    ("p99", Align::Right),
+    ("alg. GB/s", Align::Right),
+    ("bus GB/s", Align::Right),
+    ("predicted", Align::Right),
+    ("× predicted", Align::Right),
+    ("correct", Align::Left),
+];
+
 fn table(figures: &[Figure]) -> String {
-    let mut table = Table::new(&[
-        ("collective", Align::Left),
-        ("ranks", Align::Right),
-        ("transport", Align::Left),
-        ("buffers", Align::Left),
-        ("type", Align::Left),
-        ("algorithm", Align::Left),
-        ("size", Align::Right),
-        ("median", Align::Right),
-        ("least", Align::Right),
-        ("p99", Align::Right),
-        ("alg. GB/s", Align::Right),
-        ("bus GB/s", Align::Right),
-        ("predicted", Align::Right),
-        ("× predicted", Align::Right),
-        ("correct", Align::Left),
-    ]);
+    let mut table = Table::new(&COLUMNS);
     for figure in figures {
         table.row(figure.cells());
     }
     table.render()
+}
+
+/// Predictions beside measurements.
+fn report(figures: &[Figure]) -> Report {
+    let pairs = figures.iter().filter(|figure| figure.us_med > 0.0).map(|figure| Pair {
+        group: figure.series(),
+        bytes: (figure.bytes > 0).then_some(figure.bytes),
+        measured: figure.us_med,
+        predicted: vec![figure.predicted_us],
+    });
+    let note = "Medians of this machine; predictions are those of `weft explain` for the algorithm that ran.";
+    Report {
+        kind: "measured collectives".to_owned(),
+        title: "Collectives on this machine".to_owned(),
+        comparison: Some(Comparison::new(
+            vec!["predicted".to_owned()],
+            pairs.collect(),
+            note.to_owned(),
+        )),
+        tables: vec![Figures {
+            title: "Figures".to_owned(),
+            columns: COLUMNS.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            rows: figures.iter().map(Figure::cells).collect(),
+        }],
+        foot: format!("Weft {}.", env!("CARGO_PKG_VERSION")),
+        ..Report::default()
+    }
 }

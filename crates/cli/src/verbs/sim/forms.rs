@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use weft_sim::scenario::{Answer, Scenario};
+use weft_sim::training::Trained;
 
 pub fn json(scenario: &Scenario, answers: &[Answer]) -> String {
     let each = |answer: &Answer| {
@@ -13,7 +14,7 @@ pub fn json(scenario: &Scenario, answers: &[Answer]) -> String {
                 "carried_bytes": hot.carried.0,
             })
         };
-        json!({
+        let mut all = json!({
             "fidelity": answer.fidelity.to_string(),
             "what": answer.what,
             "ranks": answer.ranks,
@@ -27,7 +28,14 @@ pub fn json(scenario: &Scenario, answers: &[Answer]) -> String {
             "dropped": answer.dropped,
             "pauses": answer.pauses,
             "hot": answer.hot.iter().map(hot).collect::<Vec<_>>(),
-        })
+        });
+        if let Some(Trained {
+            step, parallel, batch, ..
+        }) = &answer.trained
+        {
+            all["training"] = json!({ "parallel": parallel, "batch": batch, "step": step, "fits": step.memory.fits() });
+        }
+        all
     };
     let all = json!({
         "scenario": scenario.name,
@@ -53,7 +61,7 @@ pub fn row(answer: &Answer) -> String {
     format!(
         "{},{},{},{},{:.6},{},{},{},{},{},{},{}",
         answer.fidelity,
-        answer.what,
+        answer.what.replace([',', '\n'], " "),
         answer.ranks,
         answer.bytes.0,
         answer.time.as_ps() as f64 * 1e-6,
@@ -67,7 +75,7 @@ pub fn row(answer: &Answer) -> String {
     )
 }
 
-/// Steps as slices, a fidelity a process and a rank a thread, in the format that Perfetto and chrome://tracing read.
+/// Steps as slices, a fidelity a process and a rank or a stage a thread, in the format that Perfetto and chrome://tracing read.
 pub fn trace(answers: &[Answer]) -> String {
     let mut events: Vec<Value> = Vec::new();
     for (process, answer) in answers.iter().enumerate() {
@@ -85,6 +93,24 @@ pub fn trace(answers: &[Answer]) -> String {
                 "tid": span.rank.0,
                 "ts": span.begin.as_ps() as f64 * 1e-6,
                 "dur": (span.end.as_ps() - span.begin.as_ps()) as f64 * 1e-6,
+                "args": {
+                    "to": span.to,
+                    "from": span.from,
+                    "sent_bytes": span.sent.0,
+                    "received_bytes": span.received.0,
+                    "messages": span.messages,
+                },
+            }));
+        }
+        for span in answer.trained.iter().flat_map(|trained| &trained.spans) {
+            events.push(json!({
+                "name": span.doing.name(),
+                "ph": "X",
+                "pid": process,
+                "tid": span.stage,
+                "ts": span.begin.as_ps() as f64 * 1e-6,
+                "dur": (span.end.as_ps() - span.begin.as_ps()) as f64 * 1e-6,
+                "args": { "microbatch": span.microbatch, "chunk": span.chunk },
             }));
         }
     }

@@ -1,5 +1,7 @@
 //! `weft sim serving`: requests, workers and hand-offs, event by event.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use console::style;
 use serde_json::json;
@@ -22,6 +24,9 @@ pub struct Serving {
     /// Print JSON instead of tables
     #[arg(long)]
     json: bool,
+    /// Write a page for a browser, everything in one file: links coloured by how busy they were, all figures
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
 }
 
 impl Serving {
@@ -37,7 +42,11 @@ impl Serving {
             .or_complain(Exit::Usage, || format!("{name} is not a serving scenario."))?;
         let report = scenario
             .run()
+            .map_err(|error| error.in_text(&text))
             .or_complain(Exit::Failed, || format!("{name} cannot be run."))?;
+        if let Some(path) = &self.report {
+            super::write(path, &super::report::serving(&scenario, &report, &rows(&report)).html())?;
+        }
         let text = match self.json {
             true => as_json(&report),
             false => as_table(&scenario, &report),
