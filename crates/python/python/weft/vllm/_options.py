@@ -12,10 +12,15 @@ from typing import Any
 class Options:
     """Durations are in seconds."""
 
+    # What the engine offers as prefill side: to have prompts fetched from it, or to push them where there is room for them. As decode
+    # side it does what the prefill side offers.
+    mode: str = "pull"
     # How long blocks are held for a decode side that says nothing.
     lease: float = 60.0
     # How long a hand-off may take before the prompt is computed here instead.
     deadline: float = 30.0
+    # How many bytes of pushed prompts may be on their way to a worker at a time.
+    landing_bytes: int = 4 << 30
     # Prompts with fewer tokens to fetch are computed here.
     fetch_min_tokens: int = 0
     # Whether each transfer is checked against a checksum of the bytes at the other end.
@@ -32,6 +37,8 @@ class Options:
                 hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
                 raise ValueError(f"weft.vllm has no option {key!r}{hint}")
         options = cls(**given)
+        if options.mode not in ("pull", "push"):
+            raise ValueError(f'weft.vllm: mode is "pull" or "push", not {options.mode!r}')
         if options.lease <= 0 or options.deadline <= 0:
             raise ValueError("weft.vllm: lease and deadline are durations in seconds, more than 0")
         return options
