@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -353,3 +354,54 @@ def test_room_is_given_to_one_after_the_other():
         for nth in range(6):
             assert decode.outcome(f"r{nth}").failure is None
             arrived(decode, [nth], [nth], TOKENS)
+
+
+class Relay:
+    """A wire that flips a bit in large chunks of what comes from the far end, so many times."""
+
+    def __init__(self, port):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port, self.to, self.damage, self.damaged = self.listener.getsockname()[1], port, 0, 0
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.to))
+                threading.Thread(target=self.carry, args=(near, far, False), daemon=True).start()
+                threading.Thread(target=self.carry, args=(far, near, True), daemon=True).start()
+
+    def carry(self, here, there, flips):
+        with contextlib.suppress(OSError):
+            while chunk := bytearray(here.recv(1 << 16)):
+                if flips and len(chunk) >= 2048 and self.damaged < self.damage:
+                    self.damaged += 1
+                    chunk[len(chunk) // 2] ^= 0x10
+                there.sendall(chunk)
+        for end in (here, there):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("damage", [1, 1_000_000])
+def test_what_is_damaged_is_sent_again_or_not_believed(damage):
+    theirs, mine = list(range(BLOCKS)), list(range(BLOCKS))
+    tokens = BLOCKS * TOKENS
+    with workers(Worker("p", transport="tcp"), Worker("d", transport="tcp")) as (prefill, decode):
+        port = int(prefill.agent.address.rpartition(":")[2])
+        relay = Relay(port)
+        number(prefill, theirs)
+        relay.damage = damage
+        asked = Awaited("one", [f"127.0.0.1:{relay.port}"], mine, (0, tokens), tokens, "d")
+        decode.landings.expect("r", asked)
+        prefill.pushes.compute({"one": Computed("request", theirs, tokens, tokens, tokens, "d")})
+        prefill.pushes.computed()
+        landed = decode.outcome("r")
+        assert relay.damaged > 0
+        if damage == 1:
+            assert landed.failure is None, landed
+            arrived(decode, theirs, mine, tokens)
+        else:
+            assert isinstance(landed.failure, PushFailed) and "Checksum" in str(landed.failure)
+            assert not any(cache.any() for cache in decode.caches.values())

@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import pushed  # noqa: E402
 from instances import Process, complete, engine, free_port, get, metric, post, tokens_of, weft_connector  # noqa: E402
 from relay import Relay  # noqa: E402
 from tiny_model import make  # noqa: E402
@@ -330,7 +331,7 @@ def idle(bench: Bench) -> str:
 
 CASES: dict[str, Callable[[Bench], str]] = {
     case.__name__: case
-    for case in (same_tokens, aborted, chunked_and_preempted, killed, stopped, flipped, other_degrees, mismatched, idle)
+    for case in (same_tokens, aborted, chunked_and_preempted, killed, stopped, flipped, other_degrees, mismatched, idle, *pushed.CASES)
 }
 
 
