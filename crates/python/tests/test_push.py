@@ -14,6 +14,7 @@ import weft
 from pair import SECRET
 from weft.vllm._description import Description, Layer, Meaning, Mismatch
 from weft.vllm._landing import Awaited, Landings, PushAborted, PushFailed, PushLate, Surroundings
+from weft.vllm._options import Options
 from weft.vllm._partner import Partner
 from weft.vllm._push import Computed, Loop, Pushes
 
@@ -405,3 +406,16 @@ def test_what_is_damaged_is_sent_again_or_not_believed(damage):
         else:
             assert isinstance(landed.failure, PushFailed) and "Checksum" in str(landed.failure)
             assert not any(cache.any() for cache in decode.caches.values())
+
+
+def test_names_by_which_routers_find_an_engine():
+    options = Options.parse({"mode": "push", "etcd": "http://e:2379", "prefix": "job", "url": "http://a:8100/", "role": "prefill"})
+    # As the router's own test has it.
+    assert options.agent_name("engine", 0, 2) == "vllm/2/push/prefill/0/2/http://a:8100"
+    assert options.agent_settings() == {"listen": "127.0.0.1:0", "rendezvous": "etcd:http://e:2379", "rendezvous_job": "job"}
+    assert Options.parse({}).agent_name("engine", 0, 2) == "vllm-engine-0"
+    for wrong in ({"etcd": "http://e:2379"}, {"url": "http://a:1", "role": "both"}, {"mode": "shove"}, {"deadline": 0}, {"modes": "push"}):
+        with pytest.raises(ValueError):
+            Options.parse(wrong)
+    with pytest.raises(ValueError, match="too long"):
+        Options.parse({"url": "http://" + 80 * "a", "role": "plain"}).agent_name("engine", 0, 1)

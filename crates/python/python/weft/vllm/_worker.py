@@ -45,8 +45,7 @@ class Worker:
         self.options = options
         parallel = config.parallel_config
         self.rank, self.ranks = parallel.rank, parallel.world_size
-        settings: dict[str, Any] = {"listen": "127.0.0.1:0", **options.agent}
-        self.agent = weft.Agent(f"vllm-{engine}-{self.rank}", **settings)
+        self.agent = weft.Agent(options.agent_name(engine, self.rank, self.ranks), **options.agent_settings())
         self.description: Description | None = None
         self._memories: list[weft.Memory] = []
         self._about: weft.Memory | None = None
