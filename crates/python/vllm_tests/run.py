@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import found  # noqa: E402
 import pushed  # noqa: E402
 from instances import Process, complete, engine, free_port, get, metric, post, tokens_of, weft_connector  # noqa: E402
 from relay import Relay  # noqa: E402
@@ -331,7 +332,7 @@ def idle(bench: Bench) -> str:
 
 CASES: dict[str, Callable[[Bench], str]] = {
     case.__name__: case
-    for case in (same_tokens, aborted, chunked_and_preempted, killed, stopped, flipped, other_degrees, mismatched, idle, *pushed.CASES)
+    for case in (same_tokens, aborted, chunked_and_preempted, killed, stopped, flipped, other_degrees, mismatched, idle, *pushed.CASES, *found.CASES)
 }
 
 

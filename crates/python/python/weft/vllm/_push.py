@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 OVER_MAX = 4096
 
 # Nobody makes room for more blocks, or waits longer, whatever a message says.
-BLOCKS_MAX = 1 << 24
+BLOCKS_MAX = 1 << 22
 SECONDS_MAX = 86400.0
 
 # That somebody has left is remembered so long, for a prompt that nobody has begun to compute.
@@ -247,6 +247,8 @@ class Pushes:
             if len(tokens_of_block) != 1:
                 raise Mismatch(f"the layers of {peer.name} have blocks of different sizes")
             before = first // tokens_of_block.pop()
+            if before + blocks > BLOCKS_MAX:
+                raise Mismatch(f"{peer.name} asks for a prompt of more than {BLOCKS_MAX} blocks")
             # Blocks before the first token are never looked at.
             return _Target(
                 partner, region, place, mine, [0] * before + list(range(blocks)), first, end, tokens, str(said["digest"]), readers, seconds,
@@ -454,7 +456,7 @@ class Pushes:
         outgoing = self._outgoing.get(hand_off)
         if outgoing is not None:
             await self._fence([hand_off])
-            del self._outgoing[hand_off]
+            self._outgoing.pop(hand_off, None)
             for target in outgoing.targets.values():
                 if not target.over:
                     target.over = True
