@@ -38,7 +38,9 @@ class Bench:
     started: list[Process] = field(default_factory=list)
     # What a single instance answered, by prompt and dtype.
     expected: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    # The instances that cases share, and over what they hand off.
     _pair: tuple[Process, Process, Process] | None = None
+    _over: str = ""
 
     def start(self, *processes: Process) -> None:
         for process in processes:
@@ -46,13 +48,15 @@ class Bench:
         for process in processes:
             process.wait()
 
-    def pair(self) -> tuple[Process, Process, Process]:
+    def pair(self, over: str = "auto") -> tuple[Process, Process, Process]:
         """Prefill, decode and router with nothing special about them, which cases share. Whoever has killed one brings it back."""
-        if self._pair is None:
+        if self._pair is None or self._over != over:
             self.stop()
-            prefill, decode = self.instance("prefill"), self.instance("decode")
+            agent = {} if over == "auto" else {"agent": {"transports": over}}
+            prefill, decode = self.instance("prefill", **agent), self.instance("decode", **agent)
             self.start(prefill, decode)
             self._pair = prefill, decode, self.router([prefill], [decode], "--prefill-timeout", "5")
+            self._over = over
         return self._pair
 
     def alone(self, *processes: Process) -> None:

@@ -124,25 +124,26 @@ def decode_restarted(bench: Bench) -> str:
 
 def killed(bench: Bench) -> str:
     """SIGKILL of the prefill side between its answer and the decode side's fetch, and in mid-flow; then a restart."""
-    return _without_prefill(bench, signal.SIGKILL)
+    return _without_prefill(bench, signal.SIGKILL, "auto")
 
 
 def stopped(bench: Bench) -> str:
-    """The same with SIGSTOP: nothing is closed, nothing answers."""
-    return _without_prefill(bench, signal.SIGSTOP)
+    """The same with SIGSTOP: nothing is closed, nothing answers. Over TCP, because shared memory can be read of a process that stands still."""
+    return _without_prefill(bench, signal.SIGSTOP, "tcp")
 
 
-def _without_prefill(bench: Bench, number: int) -> str:
+def _without_prefill(bench: Bench, number: int, over: str) -> str:
     asked, later = prompts(12, seed=10 + number), prompts(6, seed=40 + number)
     bench.ask_alone([(prompt, 16) for prompt in asked + later])
-    prefill, decode, router = bench.pair()
+    prefill, decode, router = bench.pair(over)
     # Prompts whose blocks are on the prefill side, and for which the decode side comes too late.
     origins = [prefill_only(prefill, prompt) for prompt in asked[:4]]
     with ThreadPoolExecutor(12) as pool:
         began = time.monotonic()
-        flow = [pool.submit(complete, router.url, prompt) for prompt in asked[4:]]
-        time.sleep(0.3)
+        flow = [pool.submit(complete, router.url, prompt) for prompt in asked[4:8]]
+        time.sleep(0.1)
         prefill.signal(number)
+        flow += [pool.submit(complete, router.url, prompt) for prompt in asked[8:]]
         late = [
             pool.submit(complete, decode.url, prompt, kv_transfer_params=origin)
             for prompt, origin in zip(asked[:4], origins, strict=True)
@@ -153,6 +154,7 @@ def _without_prefill(bench: Bench, number: int) -> str:
         bench.check(prompt, answer)
     assert took < DEADLINE + RECOMPUTE_MAX, f"{took:.1f} s"
     recomputed = [answer for answer in answers if handed_off(answer) is None]
+    assert len(recomputed) >= 8, f"only {len(recomputed)} were computed by the decode side"
     for reason in reasons(recomputed):
         print(f"  {reason}")
     used = no_block_in_use(decode)
@@ -196,9 +198,7 @@ def flipped(bench: Bench) -> str:
     """A bit flipped on the wire is found: what was damaged once is sent again, and what is damaged each time is computed here."""
     asked = prompts(4)
     bench.ask_alone([(prompt, 16) for prompt in asked])
-    tcp = {"agent": {"transports": "tcp"}}
-    prefill, decode = bench.instance("prefill", **tcp), bench.instance("decode", **tcp)
-    bench.alone(prefill, decode)
+    prefill, decode, _ = bench.pair("tcp")
     relay: Relay | None = None
     found = 0
     # Of the first prompt nothing is damaged, of the second one chunk, of the others all.
@@ -267,8 +267,8 @@ CASES: dict[str, Callable[[Bench], str]] = {
         decode_restarted,
         killed,
         stopped,
-        chunked_and_preempted,
         flipped,
+        chunked_and_preempted,
         other_degrees,
         mismatched,
     )
