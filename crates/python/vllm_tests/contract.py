@@ -50,6 +50,8 @@ PARTS = {
     "vllm.forward_context:ForwardContext": ["attn_metadata"],
     "vllm.platforms:current_platform": ["is_cpu"],
 }  # fmt: skip
+# What is said of something that vLLM does not have.
+NOWHERE = "not there"
 FUNCTIONS = ["vllm.v1.metrics.utils:create_metric_per_engine", "vllm.logger:init_logger"]
 
 
@@ -60,13 +62,13 @@ def surface() -> dict[str, Any]:
     found: dict[str, Any] = {"vllm": vllm.__version__}
     for name in WHOLE:
         thing = _named(name)
-        found[name] = "is not there" if thing is None else _members(thing, None)
+        found[name] = NOWHERE if thing is None else _members(thing, None)
     for name, parts in PARTS.items():
         thing = _named(name)
-        found[name] = "is not there" if thing is None else _members(thing, parts)
+        found[name] = NOWHERE if thing is None else _members(thing, parts)
     for name in FUNCTIONS:
         thing = _named(name)
-        found[name] = "is not there" if thing is None else _signature(thing)
+        found[name] = NOWHERE if thing is None else _signature(thing)
     return found
 
 
@@ -74,11 +76,11 @@ def differences(recorded: dict[str, Any], found: dict[str, Any]) -> list[str]:
     """A line for each thing that is not as it was. The version alone is no difference."""
     lines = []
     for name, was in recorded.items():
-        now = found.get(name, "is not there")
+        now = found.get(name, NOWHERE)
         if name == "vllm" or was == now:
             continue
         if isinstance(was, str) or isinstance(now, str):
-            lines.append(f"{name}: was {was}, is {now}")
+            lines.append(f"{name} was {was if isinstance(was, str) else 'a class'}, now it is {now if isinstance(now, str) else 'a class'}")
             continue
         for member in sorted({**was, **now}):
             if member not in now:
