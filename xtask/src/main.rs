@@ -6,6 +6,7 @@ mod python;
 mod rdma_test;
 mod seeds;
 mod test;
+mod vllm_test;
 mod vm;
 
 use std::error::Error;
@@ -30,6 +31,8 @@ enum Task {
     Compare(compare::Arguments),
     /// Runs the tests that need an RDMA device, in virtual machines that have one, and installs what it needs.
     RdmaTest(rdma_test::Arguments),
+    /// Runs vLLM's prefill and decode apart, over Weft, against a single instance, and installs what it needs.
+    VllmTest(vllm_test::Arguments),
     /// Makes the table beside perftest; inside one of those machines.
     #[command(hide = true)]
     RdmaMeasure(rdma_test::MeasureArguments),
@@ -51,6 +54,7 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Seeds(arguments) => seeds::run(arguments),
         Task::Compare(arguments) => compare::run(arguments)?,
         Task::RdmaTest(arguments) => rdma_test::run(arguments)?,
+        Task::VllmTest(arguments) => vllm_test::run(arguments)?,
         Task::RdmaMeasure(arguments) => rdma_test::measure(arguments)?,
     })
 }

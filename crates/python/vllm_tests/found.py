@@ -9,20 +9,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING
 
+from bench import DEADLINE, LEASE, Bench, handed_off, no_block_in_use, prompts
 from instances import Process, complete, engine, free_port, get, weft_connector
-
-if TYPE_CHECKING:
-    from run import Bench
 
 
 def found(bench: Bench) -> str:
     """A router that is given nobody's address. The prefill side pushes from the first prompt on, dies, and comes back."""
-    from run import DEADLINE, LEASE, blocks_in_use, handed_off, prompts
-
     if shutil.which("etcd") is None:
         return "not tried: there is no etcd"
+    asked, fresh = prompts(6), prompts(6, seed=2)
+    bench.ask_alone([(prompt, 16) for prompt in asked + fresh])
+    bench.stop()
     client, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
     with tempfile.TemporaryDirectory() as data:
         command = [
@@ -43,7 +41,6 @@ def found(bench: Bench) -> str:
             router = bench.router([], [], "--etcd", client, "--prefix", "test")
             bench.start(prefill, decode)
             _wait_for(lambda: _up(router, 2), "the router to see both instances")
-            asked = prompts(6)
             answers = [complete(router.url, prompt) for prompt in asked]
             for prompt, answer in zip(asked, answers, strict=True):
                 bench.check(prompt, answer)
@@ -55,18 +52,16 @@ def found(bench: Bench) -> str:
             bench.check(asked[0], complete(router.url, asked[0]))
             prefill.start().wait()
             _wait_for(lambda: _up(router, 2), "the router to see the instance again")
-            fresh = prompts(6, seed=2)
             again = [complete(router.url, prompt) for prompt in fresh]
             for prompt, answer in zip(fresh, again, strict=True):
                 bench.check(prompt, answer)
             resumed = sum(handed_off(answer) is not None for answer in again)
             assert resumed == 6, f"{resumed} of 6 were handed off after the restart"
-            used = blocks_in_use(prefill), blocks_in_use(decode)
-            assert used == (0.0, 0.0), f"blocks in use afterwards: {used}"
+            used = no_block_in_use(prefill, decode)
         finally:
             etcd.kill()
             etcd.wait()
-    return f"{told} of 6 handed off; forgotten when it died; {resumed} of 6 handed off after it came back"
+    return f"{told} of 6 handed off; forgotten when it died; {resumed} of 6 handed off after it came back; {used}"
 
 
 def _up(router: Process, count: int) -> bool:
