@@ -245,6 +245,8 @@ class Pushes:
             mine: dict[str, list[tuple[int, int]]] = {}
             for low, high, layers in shares:
                 for name in names if layers is None else [names[nth] for nth in layers]:
+                    if name not in self._description.layers:
+                        raise Mismatch(f"{peer.name} asks for {name}, which is not here")
                     mine.setdefault(name, []).append((low, high))
             tokens_of_block = {layer.tokens for layer in theirs.layers.values()}
             if len(tokens_of_block) != 1:
