@@ -7,6 +7,7 @@ mod collective;
 mod setup;
 mod simulator;
 mod table;
+mod vllm;
 
 use std::collections::BTreeMap;
 use std::process::{Command, ExitCode};
@@ -31,6 +32,8 @@ enum What {
     Collective(collective::Arguments),
     /// The simulated networks, beside what others' simulators took on the same machine.
     Simulator(simulator::Arguments),
+    /// KV hand-offs between instances of vLLM, beside its NixlConnector.
+    Vllm(vllm::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -57,6 +60,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         What::Transfer(arguments) => transfers(arguments),
         What::Collective(arguments) => collective::run(arguments),
         What::Simulator(arguments) => simulator::run(arguments),
+        What::Vllm(arguments) => vllm::run(arguments),
     }
 }
 

@@ -7,6 +7,7 @@ mod rdma_test;
 mod screenshot;
 mod seeds;
 mod test;
+mod vllm_test;
 mod vm;
 
 use std::error::Error;
@@ -33,6 +34,8 @@ enum Task {
     RdmaTest(rdma_test::Arguments),
     /// Takes a picture of a scenario's report, and installs Chromium where it is missing.
     Screenshot(screenshot::Arguments),
+    /// Runs vLLM's prefill and decode apart, over Weft, against a single instance, and installs what it needs.
+    VllmTest(vllm_test::Arguments),
     /// Makes the table beside perftest; inside one of those machines.
     #[command(hide = true)]
     RdmaMeasure(rdma_test::MeasureArguments),
@@ -55,6 +58,7 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Compare(arguments) => compare::run(arguments)?,
         Task::RdmaTest(arguments) => rdma_test::run(arguments)?,
         Task::Screenshot(arguments) => screenshot::run_it(arguments)?,
+        Task::VllmTest(arguments) => vllm_test::run(arguments)?,
         Task::RdmaMeasure(arguments) => rdma_test::measure(arguments)?,
     })
 }

@@ -1,9 +1,11 @@
 //! The router: one address for many instances of an inference engine, some of which compute prompts and some of which go on from there.
 //!
 //! A completion is asked of a prefill instance first, for one token; its answer says where the KV cache of the prompt is. The decode instance is asked
-//! with these words, and its answer goes to the client as it comes. Wherever a side is missing or fails before the client has seen anything, the
+//! with these words, and its answer goes to the client as it comes. A prefill instance that has said that it pushes is asked together with the
+//! decode instance from then on, which makes room and tells it where. Wherever a side is missing or fails before the client has seen anything, the
 //! request goes on without it: what cannot be fetched is computed. Instances may be added and drained while requests are under way.
 
+mod discovery;
 mod forward;
 mod instances;
 mod request;
@@ -20,6 +22,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use tokio::net::TcpListener;
+use weft::rendezvous::Rendezvous;
 
 pub use instances::{Instance, Instances, Role};
 
@@ -40,14 +43,18 @@ pub struct Patience {
 }
 
 /// Routes until the process is told to stop, then lets the requests under way end.
+///
+/// Instances that have a name in `place` are found there.
 pub async fn serve(
     listener: TcpListener,
     instances: Arc<Instances>,
+    place: Option<Rendezvous>,
     patience: Patience,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let forwarder = Arc::new(Forwarder::new(Arc::clone(&instances), patience));
     let watching = tokio::spawn(Arc::clone(&forwarder).watch());
+    let finding = place.map(|place| tokio::spawn(discovery::watch(place, instances, patience.health)));
     let app = Router::new()
         .route("/v1/completions", post(complete))
         .route("/v1/chat/completions", post(complete))
@@ -60,6 +67,9 @@ pub async fn serve(
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     let served = axum::serve(listener, app).with_graceful_shutdown(stop).await;
     watching.abort();
+    if let Some(finding) = finding {
+        finding.abort();
+    }
     served
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -34,6 +35,8 @@ def environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
+        # Compiling vLLM and torch anew takes longer than everything else that a start does.
+        "PYTHONDONTWRITEBYTECODE": "",
     }
 
 
@@ -142,6 +145,14 @@ def metric(url: str, name: str) -> float:
     """The sum over all labels of a metric."""
     lines = [line for line in get(f"{url}/metrics").splitlines() if line.startswith((name + "{", name + " "))]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def label(url: str, name: str, key: str) -> str:
+    """What a metric that says something by its labels says."""
+    found = re.search(rf'^{name}{{.*\b{key}="([^"]*)"', get(f"{url}/metrics"), re.MULTILINE)
+    if found is None:
+        raise AssertionError(f"{url} says nothing of {key} in {name}")
+    return found.group(1)
 
 
 def complete(url: str, prompt: list[int], tokens: int = 16, **more: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ use super::table::Side;
 use crate::command::{self, Error, install, root};
 use crate::python::Environment;
 
-const NIXL: &str = "nixl==1.5.1";
+pub const NIXL: &str = "nixl==1.5.1";
 const MOONCAKE: &str = "mooncake-transfer-engine-non-cuda";
 
 pub struct Peers {

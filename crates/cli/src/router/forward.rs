@@ -1,7 +1,7 @@
 //! Sends requests to instances, and their answers back.
 
 use std::fmt::Write as _;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
@@ -22,7 +22,7 @@ use thiserror::Error;
 use tokio::time::{Sleep, timeout};
 
 use super::instances::{Assigned, Instance, Instances, Role};
-use super::request::{self, Completion};
+use super::request::{self, Completion, Offer};
 use super::{BODY_BYTES_MAX, Patience, complaint, full};
 
 /// Who answered a request, in its headers.
@@ -41,6 +41,7 @@ pub struct Forwarder {
 #[derive(Debug, Default)]
 struct Counts {
     handed_off: AtomicU64,
+    pushed: AtomicU64,
     without_prefill: AtomicU64,
     plain: AtomicU64,
     refused: AtomicU64,
@@ -56,6 +57,13 @@ enum Unanswered {
     BrokeOff(#[from] hyper::Error),
     #[error("it answered {0}")]
     Failed(StatusCode),
+}
+
+/// An answer of which something is there.
+struct Begun {
+    head: axum::http::response::Parts,
+    first: Option<Frame<Bytes>>,
+    body: Incoming,
 }
 
 /// What became of asking the prefill side.
@@ -119,6 +127,11 @@ impl Forwarder {
         let Some(completion) = completion else {
             return self.answer(&parts, &body, Role::Decode, None, &self.counts.plain).await;
         };
+        if completion.can_be_split()
+            && let Some(answer) = self.push(&parts, &completion).await
+        {
+            return answer;
+        }
         let prefilled = match completion.can_be_split() {
             true => self.prefill(&parts, &completion).await,
             false => Prefilled::Nobody,
@@ -148,6 +161,86 @@ impl Forwarder {
         }
     }
 
+    /// Asks both sides at once, where the prefill side offers to push: the decode side makes room and tells the prefill side where, which
+    /// fills it while it computes. `None` where that cannot be, or has failed before the client has seen anything.
+    async fn push(&self, parts: &Parts, completion: &Completion) -> Option<Response> {
+        let prefill = self.instances.next(Role::Prefill, &[])?;
+        let offer = prefill.0.offer()?;
+        let decode = self.instances.next(Role::Decode, &[])?;
+        let hand_off = name_of_hand_off()?;
+        let begun = self
+            .both(parts, completion, &hand_off, (&prefill.0, &decode.0), &offer)
+            .await?;
+        match begun {
+            Ok(begun) => {
+                self.counts.pushed.fetch_add(1, Ordering::Relaxed);
+                Some(self.hand_back(begun, decode, Some(prefill.0.url())))
+            }
+            Err(refused) => Some(refused),
+        }
+    }
+
+    /// What the decode side begins to answer, or how the prefill side refuses the request itself. Whichever is not waited for any more is
+    /// dropped, so that its instance ends the request.
+    async fn both(
+        &self,
+        parts: &Parts,
+        completion: &Completion,
+        hand_off: &str,
+        (prefill, decode): (&Instance, &Instance),
+        offer: &Offer,
+    ) -> Option<Result<Begun, Response>> {
+        // Room should be there when the first layer is computed, so that the decode side is asked first.
+        let mut decoding = pin!(self.begun(decode, parts, completion.for_landing(hand_off, offer)));
+        let mut prefilling = pin!(self.prefill_at(prefill, parts, completion.for_pushing(hand_off, offer)));
+        let mut computed = false;
+        loop {
+            tokio::select! {
+                biased;
+                begun = &mut decoding => match begun {
+                    Ok(begun) => return Some(Ok(begun)),
+                    Err(error) => {
+                        eprintln!("decode at {} failed: {error}", decode.url());
+                        decode.seen(false);
+                        return None;
+                    }
+                },
+                answer = &mut prefilling, if !computed => match answer {
+                    Ok((status, headers, answer)) if status.is_client_error() => {
+                        return Some(Err(response(status, &headers, full(answer.to_vec()))));
+                    }
+                    Ok((_, _, answer)) => {
+                        computed = true;
+                        // It may be another process than the one that was asked.
+                        prefill.offers(request::origin(&answer).as_ref().and_then(request::offer));
+                    }
+                    Err(error) => {
+                        eprintln!("prefill at {} failed: {error}", prefill.url());
+                        prefill.seen(matches!(error, Unanswered::Failed(_)));
+                        return None;
+                    }
+                },
+            }
+        }
+    }
+
+    /// The answer of an instance, from its first piece on.
+    async fn begun(&self, instance: &Instance, parts: &Parts, body: Vec<u8>) -> Result<Begun, Unanswered> {
+        let begun = async {
+            let path = path_of(&parts.uri);
+            let asked = self.ask(instance, parts.method.clone(), path, parts.headers.clone(), full(body));
+            let (head, mut body) = asked.await?.into_parts();
+            if head.status.is_server_error() {
+                return Err(Unanswered::Failed(head.status));
+            }
+            let first = body.frame().await.transpose()?;
+            Ok(Begun { head, first, body })
+        };
+        timeout(self.patience.decode, begun)
+            .await
+            .unwrap_or(Err(Unanswered::Silent))
+    }
+
     /// Asks one prefill instance after the other, until one has computed the prompt.
     async fn prefill(&self, parts: &Parts, completion: &Completion) -> Prefilled {
         let mut tried = Vec::new();
@@ -163,7 +256,10 @@ impl Forwarder {
                 }
                 Ok((_, _, answer)) => {
                     return match request::origin(&answer) {
-                        Some(origin) => Prefilled::At(assigned, origin),
+                        Some(origin) => {
+                            assigned.0.offers(request::offer(&origin));
+                            Prefilled::At(assigned, origin)
+                        }
                         // It speaks, but not of where its blocks are: then they are of no use.
                         None => Prefilled::Nobody,
                     };
@@ -227,7 +323,9 @@ impl Forwarder {
                 match answer.unwrap_or(Err(Unanswered::Silent)) {
                     Ok(answer) => {
                         count.fetch_add(1, Ordering::Relaxed);
-                        return self.hand_back(answer, assigned, prefill.as_deref());
+                        let (head, body) = answer.into_parts();
+                        let first = None;
+                        return self.hand_back(Begun { head, first, body }, assigned, prefill.as_deref());
                     }
                     Err(error) => {
                         eprintln!("{role} at {} failed: {error}", assigned.0.url());
@@ -241,16 +339,17 @@ impl Forwarder {
         complaint(StatusCode::SERVICE_UNAVAILABLE, "no instance is up")
     }
 
-    fn hand_back(&self, answer: Response<Incoming>, assigned: Assigned, prefill: Option<&str>) -> Response {
-        let (parts, body) = answer.into_parts();
+    fn hand_back(&self, begun: Begun, assigned: Assigned, prefill: Option<&str>) -> Response {
+        let Begun { head, first, body } = begun;
         let decode = assigned.0.url().to_owned();
         let watched = Watched {
+            first,
             body,
             idle: self.patience.decode,
             sleep: Box::pin(tokio::time::sleep(self.patience.decode)),
             _assigned: assigned,
         };
-        let mut response = response(parts.status, &parts.headers, Body::new(watched));
+        let mut response = response(head.status, &head.headers, Body::new(watched));
         let mut say = |name: HeaderName, value: &str| {
             if let Ok(value) = HeaderValue::from_str(value) {
                 response.headers_mut().insert(name, value);
@@ -291,6 +390,7 @@ impl Forwarder {
         let counts = &self.counts;
         for (how, count) in [
             ("handed_off", &counts.handed_off),
+            ("pushed", &counts.pushed),
             ("without_prefill", &counts.without_prefill),
             ("plain", &counts.plain),
             ("refused", &counts.refused),
@@ -310,6 +410,13 @@ impl Forwarder {
     }
 }
 
+/// Nobody else's, also of other routers.
+fn name_of_hand_off() -> Option<String> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).ok()?;
+    Some(format!("{:032x}", u128::from_le_bytes(random)))
+}
+
 fn path_of(uri: &Uri) -> &str {
     uri.path_and_query().map_or("/", |path| path.as_str())
 }
@@ -327,6 +434,8 @@ fn response(status: StatusCode, headers: &HeaderMap, body: Body) -> Response {
 
 /// The body of an answer as it comes, which ends with an error where nothing comes for too long.
 struct Watched {
+    /// What has been read of it already.
+    first: Option<Frame<Bytes>>,
     body: Incoming,
     idle: Duration,
     sleep: Pin<Box<Sleep>>,
@@ -338,6 +447,9 @@ impl HttpBody for Watched {
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
         match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Ready(frame) => {
                 let next = tokio::time::Instant::now() + self.idle;
@@ -352,6 +464,6 @@ impl HttpBody for Watched {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.first.is_none() && self.body.is_end_stream()
     }
 }

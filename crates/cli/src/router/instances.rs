@@ -1,5 +1,6 @@
 //! Which instances there are, which of them are well, and who is next.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -8,6 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use axum::http::Uri;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use super::discovery::Found;
+use super::request::Offer;
 
 /// What an instance is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +38,10 @@ pub struct Instance {
     draining: AtomicBool,
     under_way: AtomicU32,
     failures: AtomicU32,
+    /// Whether it was found, and goes when it is not found any more. Others were named by somebody.
+    found: bool,
+    /// Known from its last answer, and forgotten when it is down: another process may come up in its place.
+    offer: Mutex<Option<Offer>>,
 }
 
 /// What is said of an instance.
@@ -45,6 +53,7 @@ pub struct Said {
     draining: bool,
     under_way: u32,
     failures: u32,
+    pushes: bool,
 }
 
 /// A request that an instance has; it ends with this.
@@ -52,7 +61,11 @@ pub struct Said {
 pub struct Assigned(pub Arc<Instance>);
 
 #[derive(Debug, Default)]
-pub struct Instances(Mutex<Vec<Arc<Instance>>>);
+pub struct Instances {
+    all: Mutex<Vec<Arc<Instance>>>,
+    /// Which of those that are found somebody has drained.
+    left_out: Mutex<HashSet<String>>,
+}
 
 impl Instance {
     pub fn new(url: &str, role: Role) -> Result<Instance, UrlError> {
@@ -69,6 +82,18 @@ impl Instance {
             draining: AtomicBool::new(false),
             under_way: AtomicU32::new(0),
             failures: AtomicU32::new(0),
+            found: false,
+            offer: Mutex::new(None),
+        })
+    }
+
+    /// One that has only just come: nobody has seen it answer.
+    fn found(found: &Found) -> Result<Instance, UrlError> {
+        Ok(Instance {
+            up: AtomicBool::new(false),
+            found: true,
+            offer: Mutex::new(found.offer.clone()),
+            ..Instance::new(&found.url, found.role)?
         })
     }
 
@@ -80,9 +105,23 @@ impl Instance {
     }
     /// What a look at its health, or a request to it, has shown.
     pub fn seen(&self, up: bool) {
+        if !up {
+            self.offers(None);
+        }
         if self.up.swap(up, Ordering::Relaxed) && !up {
             self.failures.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// What it offers, as far as that is known.
+    pub fn offer(&self) -> Option<Offer> {
+        self.offer
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .clone()
+    }
+    pub fn offers(&self, offer: Option<Offer>) {
+        *self.offer.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = offer;
     }
 
     fn takes_requests(&self) -> bool {
@@ -97,17 +136,29 @@ impl Instance {
             draining: self.draining.load(Ordering::Relaxed),
             under_way: self.under_way.load(Ordering::Relaxed),
             failures: self.failures.load(Ordering::Relaxed),
+            pushes: self.offer().is_some(),
         }
+    }
+}
+
+impl Role {
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Plain => "plain",
+        }
+    }
+    pub fn named(name: &str) -> Option<Role> {
+        [Role::Prefill, Role::Decode, Role::Plain]
+            .into_iter()
+            .find(|role| role.name() == name)
     }
 }
 
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Role::Prefill => "prefill",
-            Role::Decode => "decode",
-            Role::Plain => "plain",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -126,11 +177,15 @@ impl Drop for Assigned {
 
 impl Instances {
     pub fn new(instances: Vec<Instance>) -> Instances {
-        Instances(Mutex::new(instances.into_iter().map(Arc::new).collect()))
+        Instances {
+            all: Mutex::new(instances.into_iter().map(Arc::new).collect()),
+            left_out: Mutex::default(),
+        }
     }
 
     /// Adds an instance, or takes one back that was draining.
     pub fn add(&self, instance: Instance) {
+        self.left_out().remove(&instance.url);
         let mut all = self.all();
         match all
             .iter()
@@ -144,10 +199,38 @@ impl Instances {
     pub fn drain(&self, url: &str) -> bool {
         let url = url.trim_end_matches('/');
         let all = self.all();
+        if all.iter().any(|instance| instance.found && instance.url == url) {
+            self.left_out().insert(url.to_owned());
+        }
         let mut named = all.iter().filter(|instance| instance.url == url).peekable();
         let any = named.peek().is_some();
         named.for_each(|instance| instance.draining.store(true, Ordering::Relaxed));
         any
+    }
+
+    /// Takes note of who is found now: adds those who are new, and drains those who are gone.
+    pub fn reconcile(&self, found: &[Found]) {
+        let mut left_out = self.left_out();
+        left_out.retain(|url| found.iter().any(|one| one.url == *url));
+        let wanted: Vec<_> = found.iter().filter(|one| !left_out.contains(&one.url)).collect();
+        drop(left_out);
+        let mut all = self.all();
+        for known in all.iter().filter(|known| known.found) {
+            let there = wanted
+                .iter()
+                .any(|one| (&one.url, one.role) == (&known.url, known.role));
+            known.draining.store(!there, Ordering::Relaxed);
+        }
+        for one in wanted {
+            match all
+                .iter()
+                .find(|known| (&known.url, known.role) == (&one.url, one.role))
+            {
+                Some(known) => known.offers(one.offer.clone()),
+                // What is found has been checked to be an address.
+                None => all.extend(Instance::found(one).ok().map(Arc::new)),
+            }
+        }
     }
 
     /// The one with the fewest requests, of a role, that has not been tried yet.
@@ -179,6 +262,9 @@ impl Instances {
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Arc<Instance>>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.all.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+    fn left_out(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.left_out.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -2,6 +2,15 @@
 
 use serde_json::{Map, Value, json};
 
+/// What a prefill instance says of itself where it pushes prompts to whoever has made room for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Of what the two sides say to each other; the router only passes it on.
+    pub version: u64,
+    /// Where its agents are.
+    pub addresses: Vec<String>,
+}
+
 /// The body of a completion that came from a client.
 #[derive(Clone, Debug)]
 pub struct Completion(Map<String, Value>);
@@ -34,6 +43,24 @@ impl Completion {
 
     /// What the prefill side is asked: the same prompt, one token, at once.
     pub fn for_prefill(&self) -> Vec<u8> {
+        self.one_token(json!({"do_remote_decode": true, "do_remote_prefill": false}))
+    }
+
+    /// The same, where the decode side will say where the prompt is to be pushed.
+    pub fn for_pushing(&self, hand_off: &str, offer: &Offer) -> Vec<u8> {
+        let push = json!({"version": offer.version, "push": {"hand_off": hand_off}});
+        self.one_token(json!({"do_remote_decode": true, "do_remote_prefill": false, "weft": push}))
+    }
+
+    /// What the decode side is asked when its prompt will be pushed: all of it, and who will do that.
+    pub fn for_landing(&self, hand_off: &str, offer: &Offer) -> Vec<u8> {
+        let push = json!({"version": offer.version, "push": {"hand_off": hand_off, "addresses": offer.addresses}});
+        self.for_decode(Some(
+            json!({"do_remote_prefill": true, "do_remote_decode": false, "weft": push}),
+        ))
+    }
+
+    fn one_token(&self, params: Value) -> Vec<u8> {
         let mut body = self.0.clone();
         for limit in ["max_tokens", "max_completion_tokens"] {
             if limit == "max_tokens" || body.contains_key(limit) {
@@ -44,10 +71,7 @@ impl Completion {
             body.remove(field);
         }
         body.insert("stream".to_owned(), json!(false));
-        body.insert(
-            "kv_transfer_params".to_owned(),
-            json!({"do_remote_decode": true, "do_remote_prefill": false}),
-        );
+        body.insert("kv_transfer_params".to_owned(), params);
         bytes(body)
     }
 
@@ -67,6 +91,21 @@ pub fn origin(answer: &[u8]) -> Option<Value> {
     let answer: Map<String, Value> = serde_json::from_slice(answer).ok()?;
     let params = answer.get("kv_transfer_params")?;
     params.is_object().then(|| params.clone())
+}
+
+/// What a prefill instance offers, by what it says of a prompt.
+pub fn offer(origin: &Value) -> Option<Offer> {
+    let said = &origin["weft"];
+    let addresses: Option<Vec<String>> = said["addresses"]
+        .as_array()?
+        .iter()
+        .map(|address| address.as_str().map(str::to_owned))
+        .collect();
+    let offer = Offer {
+        version: said["version"].as_u64()?,
+        addresses: addresses?,
+    };
+    (said["mode"] == "push" && !offer.addresses.is_empty()).then_some(offer)
 }
 
 fn bytes(body: Map<String, Value>) -> Vec<u8> {

@@ -29,6 +29,14 @@ async fn answer(State((name, engine)): State<(&'static str, Engine)>, request: R
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
     if asked["kv_transfer_params"]["do_remote_decode"] == true {
+        if asked["prompt"] == "slow" {
+            // A prompt that is never computed, until whoever asked has gone.
+            std::future::pending::<()>().await;
+        }
+        if name == "pushing" {
+            let weft = json!({"engine": name, "version": 2, "mode": "push", "addresses": ["tcp:127.0.0.1:1"]});
+            return Json(json!({"kv_transfer_params": {"do_remote_prefill": true, "weft": weft}})).into_response();
+        }
         return Json(json!({"kv_transfer_params": {"do_remote_prefill": true, "weft": {"engine": name}}}))
             .into_response();
     }
@@ -54,6 +62,10 @@ struct Running {
 }
 
 async fn route(instances: Vec<Instance>) -> Running {
+    route_found(instances, None).await
+}
+
+async fn route_found(instances: Vec<Instance>, place: Option<Rendezvous>) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let instances = Arc::new(Instances::new(instances));
@@ -64,7 +76,7 @@ async fn route(instances: Vec<Instance>) -> Running {
         health: Duration::from_millis(50),
     };
     let all = Arc::clone(&instances);
-    tokio::spawn(serve(listener, all, patience, async {
+    tokio::spawn(serve(listener, all, place, patience, async {
         let _ = stopped.await;
     }));
     let client = Client::builder(TokioExecutor::new()).build_http();
@@ -155,6 +167,56 @@ async fn a_prefill_that_fails_costs_a_computation_and_one_that_refuses_is_heard(
 }
 
 #[tokio::test]
+async fn a_prefill_side_that_pushes_is_asked_together_with_the_decode_side() {
+    let (prefill, decode) = (Engine::default(), Engine::default());
+    let instances = vec![
+        Instance::new(&start("pushing", &prefill).await, Role::Prefill).unwrap(),
+        Instance::new(&start("decode", &decode).await, Role::Decode).unwrap(),
+    ];
+    let router = route(instances).await;
+    // Nothing is known of it yet, so that the prompt is fetched.
+    assert_eq!(router.complete("first").await.1["from"], "pushing");
+    assert_eq!(router.complete("second").await.1["by"], "decode");
+    let asked = decode.asked.lock().unwrap()[1].clone();
+    let push = &asked["kv_transfer_params"]["weft"]["push"];
+    assert_eq!(push["addresses"], json!(["tcp:127.0.0.1:1"]));
+    assert_eq!(asked["kv_transfer_params"]["weft"]["version"], 2);
+    let hand_off = push["hand_off"].clone();
+    assert!(hand_off.as_str().is_some_and(|name| name.len() == 32));
+    // Where the answer is there first, the prefill side may not even have been asked.
+    let asked = prefill.asked.lock().unwrap().clone();
+    if let Some(asked) = asked.get(1) {
+        assert_eq!(asked["kv_transfer_params"]["weft"]["push"]["hand_off"], hand_off);
+        assert_eq!(asked["max_tokens"], 1);
+    }
+    let listed = router.ask("GET", "/weft/instances", &Value::Null).await.1;
+    assert_eq!(
+        (&listed[0]["pushes"], &listed[1]["pushes"]),
+        (&json!(true), &json!(false))
+    );
+    // The decode side answers without it.
+    assert_eq!(router.complete("slow").await.1["by"], "decode");
+}
+
+#[tokio::test]
+async fn what_is_not_pushed_is_asked_for_again() {
+    let (prefill, decode) = (Engine::default(), Engine::default());
+    let instances = vec![
+        Instance::new(&start("pushing", &prefill).await, Role::Prefill).unwrap(),
+        Instance::new(&start("decode", &decode).await, Role::Decode).unwrap(),
+    ];
+    let router = route(instances).await;
+    router.complete("first").await;
+    let offer = router.instances.present()[0].offer();
+    assert!(offer.is_some());
+    router.instances.present()[0].seen(false);
+    // It may come back as somebody else.
+    assert_eq!(router.instances.present()[0].offer(), None);
+    let (status, answer) = router.complete("second").await;
+    assert_eq!((status, answer["by"].as_str()), (StatusCode::OK, Some("decode")));
+}
+
+#[tokio::test]
 async fn instances_are_added_and_drained_while_it_runs() {
     let (first, second) = (Engine::default(), Engine::default());
     let url = start("first", &first).await;
@@ -180,6 +242,84 @@ async fn instances_are_added_and_drained_while_it_runs() {
         .ask("POST", "/weft/instances", &json!({"url": "ftp://x", "role": "plain"}))
         .await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
+}
+
+/// Instances that come and go with the names of their agents, wherever these are held.
+async fn come_and_go(place: impl Fn() -> Rendezvous) {
+    let (first, second) = (Engine::default(), Engine::default());
+    let router = route_found(Vec::new(), Some(place())).await;
+    assert_eq!(router.complete("a").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    let (urls, names) = (place(), place());
+    let (one, other) = (start("first", &first).await, start("second", &second).await);
+    let register = |held: &Rendezvous, url: &str| {
+        let name = format!("vllm/2/pull/plain/0/1/{url}");
+        held.register(&name, "tcp:127.0.0.1:1", weft::Epoch(1)).unwrap()
+    };
+    let held = tokio::task::block_in_place(|| register(&urls, &one));
+    while router.complete("a").await.1["by"] != "first" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let _other = tokio::task::block_in_place(|| register(&names, &other));
+    tokio::task::block_in_place(|| drop(held));
+    // The one comes, and the other goes, while there is always somebody.
+    loop {
+        let (status, answer) = router.complete("a").await;
+        assert!(status == StatusCode::OK || status == StatusCode::SERVICE_UNAVAILABLE);
+        if answer["by"] == "second" && router.instances.list().len() == 1 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn instances_are_found_by_name() {
+    come_and_go(|| Rendezvous::in_process("instances are found by name")).await;
+}
+
+/// Where the build has etcd, as the suite's has.
+#[tokio::test(flavor = "multi_thread")]
+async fn instances_are_found_in_etcd() {
+    let options = || weft::rendezvous::RendezvousOptions {
+        job: "router".to_owned(),
+        lease: Duration::from_secs(1),
+    };
+    let missing = tokio::task::block_in_place(|| Rendezvous::by_etcd("http://127.0.0.1:1", options()));
+    if matches!(missing, Err(weft::rendezvous::RendezvousError::NotBuilt { .. })) {
+        return;
+    }
+    let port = || {
+        std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+    };
+    let (url, peers) = (format!("http://{}", port()), format!("http://{}", port()));
+    let data = std::env::temp_dir().join(format!("weft-router-etcd-{}", std::process::id()));
+    let mut server = std::process::Command::new("etcd")
+        .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+        .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
+        .args(["--initial-cluster", &format!("default={peers}"), "--data-dir"])
+        .arg(&data)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("this test starts a real etcd: install Debian's etcd-server");
+    let place = || {
+        tokio::task::block_in_place(|| {
+            loop {
+                match Rendezvous::by_etcd(&url, options()) {
+                    Ok(place) => return place,
+                    // It has only just been started.
+                    Err(_) => std::thread::sleep(Duration::from_millis(50)),
+                }
+            }
+        })
+    };
+    come_and_go(place).await;
+    server.kill().unwrap();
+    server.wait().unwrap();
+    std::fs::remove_dir_all(data).unwrap();
 }
 
 #[tokio::test]

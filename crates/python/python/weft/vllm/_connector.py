@@ -64,11 +64,22 @@ class WeftConnector(KVConnectorBase_V1):
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads end between steps, before their request is computed."""
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, Orders)
+        self._worker.begin(connector_metadata)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        assert isinstance(kv_connector_metadata, Orders)
+        self._worker.preempt(kv_connector_metadata)
+
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any) -> None:
-        """Nothing is copied away: the decode side fetches from where the layers are."""
+        """What was asked to be pushed of this layer is on its way from now on. Otherwise the decode side fetches from where the layers are."""
+        self._worker.saved(layer_name)
 
     def wait_for_save(self) -> None:
-        """Likewise."""
+        """Nobody waits: blocks that are still read are not given up."""
+        self._worker.end()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         return self._worker.results()
@@ -105,6 +116,11 @@ class WeftConnector(KVConnectorBase_V1):
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduler.on_finished(request, block_ids)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        # Between two layers something is told.
+        return extra_config.get("mode") == "push"
 
     # What is counted.
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import weft
 
 # Raised with every change of what descriptions or messages say.
-VERSION = 1
+VERSION = 2
 
 # No description is longer, whatever a peer says.
 MAX_BYTES = 4 << 20
@@ -115,6 +115,23 @@ class Description:
             raise Mismatch(
                 f"engine {self.engine} and engine {other.engine} cannot exchange KV caches: {'; '.join(differences)}"
             )
+
+
+def dense(description: Description, blocks: int) -> tuple[Description, int]:
+    """The same layers, one after the other in a single region, each with so many blocks; and how long that region is.
+
+    This is how a landing place is laid out. Both ends compute it, so that nothing of it travels.
+    """
+    layers, base = {}, 0
+    for name, layer in description.layers.items():
+        head = layer.tokens // layer.granule * layer.unit_bytes
+        part = (layer.heads[1] - layer.heads[0]) * head
+        layers[name] = replace(
+            layer, region=0, blocks=blocks, base=base,
+            granule_stride=layer.unit_bytes, head_stride=head, part_stride=part, block_stride=layer.parts * part,
+        )  # fmt: skip
+        base += blocks * layer.parts * part
+    return replace(description, layers=layers), base
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ reader costs a recomputation, and never a wrong token.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import weft
@@ -55,14 +56,15 @@ class Leases:
             return
         held.readers.add(f"{reader}/{readers}")
 
-    def over(self) -> set[str]:
-        """The requests whose blocks nobody reads any more, each once."""
+    def over(self, ended: Callable[[str, str], bool]) -> set[str]:
+        """The requests whose blocks nobody reads any more, each once. Those of which `ended` says otherwise have to wait."""
         now = time.monotonic()
         for request, held in list(self._held.items()):
             everybody = {int(reader.rpartition("/")[2]) for reader in held.readers}
             if any(len(held.readers) >= count for count in everybody):
-                self._end(request)
-            elif now >= held.expires:
+                if ended(request, "everybody has it"):
+                    self._end(request)
+            elif now >= held.expires and ended(request, "nobody came for it in time"):
                 self.expired += 1
                 self._end(request)
         for request in [request for request, (_, since) in self._early.items() if now - since > 600]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from ._description import VERSION, Mismatch
+from ._landing import Awaited
+from ._push import Computed
 
 # The key under which a request's parameters hold what is said here.
 KEY = "weft"
@@ -38,12 +39,14 @@ class Origin:
     tokens: int
     lease: Lease
 
-    def to_params(self) -> dict[str, Any]:
+    def to_params(self, mode: str) -> dict[str, Any]:
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             KEY: {
                 "version": VERSION,
+                # For the router, which may arrange for the next prompt to be pushed.
+                "mode": mode,
                 "engine": self.engine,
                 "request": self.request,
                 "addresses": self.addresses,
@@ -56,11 +59,7 @@ class Origin:
     @classmethod
     def from_params(cls, params: dict[str, Any]) -> Origin:
         """Raises `Mismatch` where they say nothing, or nothing that this version understands. They come from outside."""
-        said = params.get(KEY)
-        if not isinstance(said, dict):
-            raise Mismatch("the request asks for a remote prefill, but says nothing of where it is")
-        if said.get("version") != VERSION:
-            raise Mismatch(f"the prefill side speaks version {said.get('version')!r} of the hand-off, this side {VERSION}")
+        said = _said(params)
         try:
             slot, stamp, seconds = said["lease"]
             origin = cls(
@@ -76,6 +75,37 @@ class Origin:
         if not origin.addresses or not 0 <= origin.lease.slot < SLOTS or origin.tokens < 0 or min(origin.blocks, default=0) < 0:
             raise Mismatch("the parameters of the hand-off make no sense")
         return origin
+
+
+@dataclass(frozen=True)
+class Push:
+    """A hand-off that was arranged beforehand: both sides are asked with its name, and the decode side with where the prefill side is."""
+
+    hand_off: str
+    addresses: list[str]
+
+    @classmethod
+    def from_params(cls, params: dict[str, Any]) -> Push | None:
+        """`None` where nothing was arranged. Raises `Mismatch` where what was cannot be understood."""
+        if not isinstance(params.get(KEY), dict) or "push" not in params[KEY]:
+            return None
+        said = _said(params)["push"]
+        try:
+            push = cls(str(said["hand_off"]), [str(address) for address in said.get("addresses", [])])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise Mismatch(f"the parameters of the hand-off cannot be read: {error!r}") from error
+        if not 0 < len(push.hand_off) <= 256:
+            raise Mismatch("the hand-off has no name")
+        return push
+
+
+def _said(params: dict[str, Any]) -> dict[str, Any]:
+    said = params.get(KEY)
+    if not isinstance(said, dict):
+        raise Mismatch("the request asks for a remote prefill, but says nothing of where it is")
+    if said.get("version") != VERSION:
+        raise Mismatch(f"the other side speaks version {said.get('version')!r} of the hand-off, this side {VERSION}")
+    return said
 
 
 # How many requests an engine can hold for others at a time.
@@ -100,6 +130,17 @@ class Orders(KVConnectorMetadata):
     # Requests elsewhere that nobody here will read any more, and those that somebody here still waits for.
     releases: list[Origin] = field(default_factory=list)
     renewals: list[Origin] = field(default_factory=list)
+    # Of pushed prompts, as prefill side: what this step computes, by hand-off; which hand-offs lose their blocks now and are computed again;
+    # requests that ended without being computed whole, which are reported as sent; and hand-offs of which nothing will be computed.
+    computed: dict[str, Computed] = field(default_factory=dict)
+    preempted: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    # As decode side: prompts that are awaited, and those that are not any more; hand-offs elsewhere that nobody here waits for, or still does.
+    awaited: dict[str, Awaited] = field(default_factory=dict)
+    aborted: list[str] = field(default_factory=list)
+    left: list[Push] = field(default_factory=list)
+    expected: list[Push] = field(default_factory=list)
 
 
 @dataclass
@@ -141,8 +182,3 @@ def summary(hand_offs: list[HandOff]) -> dict[str, Any]:
         "transport": "+".join(sorted({hand_off.transport for hand_off in hand_offs if hand_off.transport})),
         **({"recomputed_because": failures} if failures else {}),
     }
-
-
-def note(kind: str, request: str, **more: Any) -> bytes:
-    """A notification from one worker to another."""
-    return json.dumps({"kind": kind, "request": request, **more}, separators=(",", ":")).encode()

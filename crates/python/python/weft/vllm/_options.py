@@ -7,19 +7,35 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
+from ._description import VERSION
+
+# What a place where agents find each other accepts.
+NAME_BYTES_MAX = 80
+
 
 @dataclass(frozen=True)
 class Options:
     """Durations are in seconds."""
 
+    # What the engine offers as prefill side: to have prompts fetched from it, or to push them where there is room for them. As decode
+    # side it does what the prefill side offers.
+    mode: str = "pull"
     # How long blocks are held for a decode side that says nothing.
     lease: float = 60.0
     # How long a hand-off may take before the prompt is computed here instead.
     deadline: float = 30.0
+    # How many bytes of pushed prompts may be on their way to a worker at a time.
+    landing_bytes: int = 4 << 30
     # Prompts with fewer tokens to fetch are computed here.
     fetch_min_tokens: int = 0
     # Whether each transfer is checked against a checksum of the bytes at the other end.
     checksum: bool = True
+    # Where routers find the engine: etcd as `weft serve router --etcd` takes it, the prefix as its `--prefix`, where the engine is, and what
+    # it is asked for.
+    etcd: str = ""
+    prefix: str = "default"
+    url: str = ""
+    role: str = ""
     # Settings of the agent, as `weft.Agent` takes them.
     agent: dict[str, Any] = field(default_factory=dict)
 
@@ -32,6 +48,26 @@ class Options:
                 hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
                 raise ValueError(f"weft.vllm has no option {key!r}{hint}")
         options = cls(**given)
+        if options.mode not in ("pull", "push"):
+            raise ValueError(f'weft.vllm: mode is "pull" or "push", not {options.mode!r}')
+        if options.url or options.role or options.etcd:
+            if not options.url or options.role not in ("prefill", "decode", "plain"):
+                raise ValueError(
+                    'weft.vllm: to be found, an engine needs a url, as "http://host:8100", and a role: "prefill", "decode" or "plain"'
+                )
         if options.lease <= 0 or options.deadline <= 0:
             raise ValueError("weft.vllm: lease and deadline are durations in seconds, more than 0")
         return options
+
+    def agent_name(self, engine: str, rank: int, ranks: int) -> str:
+        """By which the agent of a worker is known. Routers understand the name of one that wants to be found."""
+        if not self.url:
+            return f"vllm-{engine}-{rank}"
+        name = f"vllm/{VERSION}/{self.mode}/{self.role}/{rank}/{ranks}/{self.url.rstrip('/')}"
+        if len(name.encode()) > NAME_BYTES_MAX:
+            raise ValueError(f"weft.vllm: {name!r} is too long for a name, which has at most {NAME_BYTES_MAX} bytes")
+        return name
+
+    def agent_settings(self) -> dict[str, Any]:
+        found = {"rendezvous": f"etcd:{self.etcd}", "rendezvous_job": self.prefix} if self.etcd else {}
+        return {"listen": "127.0.0.1:0", **found, **self.agent}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 from ._description import Mismatch
-from ._messages import KEY, SLOTS, Address, HandOff, Lease, Load, Orders, Origin, Reports, summary
+from ._landing import Awaited
+from ._messages import KEY, SLOTS, Address, HandOff, Lease, Load, Orders, Origin, Push, Reports, summary
 from ._options import Options
+from ._push import Computed
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -22,6 +26,17 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 
+@dataclass
+class _Pushed:
+    """A prompt that is computed here and pushed elsewhere."""
+
+    hand_off: str
+    tokens: int
+    digest: str
+    blocks: list[int] = field(default_factory=list)
+    begun: bool = False
+
+
 class Scheduler:
     def __init__(self, config: VllmConfig, engine: str, options: Options) -> None:
         self.engine = engine
@@ -29,7 +44,7 @@ class Scheduler:
         self.addresses: list[str] = []
         self._orders = Orders()
         # As decode side: requests whose prompt is elsewhere, until it has been fetched or given up; and how many of their tokens are here.
-        self._wanted: dict[str, Origin] = {}
+        self._wanted: dict[str, Origin | Push] = {}
         self._computed: dict[str, int] = {}
         # Requests that have had their one attempt. A second one would ask for blocks that may be gone.
         self._tried: set[str] = set()
@@ -37,6 +52,7 @@ class Scheduler:
         # As prefill side: slots that nobody uses, and which request has which.
         self._free_slots = list(range(SLOTS - 1, -1, -1))
         self._slots: dict[str, int] = {}
+        self._pushed: dict[str, _Pushed] = {}
         # Stamps only grow, also over restarts of the scheduler, so that a word of an earlier request never looks like a later one.
         self._stamp = time.time_ns()
         self._renewed = time.monotonic()
@@ -45,11 +61,13 @@ class Scheduler:
         self.addresses = [metadata[rank].address for rank in sorted(metadata)]
 
     def on_new_request(self, request: Request) -> None:
-        params = request.kv_transfer_params
-        if not params or not params.get("do_remote_prefill"):
-            return
+        params = request.kv_transfer_params or {}
         try:
-            self._wanted[request.request_id] = Origin.from_params(params)
+            push = Push.from_params(params)
+            if params.get("do_remote_prefill"):
+                self._wanted[request.request_id] = push or Origin.from_params(params)
+            elif push is not None:
+                self._pushed[request.request_id] = _Pushed(push.hand_off, request.num_prompt_tokens, _digest(request))
         except Mismatch as mismatch:
             logger.error("weft: request %s is computed here: %s", request.request_id, mismatch)
 
@@ -57,7 +75,9 @@ class Scheduler:
         origin = self._wanted.get(request.request_id)
         if origin is None or request.request_id in self._tried:
             return 0, False
-        there = min(origin.tokens, request.num_prompt_tokens)
+        there = request.num_prompt_tokens
+        if isinstance(origin, Origin):
+            there = min(origin.tokens, there)
         missing = there - computed
         if missing <= self.options.fetch_min_tokens:
             return 0, False
@@ -72,18 +92,49 @@ class Scheduler:
         self._tried.add(name)
         if external == 0:
             # All of it is here already: the other side need not hold its blocks.
-            self._orders.releases.append(self._wanted.pop(name))
+            self._release(self._wanted.pop(name))
             return
         first = self._computed.pop(name, 0)
-        self._orders.loads[name] = Load(origin, list(blocks.get_block_ids()[0]), (first, first + external))
+        here, tokens = list(blocks.get_block_ids()[0]), (first, first + external)
+        if isinstance(origin, Origin):
+            self._orders.loads[name] = Load(origin, here, tokens)
+        else:
+            self._orders.awaited[name] = Awaited(
+                origin.hand_off, origin.addresses, here, tokens, request.num_prompt_tokens, _digest(request)
+            )
 
     def orders(self, output: SchedulerOutput) -> Orders:
         now = time.monotonic()
         if self._wanted and now - self._renewed > self.options.lease / 4:
             self._renewed = now
-            self._orders.renewals.extend(self._wanted.values())
+            for origin in self._wanted.values():
+                if isinstance(origin, Origin):
+                    self._orders.renewals.append(origin)
+                else:
+                    self._orders.expected.append(origin)
+        if self._pushed:
+            self._follow(output)
         orders, self._orders = self._orders, Orders()
         return orders
+
+    def _follow(self, output: SchedulerOutput) -> None:
+        """Tells the workers what a step computes of prompts that are pushed."""
+        for name in output.preempted_req_ids or ():
+            if pushed := self._pushed.get(name):
+                pushed.blocks = []
+                self._orders.preempted.append(pushed.hand_off)
+        scheduled = [(new.req_id, new.block_ids, new.num_computed_tokens, True) for new in output.scheduled_new_reqs]
+        old = output.scheduled_cached_reqs
+        for name, blocks, computed in zip(old.req_ids, old.new_block_ids, old.num_computed_tokens, strict=True):
+            scheduled.append((name, blocks or ([],), computed, name in old.resumed_req_ids))
+        for name, blocks, computed, anew in scheduled:
+            pushed = self._pushed.get(name)
+            if pushed is None:
+                continue
+            pushed.blocks = list(blocks[0]) if anew else pushed.blocks + blocks[0]
+            pushed.begun = True
+            after = min(computed + output.num_scheduled_tokens.get(name, 0), pushed.tokens)
+            self._orders.computed[pushed.hand_off] = Computed(name, list(pushed.blocks), after, pushed.tokens, pushed.digest)
 
     def on_output(self, output: KVConnectorOutput) -> None:
         reports = output.kv_connector_worker_meta
@@ -102,22 +153,54 @@ class Scheduler:
         origin = self._wanted.pop(name, None)
         if origin is not None and name not in self._tried:
             # It ended before it was ever scheduled.
-            self._orders.releases.append(origin)
+            self._release(origin)
+        elif isinstance(origin, Push):
+            # It ended while it was waited for. Its blocks are vLLM's again when the worker has said so.
+            self._orders.aborted.append(name)
         self._computed.pop(name, None)
         self._tried.discard(name)
         hand_offs = self._told.pop(name, None)
         if not params.get("do_remote_decode"):
             return False, {KEY: summary(hand_offs)} if hand_offs else None
-        completed = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
-        if not completed or not blocks or not self.addresses:
-            return False, None
-        if not self._free_slots:
-            logger.error("weft: %d requests are held for others already; %s is not", SLOTS, name)
-            return False, None
-        self._stamp = max(self._stamp + 2, time.time_ns())
-        lease = Lease(self._free_slots.pop(), self._stamp, self.options.lease)
+        pushed = self._pushed.pop(name, None)
+        lease = self._hold(request, blocks)
+        if lease is None:
+            return self._stop(name, pushed), None
         self._slots[name] = lease.slot
         self._orders.holds[name] = lease
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-        origin = Origin(self.engine, name, self.addresses, list(blocks), tokens, lease)
-        return True, origin.to_params()
+        held = Origin(self.engine, name, self.addresses, list(blocks), tokens, lease)
+        return True, held.to_params(self.options.mode)
+
+    def _hold(self, request: Request, blocks: list[int]) -> Lease | None:
+        """A lease on the blocks of a request, where it was computed whole and somebody may have it."""
+        completed = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+        if not completed or not blocks or not self.addresses:
+            return None
+        if not self._free_slots:
+            logger.error("weft: %d requests are held for others already; %s is not", SLOTS, request.request_id)
+            return None
+        self._stamp = max(self._stamp + 2, time.time_ns())
+        return Lease(self._free_slots.pop(), self._stamp, self.options.lease)
+
+    def _stop(self, name: str, pushed: _Pushed | None) -> bool:
+        """Ends the pushing of a prompt that will not be whole. Whether its blocks have to wait for that."""
+        if pushed is None:
+            return False
+        if pushed.begun:
+            self._orders.stopped.append(name)
+        else:
+            self._orders.refused.append(pushed.hand_off)
+        return pushed.begun
+
+    def _release(self, origin: Origin | Push) -> None:
+        if isinstance(origin, Origin):
+            self._orders.releases.append(origin)
+        else:
+            self._orders.left.append(origin)
+
+
+def _digest(request: Request) -> str:
+    """By which both sides know that they were asked for the same prompt."""
+    tokens = request.prompt_token_ids or []
+    return hashlib.sha256(",".join(map(str, tokens)).encode()).hexdigest()[:32]

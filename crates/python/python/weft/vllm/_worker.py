@@ -14,10 +14,13 @@ from vllm.logger import init_logger
 
 import weft
 
-from ._description import MAX_BYTES, VERSION, Description, Layer, Meaning, Mismatch, legs, sources
+from ._description import VERSION, Description, Layer, Meaning, Mismatch, legs, sources
+from ._landing import Landed, Landings, PushAborted, PushFailed, PushLate, Surroundings
 from ._leases import Leases
-from ._messages import Address, HandOff, Load, Orders, Origin, Reports, note
+from ._messages import Address, HandOff, Load, Orders, Origin, Reports
 from ._options import Options
+from ._partner import Partner, left
+from ._push import Loop, Pushes
 from ._stats import Stats
 
 if TYPE_CHECKING:
@@ -31,6 +34,9 @@ HAND_OFFS_MAX = 32
 # A step in which nothing is computed waits so long for a hand-off to end, instead of asking again at once.
 IDLE_STEP_MAX = 0.002
 
+# What may go wrong with a hand-off without being a mistake of this package.
+EXPECTED = (Mismatch, PushAborted, PushFailed, PushLate, weft.Error)
+
 
 class Worker:
     def __init__(self, config: VllmConfig, engine: str, options: Options) -> None:
@@ -39,12 +45,11 @@ class Worker:
         self.options = options
         parallel = config.parallel_config
         self.rank, self.ranks = parallel.rank, parallel.world_size
-        settings: dict[str, Any] = {"listen": "127.0.0.1:0", **options.agent}
-        self.agent = weft.Agent(f"vllm-{engine}-{self.rank}", **settings)
+        self.agent = weft.Agent(options.agent_name(engine, self.rank, self.ranks), **options.agent_settings())
         self.description: Description | None = None
         self._memories: list[weft.Memory] = []
         self._about: weft.Memory | None = None
-        self._peers: dict[str, _Peer] = {}
+        self._partners: dict[str, Partner] = {}
         self._pool = ThreadPoolExecutor(HAND_OFFS_MAX, "weft-hand-off")
         # Guards everything below, and tells an idle step that something has ended.
         self._changed = threading.Condition()
@@ -54,6 +59,13 @@ class Worker:
         self._stats = Stats()
         self._under_way = 0
         self._idle_step = False
+        # Of pushed prompts: the two sides, from when there is a cache on; and requests that end before they are whole.
+        self._loop = Loop("weft-push")
+        self._push_pool = ThreadPoolExecutor(HAND_OFFS_MAX, "weft-push")
+        self._caches: dict[str, torch.Tensor] = {}
+        self._pushes: Pushes | None = None
+        self._landings: Landings | None = None
+        self._stopped: set[str] = set()
         self.agent.publish("leases", self._leases.table)
         threading.Thread(target=self._listen, name="weft-inbox", daemon=True).start()
 
@@ -80,6 +92,13 @@ class Worker:
         self._about = self.agent.allocate(len(text))
         memoryview(self._about).cast("B")[:] = text
         self.agent.publish("about", self._about)
+        self._caches = caches
+        around = Surroundings(
+            self.agent, self.description, self.ranks, self._partner, self._settle, self._on_landed,
+            self.options.deadline, self.options.landing_bytes,
+        )  # fmt: skip
+        self._pushes = Pushes(self._loop, self._push_pool, self.description, self._memories, self._on_served, self.options.checksum)
+        self._landings = Landings(self._loop, self._push_pool, around)
         logger.info(
             "weft: worker %d of %d publishes %d layers in %d regions at %s", self.rank, self.ranks, len(layers), len(regions), self.agent.address
         )
@@ -87,11 +106,32 @@ class Worker:
     def handshake(self) -> Address:
         return Address(self.agent.address)
 
+    def preempt(self, orders: Orders) -> None:
+        """Blocks that lose their request may be overwritten when this returns."""
+        if orders.preempted and self._pushes:
+            self._pushes.preempt(orders.preempted)
+
+    def begin(self, orders: Orders) -> None:
+        """Before anything is computed."""
+        if self._pushes:
+            self._pushes.compute(orders.computed)
+
+    def saved(self, layer: str) -> None:
+        """A layer has been computed."""
+        if self._pushes:
+            self._pushes.computed(layer)
+
+    def end(self) -> None:
+        """All layers have been computed."""
+        if self._pushes:
+            self._pushes.computed()
+
     def start(self, orders: Orders, computes: bool) -> None:
         with self._changed:
             for request, lease in orders.holds.items():
                 self._leases.hold(request, lease)
-            self._under_way += len(orders.loads)
+            self._under_way += len(orders.loads) + len(orders.awaited)
+            self._stopped.update(orders.stopped)
             self._idle_step = not computes
         for request, load in orders.loads.items():
             self._pool.submit(self._hand_off, request, load)
@@ -99,13 +139,25 @@ class Worker:
             self._pool.submit(self._tell, origin, "done")
         for origin in orders.renewals:
             self._pool.submit(self._tell, origin, "renew")
+        if self._pushes is None or self._landings is None:
+            return
+        for hand_off in orders.refused:
+            self._pushes.refuse(hand_off, "the request ended before it was computed")
+        for request, awaited in orders.awaited.items():
+            self._landings.expect(request, awaited)
+        for request in orders.aborted:
+            self._landings.abort(request)
+        for push in orders.left:
+            self._push_pool.submit(self._tell_all, push.addresses, {"kind": "done", "hand_off": push.hand_off})
+        for push in orders.expected:
+            self._push_pool.submit(self._tell_all, push.addresses, {"kind": "renew", "hand_off": push.hand_off})
 
     def results(self) -> KVConnectorTransferResults:
         with self._changed:
-            over = self._leases.over()
-            if self._idle_step and not over and not self._ended and (self._under_way or len(self._leases)):
+            over = self._over()
+            if self._idle_step and not over and not self._ended and (self._under_way or len(self._leases) or self._stopped):
                 self._changed.wait(IDLE_STEP_MAX)
-                over = self._leases.over()
+                over = self._over()
             ended, self._ended = self._ended, {}
             for request, hand_off in ended.items():
                 self._reports.hand_offs[request] = [hand_off]
@@ -113,6 +165,16 @@ class Worker:
             self._stats.hold(len(self._leases), self._leases.expired)
         failed = {request for request, hand_off in ended.items() if hand_off.failure}
         return KVConnectorTransferResults(finished_sending=over, finished_recving=set(ended), failed_recving=failed)
+
+    def _over(self) -> set[str]:
+        """Requests whose blocks are not read by anybody any more."""
+        over = self._leases.over(self._push_ended)
+        stopped = {request for request in self._stopped if self._push_ended(request, "the request was aborted there")}
+        self._stopped -= stopped
+        return over | stopped
+
+    def _push_ended(self, request: str, why: str) -> bool:
+        return self._pushes is None or self._pushes.ended(request, why)
 
     def stats(self) -> Stats | None:
         with self._changed:
@@ -126,7 +188,11 @@ class Worker:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._push_pool.shutdown(wait=False, cancel_futures=True)
+        if self._pushes:
+            self._pushes.close()
         self.agent.close()
+        self._loop.close()
 
     # As prefill side.
 
@@ -140,18 +206,64 @@ class Worker:
             if heard is None:
                 continue
             try:
-                said = json.loads(heard.payload)
-                kind, request = str(said["kind"]), str(said["request"])
-                with self._changed:
-                    if kind == "done":
-                        self._leases.done(request, f"{heard.peer.name}", int(said["readers"]))
-                        self._changed.notify_all()
-                    elif kind == "renew":
-                        self._leases.renew(request)
+                self._hear(json.loads(heard.payload), heard.peer)
             except (KeyError, TypeError, ValueError) as error:
                 logger.warning("weft: %s said something that cannot be understood: %r", heard.peer.name, error)
 
+    def _hear(self, said: dict[str, Any], peer: weft.Peer) -> None:
+        """Raises `KeyError`, `TypeError` or `ValueError` where it makes no sense."""
+        kind, name = str(said["kind"]), str(peer.name)
+        if kind in ("landed", "failed"):
+            if self._landings:
+                self._landings.hear(said, name)
+        elif kind == "reserve":
+            if self._pushes:
+                self._pushes.reserve(said, peer, self.agent)
+        elif "hand_off" in said:
+            if self._pushes and kind == "done":
+                self._pushes.give_up(str(said["hand_off"]), name, int(said["readers"]))
+            elif self._pushes and kind == "renew" and (request := self._pushes.request(str(said["hand_off"]))):
+                with self._changed:
+                    self._leases.renew(request)
+        else:
+            request = str(said["request"])
+            with self._changed:
+                if kind == "done":
+                    self._leases.done(request, name, int(said["readers"]))
+                    self._changed.notify_all()
+                elif kind == "renew":
+                    self._leases.renew(request)
+
+    def _on_served(self, request: str, reader: str, readers: int) -> None:
+        with self._changed:
+            self._leases.done(request, reader, readers)
+            self._changed.notify_all()
+
     # As decode side.
+
+    def _on_landed(self, request: str, landed: Landed) -> None:
+        error = landed.failure
+        if error is None:
+            hand_off = HandOff(landed.seconds, landed.bytes, landed.transport)
+            logger.info(
+                "weft: request %s: %d bytes were pushed over %s in %.1f ms", request, landed.bytes, landed.transport, 1e3 * landed.seconds
+            )
+        else:
+            hand_off = HandOff(landed.seconds, 0, "", f"{type(error).__name__}: {error}")
+            logger.warning(
+                "weft: request %s is computed here, after %.1f ms: %s", request, 1e3 * landed.seconds, hand_off.failure,
+                exc_info=None if isinstance(error, EXPECTED) else error,
+            )  # fmt: skip
+        with self._changed:
+            self._under_way -= 1
+            self._ended[request] = hand_off
+            self._changed.notify_all()
+
+    def _settle(self, name: str, landed: memoryview, blocks: list[int]) -> None:
+        """Copies what has landed of a layer to its blocks."""
+        cache = self._caches[name]
+        whole = torch.frombuffer(landed, dtype=torch.uint8).view(cache.dtype).view(len(blocks), *cache.shape[1:])
+        cache[torch.tensor(blocks)] = whole
 
     def _hand_off(self, request: str, load: Load) -> None:
         began = time.monotonic()
@@ -178,37 +290,42 @@ class Worker:
     def _fetch(self, load: Load, deadline: float) -> tuple[int, str]:
         assert self.description is not None
         origin = load.origin
-        peers = [self._peer(origin.engine, address, deadline) for address in origin.addresses]
-        descriptions = [peer.description(self.description, deadline) for peer in peers]
+        partners = [self._partner(address, deadline) for address in origin.addresses]
+        descriptions = [partner.description(self.description, deadline) for partner in partners]
         wanted = sources(self.description, descriptions)
         transfers = []
-        for nth, (peer, description) in enumerate(zip(peers, descriptions, strict=True)):
+        for nth, (partner, description) in enumerate(zip(partners, descriptions, strict=True)):
             here = [source for source in wanted if source.worker == nth]
             if not here:
                 continue
             pieces = legs(self.description, description, here, load.blocks, origin.blocks, load.tokens)
-            pairs = [(self._memories[mine], near, peer.region(theirs, deadline), far) for mine, near, theirs, far in pieces]
-            transfers.append(
-                (peer, peer.peer.transfer("read", pairs, deadline=_left(deadline), checksum=self.options.checksum))
-            )
+            pairs = [
+                (self._memories[mine], near, partner.region(f"kv/{theirs}", deadline), far) for mine, near, theirs, far in pieces
+            ]
+            transfer = partner.peer.transfer("read", pairs, deadline=left(deadline), checksum=self.options.checksum)
+            transfers.append((partner, transfer))
         summaries = [transfer.wait() for _, transfer in transfers]
-        for peer, _ in transfers:
-            peer.check(origin, deadline)
+        for partner, _ in transfers:
+            if partner.word("leases", 8 * origin.lease.slot, deadline) > origin.lease.stamp:
+                raise Mismatch(f"engine {origin.engine} gave the blocks of {origin.request} up before all of them were read")
         return sum(done.bytes for done in summaries), "+".join(sorted({done.transport for done in summaries}))
 
     def _tell(self, origin: Origin, kind: str) -> None:
-        """Tells every worker of an engine about a request. A worker that cannot be told finds out by its lease."""
-        text = note(kind, origin.request, readers=self.ranks)
-        for address in origin.addresses:
-            try:
-                self._peer(origin.engine, address, time.monotonic() + self.options.deadline).peer.notify(text)
-            except (Mismatch, weft.Error) as error:
-                logger.debug("weft: engine %s was not told that %s is %s: %s", origin.engine, origin.request, kind, error)
+        self._tell_all(origin.addresses, {"kind": kind, "request": origin.request})
 
-    def _peer(self, engine: str, address: str, deadline: float) -> _Peer:
+    def _tell_all(self, addresses: list[str], said: dict[str, Any]) -> None:
+        """Tells every worker of an engine something about a request. A worker that cannot be told finds out by its lease."""
+        text = json.dumps({**said, "readers": self.ranks}, separators=(",", ":")).encode()
+        for address in addresses:
+            try:
+                self._partner(address, time.monotonic() + self.options.deadline).peer.notify(text)
+            except (Mismatch, weft.Error) as error:
+                logger.debug("weft: %s was not told %s: %s", address, said, error)
+
+    def _partner(self, address: str, deadline: float) -> Partner:
         with self._changed:
-            found = self._peers.setdefault(address, _Peer(address))
-        found.connect(self.agent, engine, deadline)
+            found = self._partners.setdefault(address, Partner(self.agent, address))
+        found.connect(deadline)
         return found
 
     # What this worker is.
@@ -268,64 +385,3 @@ class Worker:
             layers=model.get_total_num_hidden_layers(),
             packing=packing,
         )
-
-
-class _Peer:
-    """A worker of another engine, connected again when it has come back."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._lock = threading.Lock()
-        self._peer: weft.Peer | None = None
-        self._description: Description | None = None
-        self._regions: dict[int, weft.Region] = {}
-
-    @property
-    def peer(self) -> weft.Peer:
-        if self._peer is None:
-            raise Mismatch(f"nobody is connected at {self.address}")
-        return self._peer
-
-    def connect(self, agent: weft.Agent, engine: str, deadline: float) -> None:
-        with self._lock:
-            if self._peer is not None and self._peer.connected:
-                return
-            self._description, self._regions = None, {}
-            self._agent = agent
-            self._peer = agent.connect(self.address, timeout=_left(deadline))
-
-    def description(self, mine: Description, deadline: float) -> Description:
-        """What the peer holds, read once a connection, and checked against what is here."""
-        with self._lock:
-            if self._description is None:
-                region = self.peer.region("about", timeout=_left(deadline))
-                if region.nbytes > MAX_BYTES:
-                    raise Mismatch(f"the description of {self.peer.name} is {region.nbytes} bytes long")
-                room = self._agent.allocate(region.nbytes)
-                self.peer.read(room, region, deadline=_left(deadline), checksum=True).wait()
-                description = Description.from_bytes(bytes(memoryview(room).cast("B")[: region.nbytes]))
-                room.release()
-                self._description = description
-            mine.check(self._description)
-            return self._description
-
-    def region(self, nth: int, deadline: float) -> weft.Region:
-        with self._lock:
-            if nth not in self._regions:
-                self._regions[nth] = self.peer.region(f"kv/{nth}", timeout=_left(deadline))
-            return self._regions[nth]
-
-    def check(self, origin: Origin, deadline: float) -> None:
-        """Raises `Mismatch` where the blocks may have been given to somebody else before the last byte was read."""
-        word = self._agent.allocate(8)
-        table = self.peer.region("leases", timeout=_left(deadline))
-        spans = [(8 * origin.lease.slot, 8)]
-        self.peer.read(word, table, spans, local_spans=[(0, 8)], deadline=_left(deadline), checksum=True).wait()
-        stamp = word.read_word(0)
-        word.release()
-        if stamp > origin.lease.stamp:
-            raise Mismatch(f"engine {origin.engine} gave the blocks of {origin.request} up before all of them were read")
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)

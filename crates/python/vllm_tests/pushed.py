@@ -1,0 +1,160 @@
+"""Cases of push mode: the prefill side writes each layer to the decode side while it computes the next."""
+
+from __future__ import annotations
+
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from bench import (
+    DEADLINE,
+    RECOMPUTE_MAX,
+    Bench,
+    answer_all,
+    handed_off,
+    no_block_in_use,
+    prompts,
+    reasons,
+    wait_until_up,
+    with_shared_prefix,
+)
+from instances import Process, complete, get, metric, post
+
+
+def pushed(bench: Bench) -> str:
+    """50 prompts, 8 at a time, and 12 with a shared prefix, which the prefill side has in its cache after the first."""
+    asked = prompts(50) + with_shared_prefix(12)
+    bench.ask_alone([(prompt, 16) for prompt in asked])
+    prefill, decode = bench.instance("prefill", mode="push"), bench.instance("decode")
+    bench.alone(prefill, decode)
+    router = bench.router([prefill], [decode])
+    answers = answer_all(router.url, asked)
+    for prompt, answer in zip(asked, answers, strict=True):
+        bench.check(prompt, answer)
+    told = [said for said in map(handed_off, answers) if said]
+    for reason in reasons(answers):
+        print(f"  {reason}")
+    arranged = arranged_by(router)
+    assert len(told) >= 50, f"only {len(told)} of {len(asked)} prompts were handed off"
+    # Until the first answer the router does not know that the prefill side pushes.
+    assert arranged >= 50, f"the router arranged for {arranged} pushes"
+    milliseconds = sorted(said["hand_off_ms"] for said in told)
+    ways = sorted({said["transport"] for said in told})
+    return (
+        f"{len(asked)} of {len(asked)} prompts with the tokens of a single instance, {len(told)} handed off over {'/'.join(ways)}, {arranged} of them pushed; "
+        f"median {milliseconds[len(milliseconds) // 2]:.1f} ms, the computation of the prompt included; {no_block_in_use(prefill, decode)}"
+    )
+
+
+def pushed_in_chunks(bench: Bench) -> str:
+    """Prompts computed in pieces of 128 tokens, and among them some whose clients leave."""
+    asked = prompts(20)
+    bench.ask_alone([(prompt, 16) for prompt in asked])
+    prefill = bench.instance("prefill", "--max-num-batched-tokens", "128", "--enable-chunked-prefill", mode="push")
+    decode = bench.instance("decode")
+    bench.alone(prefill, decode)
+    router = bench.router([prefill], [decode])
+    complete(router.url, asked[0])
+
+    def leave(nth: int) -> bool:
+        body = {"model": "tiny", "prompt": prompts(50)[40 + nth], "max_tokens": 500, "temperature": 0, "ignore_eos": True}
+        try:
+            post(f"{router.url}/v1/completions", body, 0.05 * (1 + nth))
+        except OSError:
+            return True
+        return False
+
+    with ThreadPoolExecutor(4) as pool:
+        leaving = [pool.submit(leave, nth) for nth in range(8)]
+        answers = answer_all(router.url, asked)
+        left = sum(future.result() for future in leaving)
+    for prompt, answer in zip(asked, answers, strict=True):
+        bench.check(prompt, answer)
+    for reason in reasons(answers):
+        print(f"  {reason}")
+    told = sum(handed_off(answer) is not None for answer in answers)
+    return f"{told} of {len(asked)} handed off, {arranged_by(router)} pushes arranged, {left} clients left; {no_block_in_use(prefill, decode)}"
+
+
+def pushed_to_other_degrees(bench: Bench) -> str:
+    """Prefill on two ranks for decode on one, and the reverse. In 32 bits, in which the order of a sum does not change a token."""
+    asked = prompts(10)
+    bench.ask_alone([(prompt, 16) for prompt in asked], "float32")
+    said = []
+    for name, prefill_ranks, decode_ranks in (("2 → 1", 2, 1), ("1 → 2", 1, 2)):
+        prefill = bench.instance("prefill", "--dtype", "float32", "--tensor-parallel-size", str(prefill_ranks), mode="push")
+        decode = bench.instance("decode", "--dtype", "float32", "--tensor-parallel-size", str(decode_ranks))
+        bench.alone(prefill, decode)
+        router = bench.router([prefill], [decode])
+        answers = answer_all(router.url, asked, 2)
+        for prompt, answer in zip(asked, answers, strict=True):
+            bench.check(prompt, answer, "float32")
+        told = sum(handed_off(answer) is not None for answer in answers)
+        assert told == len(asked), f"{name}: {told} of {len(asked)} handed off: {reasons(answers)}"
+        arranged = arranged_by(router)
+        assert arranged >= 7, f"{name}: the router arranged for {arranged} pushes"
+        said.append(f"{name}: {told} of {len(asked)} handed off, {arranged} of them pushed, all with the tokens of one rank, {no_block_in_use(prefill, decode)}")
+    return "; ".join(said)
+
+
+def pushed_and_killed(bench: Bench) -> str:
+    """SIGKILL of the prefill side in mid-push; then a restart."""
+    return _without_prefill(bench, signal.SIGKILL)
+
+
+def pushed_and_stopped(bench: Bench) -> str:
+    """The same with SIGSTOP: nothing is closed, nothing answers."""
+    return _without_prefill(bench, signal.SIGSTOP)
+
+
+def _without_prefill(bench: Bench, number: int) -> str:
+    asked, fresh = prompts(12), prompts(6, seed=2)
+    bench.ask_alone([(prompt, 16) for prompt in asked + fresh])
+    # Small chunks, so that prompts are on their way for a while.
+    prefill = bench.instance("prefill", "--max-num-batched-tokens", "64", "--enable-chunked-prefill", mode="push")
+    decode = bench.instance("decode")
+    bench.alone(prefill, decode)
+    router = bench.router([prefill], [decode], "--prefill-timeout", "5")
+    complete(router.url, fresh[0])
+    with ThreadPoolExecutor(12) as pool:
+        began = time.monotonic()
+        flow = [pool.submit(complete, router.url, prompt) for prompt in asked]
+        time.sleep(0.4)
+        prefill.signal(number)
+        answers = [future.result() for future in flow]
+        took = time.monotonic() - began
+    for prompt, answer in zip(asked, answers, strict=True):
+        bench.check(prompt, answer)
+    assert took < DEADLINE + RECOMPUTE_MAX, f"{took:.1f} s"
+    without = sum(handed_off(answer) is None for answer in answers)
+    for reason in reasons(answers):
+        print(f"  {reason}")
+    used = no_block_in_use(decode)
+    failed = metric(decode.url, "vllm:weft_hand_offs_failed_total")
+    prefill.kill()
+    prefill.start().wait()
+    wait_until_up(router, prefill)
+    before = arranged_by(router)
+    again = [complete(router.url, prompt) for prompt in fresh]
+    for prompt, answer in zip(fresh, again, strict=True):
+        bench.check(prompt, answer)
+    resumed = sum(handed_off(answer) is not None for answer in again)
+    arranged = arranged_by(router) - before
+    # The first of them is in the decode side's cache already.
+    assert resumed >= 5, f"{resumed} of 6 were handed off after the restart"
+    assert arranged >= 5, f"{arranged} of 6 were pushed after the restart"
+    return (
+        f"{len(asked)} of {len(asked)} answered in {took:.1f} s, {without} of them without a hand-off, {failed:.0f} hand-offs failed on the decode side; {used}; "
+        f"after the restart {resumed} of 6 handed off, {arranged} of them pushed; {no_block_in_use(prefill, decode)}"
+    )
+
+
+def arranged_by(router: Process) -> int:
+    """How many prompts the router had pushed."""
+    for line in get(f"{router.url}/metrics").splitlines():
+        if line.startswith('weft_router_requests_total{how="pushed"}'):
+            return int(line.rsplit(" ", 1)[1])
+    return 0
+
+
+CASES = (pushed, pushed_in_chunks, pushed_and_killed, pushed_and_stopped, pushed_to_other_degrees)
