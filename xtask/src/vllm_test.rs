@@ -20,6 +20,7 @@ pub struct Arguments {
 
 /// What the tests need beside Rust and Python.
 const NEEDED: &[Needed] = &[
+    (&["etcd", "--version"], "etcd-server"),
     (&["protoc", "--version"], "protobuf-compiler"),
     (&["python3", "-c", "import ensurepip, venv"], "python3-venv"),
     (&["cc", "--version"], "gcc"),
@@ -55,7 +56,8 @@ impl Vllm {
         // The list is complete, and what vLLM asks of torch cannot be had from PyPI: nothing is to be resolved.
         environment.pip_install(&["--no-deps", "--requirement", PINNED])?;
         environment.pip_install(&["--no-deps", "--force-reinstall", "."])?;
-        command::run(cargo().args(["build", "--release", "--quiet", "--package", "weft-cli"]))?;
+        let features = ["--package", "weft-cli", "--features", "etcd"];
+        command::run(cargo().args(["build", "--release", "--quiet"]).args(features))?;
         Ok(Vllm { environment })
     }
 
