@@ -266,24 +266,30 @@ class Worker:
     def _hand_off(self, request: str, load: Load) -> None:
         began = time.monotonic()
         origin = load.origin
+        failure: Exception | None = None
         try:
             moved, transport = self._fetch(load, began + self.options.deadline)
             hand_off = HandOff(time.monotonic() - began, moved, transport)
-            logger.info(
-                "weft: request %s: %d tokens (%d bytes) from engine %s over %s in %.1f ms",
-                request, load.tokens[1] - load.tokens[0], moved, origin.engine, transport, 1e3 * hand_off.seconds,
-            )  # fmt: skip
         except Exception as error:  # A request must never wait for a thread that is gone.
+            failure = error
             hand_off = HandOff(time.monotonic() - began, 0, "", f"{type(error).__name__}: {error}")
-            # What is not expected is a mistake of this package, and told with where it happened.
-            report = logger.warning if isinstance(error, (Mismatch, weft.Error)) else logger.exception
-            report("weft: request %s is computed here, after %.1f ms: %s", request, 1e3 * hand_off.seconds, hand_off.failure)
         with self._changed:
             self._under_way -= 1
             self._ended[request] = hand_off
             self._changed.notify_all()
-        # Whether it was read or not, nobody here will read it again.
+        # The request goes on by now; what remains is for others. Whether it was read or not, nobody here will read it again.
         self._tell(origin, "done")
+        if failure is None:
+            logger.info(
+                "weft: request %s: %d tokens (%d bytes) from engine %s over %s in %.1f ms",
+                request, load.tokens[1] - load.tokens[0], moved, origin.engine, transport, 1e3 * hand_off.seconds,
+            )  # fmt: skip
+            return
+        # What is not expected is a mistake of this package, and told with where it happened.
+        logger.warning(
+            "weft: request %s is computed here, after %.1f ms: %s", request, 1e3 * hand_off.seconds, hand_off.failure,
+            exc_info=None if isinstance(failure, (Mismatch, weft.Error)) else failure,
+        )  # fmt: skip
 
     def _fetch(self, load: Load, deadline: float) -> tuple[int, str]:
         assert self.description is not None
