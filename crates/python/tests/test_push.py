@@ -151,7 +151,7 @@ def test_layers_arrive_as_they_are_computed(transport):
     theirs, mine, tokens = [3, 9, 4], [8, 1, 30], 11
     with workers(Worker("p", transport=transport), Worker("d", transport=transport)) as (prefill, decode):
         decode.landings.expect("r", awaited([prefill], mine, (0, tokens)))
-        step = {"one": Computed("request", theirs, 0, tokens, tokens, "d")}
+        step = {"one": Computed("request", theirs, tokens, tokens, "d")}
         prefill.pushes.compute(step)
         for nth, name in enumerate(LAYERS):
             # Only now is it there: what was read before its time would be zeros.
@@ -173,7 +173,7 @@ def test_the_order_does_not_matter_and_what_is_here_is_not_sent():
     with workers(Worker("p"), Worker("d")) as (prefill, decode):
         number(prefill, theirs)
         # All of it is in the prefill side's cache, and computed before anybody has asked for it.
-        prefill.pushes.compute({"one": Computed("request", theirs, 15, tokens, tokens, "d")})
+        prefill.pushes.compute({"one": Computed("request", theirs, tokens, tokens, "d")})
         prefill.pushes.computed()
         decode.landings.expect("r", awaited([prefill], mine, (8, tokens)))
         landed = decode.outcome("r")
@@ -187,7 +187,7 @@ def test_chunks_and_what_is_packed():
     with workers(Worker("p", granule=TOKENS), Worker("d", granule=TOKENS)) as (prefill, decode):
         decode.landings.expect("r", awaited([prefill], mine, (0, tokens)))
         for before, after in ((0, 3), (3, 6), (6, 10)):
-            prefill.pushes.compute({"one": Computed("request", theirs[: -(-after // TOKENS)], before, after, tokens, "d")})
+            prefill.pushes.compute({"one": Computed("request", theirs[: -(-after // TOKENS)], after, tokens, "d")})
             number(prefill, theirs[: -(-after // TOKENS)])
             for name in LAYERS:
                 prefill.pushes.computed(name)
@@ -204,7 +204,7 @@ def test_other_degrees(prefill_ranks, decode_ranks):
     with workers(*prefill, *decode):
         for worker in prefill:
             number(worker, theirs)
-            worker.pushes.compute({"one": Computed("request", theirs, 0, tokens, tokens, "d")})
+            worker.pushes.compute({"one": Computed("request", theirs, tokens, tokens, "d")})
             worker.pushes.computed()
         for worker in decode:
             worker.landings.expect("r", awaited(prefill, mine, (0, tokens)))
@@ -224,7 +224,7 @@ def test_a_prefill_side_that_dies_in_the_middle():
     with workers(Worker("d")) as (decode,):
         decode.landings.expect("r", awaited([prefill], mine, (0, tokens)))
         number(prefill, theirs)
-        prefill.pushes.compute({"one": Computed("request", theirs, 0, tokens, tokens, "d")})
+        prefill.pushes.compute({"one": Computed("request", theirs, tokens, tokens, "d")})
         prefill.pushes.computed(LAYERS[0])
         while not decode.caches[LAYERS[0]].any():
             time.sleep(0.005)
@@ -240,7 +240,7 @@ def test_aborted_by_the_prefill_side():
     with workers(Worker("p"), Worker("d")) as (prefill, decode):
         decode.landings.expect("r", awaited([prefill], mine, (0, tokens)))
         number(prefill, theirs)
-        prefill.pushes.compute({"one": Computed("request", theirs, 0, 4, tokens, "d")})
+        prefill.pushes.compute({"one": Computed("request", theirs, 4, tokens, "d")})
         prefill.pushes.computed()
         prefill.wait_ended("request")
         landed = decode.outcome("r")
@@ -257,7 +257,7 @@ def test_aborted_by_the_decode_side():
         decode.landings.abort("r")
         assert isinstance(decode.outcome("r").failure, PushAborted)
         # The prefill side begins later, and need not hold anything for it.
-        prefill.pushes.compute({"one": Computed("request", theirs, 0, tokens, tokens, "d")})
+        prefill.pushes.compute({"one": Computed("request", theirs, tokens, tokens, "d")})
         prefill.pushes.computed()
         prefill.wait_served(1)
         prefill.wait_ended("request")
@@ -274,7 +274,7 @@ def test_what_comes_too_late_touches_nothing(transport):
         for cache in decode.caches.values():
             cache[mine] = 4711
         number(prefill, theirs)
-        prefill.pushes.compute({"one": Computed("request", theirs, 0, tokens, tokens, "d")})
+        prefill.pushes.compute({"one": Computed("request", theirs, tokens, tokens, "d")})
         prefill.pushes.computed()
         prefill.wait_served(1)
         prefill.wait_ended("request")
@@ -308,7 +308,7 @@ def test_preempted_and_computed_again_elsewhere():
     with workers(Worker("p"), Worker("d")) as (prefill, decode):
         decode.landings.expect("r", awaited([prefill], mine, (0, tokens)))
         number(prefill, [3])
-        prefill.pushes.compute({"one": Computed("request", [3], 0, 4, tokens, "d")})
+        prefill.pushes.compute({"one": Computed("request", [3], 4, tokens, "d")})
         prefill.pushes.computed()
         prefill.pushes.preempt(["one"])
         # Its blocks are another's at once.
@@ -316,7 +316,7 @@ def test_preempted_and_computed_again_elsewhere():
             cache[3] = 4711
         theirs = [3, 20] if decode.caches[LAYERS[0]].any() else [10, 20]
         number(prefill, [10, 20])
-        prefill.pushes.compute({"one": Computed("request", [10, 20], 0, tokens, tokens, "d")})
+        prefill.pushes.compute({"one": Computed("request", [10, 20], tokens, tokens, "d")})
         prefill.pushes.computed()
         assert decode.outcome("r").failure is None
         for nth, name in enumerate(LAYERS):
@@ -327,7 +327,7 @@ def test_preempted_and_computed_again_elsewhere():
 
 def test_another_prompt_is_refused():
     with workers(Worker("p"), Worker("d")) as (prefill, decode):
-        prefill.pushes.compute({"one": Computed("request", [3, 9], 0, 8, 8, "other")})
+        prefill.pushes.compute({"one": Computed("request", [3, 9], 8, 8, "other")})
         prefill.pushes.computed()
         decode.landings.expect("r", awaited([prefill], [8, 1], (0, 8)))
         landed = decode.outcome("r")
@@ -350,7 +350,7 @@ def test_room_is_given_to_one_after_the_other():
         for nth in range(6):
             decode.landings.expect(f"r{nth}", awaited([prefill], [nth], (0, TOKENS), hand_off=f"h{nth}"))
         for nth in range(6):
-            prefill.pushes.compute({f"h{nth}": Computed(f"p{nth}", [nth], 0, TOKENS, TOKENS, "d")})
+            prefill.pushes.compute({f"h{nth}": Computed(f"p{nth}", [nth], TOKENS, TOKENS, "d")})
             prefill.pushes.computed()
         for nth in range(6):
             assert decode.outcome(f"r{nth}").failure is None
@@ -396,7 +396,7 @@ def test_what_is_damaged_is_sent_again_or_not_believed(damage):
         relay.damage = damage
         asked = Awaited("one", [f"127.0.0.1:{relay.port}"], mine, (0, tokens), tokens, "d")
         decode.landings.expect("r", asked)
-        prefill.pushes.compute({"one": Computed("request", theirs, tokens, tokens, tokens, "d")})
+        prefill.pushes.compute({"one": Computed("request", theirs, tokens, tokens, "d")})
         prefill.pushes.computed()
         landed = decode.outcome("r")
         assert relay.damaged > 0

@@ -51,19 +51,21 @@ class Side:
             self.instances.append(instance)
         self.into.mkdir(parents=True)
         bench.start(*self.instances)
-        self.router = bench.router([self.instances[0]], [self.instances[1]])
+        self.resume(bench)
 
     def pause(self) -> None:
         """Takes no CPU from the other side, though it be by polling."""
         for instance in self.instances:
             instance.signal(signal.SIGSTOP)
 
-    def resume(self) -> None:
-        assert self.router is not None
+    def resume(self, bench: Bench) -> None:
         for instance in self.instances:
             instance.signal(signal.SIGCONT)
-        # The router takes back what answers again.
-        time.sleep(2)
+            instance.wait()
+        # A router that has seen them stand still is in doubt for a while.
+        if self.router is not None:
+            self.router.kill()
+        self.router = bench.router([self.instances[0]], [self.instances[1]])
         for instance in self.instances:
             wait_until_up(self.router, instance)
 
@@ -146,7 +148,7 @@ def main() -> int:
                     asked = prompts(arguments.prompts, seed=100 + 10 * nth + at_a_time, tokens=(600, 1500))
                     # Each goes first every other time.
                     for side in sides if nth % 2 else reversed(sides):
-                        side.resume()
+                        side.resume(bench)
                         measure(side, asked, way, at_a_time)
                         side.pause()
                         ready = side.figures.get(f"{way} ready", [0.0])

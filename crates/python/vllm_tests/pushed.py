@@ -76,8 +76,38 @@ def pushed_in_chunks(bench: Bench) -> str:
     return f"{told} of {len(asked)} handed off, {arranged_by(router)} pushes arranged, {left} clients left; {no_block_in_use(prefill, decode)}"
 
 
+def pushed_to_other_degrees(bench: Bench) -> str:
+    """Prefill on two ranks for decode on one, and the reverse. In 32 bits, in which the order of a sum does not change a token."""
+    asked = prompts(10)
+    bench.ask_alone([(prompt, 16) for prompt in asked], "float32")
+    said = []
+    for name, prefill_ranks, decode_ranks in (("2 → 1", 2, 1), ("1 → 2", 1, 2)):
+        prefill = bench.instance("prefill", "--dtype", "float32", "--tensor-parallel-size", str(prefill_ranks), mode="push")
+        decode = bench.instance("decode", "--dtype", "float32", "--tensor-parallel-size", str(decode_ranks))
+        bench.alone(prefill, decode)
+        router = bench.router([prefill], [decode])
+        answers = answer_all(router.url, asked, 2)
+        for prompt, answer in zip(asked, answers, strict=True):
+            bench.check(prompt, answer, "float32")
+        told = sum(handed_off(answer) is not None for answer in answers)
+        assert told == len(asked), f"{name}: {told} of {len(asked)} handed off: {reasons(answers)}"
+        arranged = arranged_by(router)
+        assert arranged >= 7, f"{name}: the router arranged for {arranged} pushes"
+        said.append(f"{name}: {told} of {len(asked)} handed off, {arranged} of them pushed, all with the tokens of one rank, {no_block_in_use(prefill, decode)}")
+    return "; ".join(said)
+
+
 def pushed_and_killed(bench: Bench) -> str:
     """SIGKILL of the prefill side in mid-push; then a restart."""
+    return _without_prefill(bench, signal.SIGKILL)
+
+
+def pushed_and_stopped(bench: Bench) -> str:
+    """The same with SIGSTOP: nothing is closed, nothing answers."""
+    return _without_prefill(bench, signal.SIGSTOP)
+
+
+def _without_prefill(bench: Bench, number: int) -> str:
     asked, fresh = prompts(12), prompts(6, seed=2)
     bench.ask_alone([(prompt, 16) for prompt in asked + fresh])
     # Small chunks, so that prompts are on their way for a while.
@@ -90,7 +120,7 @@ def pushed_and_killed(bench: Bench) -> str:
         began = time.monotonic()
         flow = [pool.submit(complete, router.url, prompt) for prompt in asked]
         time.sleep(0.4)
-        prefill.signal(signal.SIGKILL)
+        prefill.signal(number)
         answers = [future.result() for future in flow]
         took = time.monotonic() - began
     for prompt, answer in zip(asked, answers, strict=True):
@@ -127,4 +157,4 @@ def arranged_by(router: Process) -> int:
     return 0
 
 
-CASES = (pushed, pushed_in_chunks, pushed_and_killed)
+CASES = (pushed, pushed_in_chunks, pushed_and_killed, pushed_and_stopped, pushed_to_other_degrees)

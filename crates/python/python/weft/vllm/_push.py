@@ -46,8 +46,7 @@ class Computed:
     request: str
     # All that the request has, in the order of its tokens.
     blocks: list[int]
-    # Tokens that are there before the step, that are there after it, and that the prompt has.
-    before: int
+    # Tokens that are there after the step, and that the prompt has.
     after: int
     tokens: int
     digest: str
@@ -176,7 +175,11 @@ class Pushes:
         self._loop.wait(self._fence(list(hand_offs)))
 
     def compute(self, step: dict[str, Computed]) -> None:
-        """Begins a step. What was there before it is written at once."""
+        """Begins a step.
+
+        What vLLM has of a prompt in its prefix cache may be computed in this very step, by another request. So of a layer nothing of a prompt is taken to
+        be there before a step in which the prompt takes part has computed that layer.
+        """
         self._step = step
         for hand_off, computed in step.items():
             self._hand_offs[computed.request] = hand_off
@@ -184,7 +187,7 @@ class Pushes:
             self._loop.soon(self._begin, step)
 
     def computed(self, layer: str | None = None) -> None:
-        """A layer of the step is there, or all of it."""
+        """A layer of the step is there, or all of them."""
         if self._step:
             self._loop.soon(self._ready, self._step, layer)
         if layer is None:
@@ -242,6 +245,8 @@ class Pushes:
             mine: dict[str, list[tuple[int, int]]] = {}
             for low, high, layers in shares:
                 for name in names if layers is None else [names[nth] for nth in layers]:
+                    if name not in self._description.layers:
+                        raise Mismatch(f"{peer.name} asks for {name}, which is not here")
                     mine.setdefault(name, []).append((low, high))
             tokens_of_block = {layer.tokens for layer in theirs.layers.values()}
             if len(tokens_of_block) != 1:
@@ -290,13 +295,11 @@ class Pushes:
         for hand_off, computed in step.items():
             outgoing = self._outgoing.setdefault(hand_off, _Outgoing())
             outgoing.prompt = computed
-            outgoing.ready = dict.fromkeys(self._description.layers, computed.before)
             for reader, readers in outgoing.served.items():
                 self._served(computed.request, reader, readers)
             outgoing.served.clear()
             for target in outgoing.targets.values():
                 self._compare(outgoing, target)
-            self._advance(outgoing)
 
     def _ready(self, step: dict[str, Computed], layer: str | None) -> None:
         for hand_off, computed in step.items():

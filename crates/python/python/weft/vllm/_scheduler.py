@@ -134,9 +134,7 @@ class Scheduler:
             pushed.blocks = list(blocks[0]) if anew else pushed.blocks + blocks[0]
             pushed.begun = True
             after = min(computed + output.num_scheduled_tokens.get(name, 0), pushed.tokens)
-            self._orders.computed[pushed.hand_off] = Computed(
-                name, list(pushed.blocks), min(computed, after), after, pushed.tokens, pushed.digest
-            )
+            self._orders.computed[pushed.hand_off] = Computed(name, list(pushed.blocks), after, pushed.tokens, pushed.digest)
 
     def on_output(self, output: KVConnectorOutput) -> None:
         reports = output.kv_connector_worker_meta
