@@ -54,7 +54,7 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Seeds(arguments) => seeds::run(arguments),
         Task::Compare(arguments) => compare::run(arguments)?,
         Task::RdmaTest(arguments) => rdma_test::run(arguments)?,
-        Task::Screenshot(arguments) => screenshot::run_it(arguments)?,
+        Task::Screenshot(arguments) => screenshot::take(arguments)?,
         Task::RdmaMeasure(arguments) => rdma_test::measure(arguments)?,
     })
 }
