@@ -57,8 +57,8 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Seeds(arguments) => seeds::run(arguments),
         Task::Compare(arguments) => compare::run(arguments)?,
         Task::RdmaTest(arguments) => rdma_test::run(arguments)?,
-        Task::Screenshot(arguments) => screenshot::run_it(arguments)?,
         Task::VllmTest(arguments) => vllm_test::run(arguments)?,
+        Task::Screenshot(arguments) => screenshot::take(arguments)?,
         Task::RdmaMeasure(arguments) => rdma_test::measure(arguments)?,
     })
 }

@@ -27,7 +27,7 @@ pub struct Arguments {
     dark: bool,
 }
 
-pub fn run_it(arguments: &Arguments) -> Result<ExitCode, Error> {
+pub fn take(arguments: &Arguments) -> Result<ExitCode, Error> {
     install_missing(&[CHROMIUM])?;
     let scratch = root().join("target/screenshot");
     std::fs::create_dir_all(&scratch).map_err(|source| Error::File {

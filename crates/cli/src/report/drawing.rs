@@ -130,9 +130,9 @@ impl Drawing {
             edge_of.push(Some((number, rises)));
         }
         let grouped = plan.rows.iter().any(|row| row.each > 1);
-        let mut note = String::from("Colour is the busiest direction of a line. ");
+        let mut note = String::from("Colour is the busiest direction of a line.");
         if grouped {
-            note.push_str("Neighbours share a box, and a line stands for all links between two boxes: its colour is the busiest of them.");
+            note.push_str(" Neighbours share a box, and a line stands for all links between two boxes: its colour is the busiest of them.");
         }
         Drawing {
             layout: if topology.top().is_some() { "tiers" } else { "circle" },

@@ -17,6 +17,8 @@ use crate::table::{Align, Table};
 
 /// How many reasons are given for rows that were not predicted.
 const REASONS: usize = 4;
+/// How many lines of errors are put on a page.
+const LINES_MAX: usize = 2_000;
 
 /// Predict every row of tables of measurements, and say how far off the predictions are
 ///
@@ -148,7 +150,7 @@ fn page(reports: &[Report], pairs: Vec<Pair>) -> report::Report {
             columns: ["table", "quantity", "system", "rows", "median", "90 %", "unsupported"]
                 .map(str::to_owned)
                 .to_vec(),
-            rows: lines.map(row).collect(),
+            rows: lines.take(LINES_MAX).map(row).collect(),
         }],
         foot: format!("Weft {}.", env!("CARGO_PKG_VERSION")),
         ..report::Report::default()
