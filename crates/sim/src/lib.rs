@@ -17,10 +17,12 @@ pub mod trace;
 pub mod transport;
 pub mod world;
 
+mod checks;
 mod steps;
 mod wire;
 
 pub use agent::{Birth, SimAgent};
+pub use checks::RunError;
 pub use faults::{Faults, Tally};
 pub use trace::Trace;
 pub use transport::{Fabric, SimTransport};
