@@ -37,6 +37,8 @@ use weft_plan::platform::fabric::{LinkId, Routing, Topology};
 use weft_plan::schedule::Program;
 use weft_plan::{Bandwidth, Bytes, Rank, Time};
 
+use crate::checks::RunError;
+
 pub use list::permutation;
 pub use report::{Hot, MessageSpan, Report, StepSpan};
 pub(crate) use ways::mixed;
@@ -96,18 +98,17 @@ pub struct Transfer {
     pub start: Time,
 }
 
+impl Transfer {
+    pub(crate) fn ends(&self) -> [Rank; 2] {
+        [self.from, self.to]
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FlowError {
-    #[error("{ranks} ranks on a network of {room}")]
-    TooManyRanks { ranks: u32, room: u32 },
-    #[error("rank {rank} of {ranks}")]
-    NoSuchRank { rank: Rank, ranks: u32 },
-    #[error("link {} of {links}", link.0)]
-    NoSuchLink { link: LinkId, links: u32 },
-    /// Ranks wait for each other, or a link is down for ever.
-    #[error("{waiting} ranks or transfers never come to their end")]
-    NeverEnds { waiting: u64 },
+    #[error(transparent)]
+    Run(#[from] RunError),
     #[error(
         "{ranks} ranks in {steps} steps are too many to be followed one by one, and they are not alike enough to be folded"
     )]

@@ -18,10 +18,12 @@ pub mod training;
 pub mod transport;
 pub mod world;
 
+mod checks;
 mod steps;
 mod wire;
 
 pub use agent::{Birth, SimAgent};
+pub use checks::RunError;
 pub use faults::{Faults, Tally};
 pub use trace::Trace;
 pub use transport::{Fabric, SimTransport};

@@ -30,10 +30,11 @@ mod wheel;
 
 use thiserror::Error;
 use weft_plan::collective::Problem;
-use weft_plan::platform::fabric::{LinkId, Routing, Topology};
+use weft_plan::platform::fabric::{Routing, Topology};
 use weft_plan::schedule::Program;
-use weft_plan::{Bandwidth, Bytes, Rank, Time};
+use weft_plan::{Bandwidth, Bytes, Time};
 
+use crate::checks::RunError;
 use crate::flow::{Hot, LinkFault, MessageSpan, StepSpan, Transfer};
 
 pub use dcqcn::Dcqcn;
@@ -143,12 +144,8 @@ impl PacketOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PacketError {
-    #[error("{ranks} ranks on a network of {room}")]
-    TooManyRanks { ranks: u32, room: u32 },
-    #[error("rank {rank} of {ranks}")]
-    NoSuchRank { rank: Rank, ranks: u32 },
-    #[error("link {} of {links}", link.0)]
-    NoSuchLink { link: LinkId, links: u32 },
+    #[error(transparent)]
+    Run(#[from] RunError),
     #[error("{field}: {value} is not between {least} and {most}")]
     OutOfBounds {
         field: &'static str,
@@ -159,8 +156,6 @@ pub enum PacketError {
     /// Packets that come out of order would be taken for losses.
     #[error("go-back-N takes packets in order, and sprayed packets come out of order")]
     SprayedGoBackN,
-    #[error("{waiting} ranks or transfers never come to their end")]
-    NeverEnds { waiting: u64 },
     #[error("more than {most} packets, links or flows at once")]
     TooLarge { most: u64 },
 }

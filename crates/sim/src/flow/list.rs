@@ -11,6 +11,7 @@ use super::report::{Report, carried_by_link, hot_spots};
 use super::solver::{Change, FlowId};
 use super::ways::{Ways, bundled, rate};
 use super::{FlowError, FlowOptions, Transfer};
+use crate::checks::{RunError, knows_ranks};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
@@ -31,12 +32,8 @@ pub(super) fn run(
     transfers: &[Transfer],
     options: &FlowOptions,
 ) -> Result<(Report, Vec<Time>), FlowError> {
+    knows_ranks(topology, transfers.iter().flat_map(Transfer::ends))?;
     let ranks = topology.ranks();
-    for rank in transfers.iter().flat_map(|transfer| [transfer.from, transfer.to]) {
-        if rank.0 >= ranks {
-            return Err(FlowError::NoSuchRank { rank, ranks });
-        }
-    }
     let classes = Classes::each(ranks);
     let mut ways = match options.routing {
         Routing::Spray => bundled(topology, ranks, &classes).unwrap_or_else(|| Ways::links(topology, options)),
@@ -125,7 +122,7 @@ pub(super) fn run(
     }
     let waiting = ends.iter().filter(|end| **end == Time::MAX).count() as u64;
     if waiting > 0 {
-        return Err(FlowError::NeverEnds { waiting });
+        return Err(RunError::NeverEnds { waiting }.into());
     }
     let time = ends.iter().copied().max().unwrap_or(Time::ZERO);
     let report = Report {

@@ -10,6 +10,7 @@ use super::report::{Hot, hot_spots};
 use super::solver::{Change, FlowId, Solver};
 use super::ways::Ways;
 use super::{FlowError, FlowOptions};
+use crate::checks::knows_ranks;
 
 /// Flows under way on a topology.
 #[derive(Debug)]
@@ -52,12 +53,7 @@ impl<'a> Live<'a> {
 
     /// Begins a flow. Whoever ends it is told `tag`.
     pub(crate) fn begin(&mut self, now: u64, ends: (Rank, Rank), bytes: Bytes, tag: u32) -> Result<(), FlowError> {
-        let ranks = self.topology.ranks();
-        for rank in [ends.0, ends.1] {
-            if rank.0 >= ranks {
-                return Err(FlowError::NoSuchRank { rank, ranks });
-            }
-        }
+        knows_ranks(self.topology, [ends.0, ends.1])?;
         let mut uses = Vec::new();
         let latency = self.ways.rank_uses(ends, self.begun, &self.solver, &mut uses).as_ps();
         self.begun += 1;

@@ -14,6 +14,7 @@ use super::report::{Report, carried_by_link, hot_spots};
 use super::solver::{Change, FlowId, Solver, Use};
 use super::ways::{Ways, bundled, rate};
 use super::{FlowError, FlowOptions};
+use crate::checks::{RunError, has_room};
 use crate::steps::{Pace, Start, Steps};
 
 /// More ranks × steps than this are not followed one by one.
@@ -27,12 +28,7 @@ pub(super) fn run(
     options: &FlowOptions,
 ) -> Result<Report, FlowError> {
     let shape = program.shape();
-    if shape.ranks > topology.ranks() {
-        return Err(FlowError::TooManyRanks {
-            ranks: shape.ranks,
-            room: topology.ranks(),
-        });
-    }
+    has_room(topology, &shape)?;
     let mut look = Look::new(topology, problem, program, bytes.0);
     let bundles = topology.top().is_some() && options.routing == Routing::Spray;
     let candidates = match bundles {
@@ -167,9 +163,8 @@ impl<'a, 'b> Run<'a, 'b> {
             }
         }
         if self.steps.left > 0 {
-            return Err(FlowError::NeverEnds {
-                waiting: self.steps.left,
-            });
+            let waiting = self.steps.left;
+            return Err(RunError::NeverEnds { waiting }.into());
         }
         let time = Time::from_ps(self.steps.last);
         let alike = u64::from(shape.ranks / self.classes.count());

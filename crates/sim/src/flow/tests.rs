@@ -102,7 +102,7 @@ fn a_link_that_is_down_for_a_while_delays_by_that() {
     };
     assert_eq!(
         run_transfers(&topology, &list, &forever).unwrap_err(),
-        FlowError::NeverEnds { waiting: 1 }
+        FlowError::Run(RunError::NeverEnds { waiting: 1 })
     );
 }
 

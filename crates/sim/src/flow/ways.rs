@@ -6,6 +6,7 @@ use weft_plan::{Bandwidth, Rank, Time};
 use super::classes::Classes;
 use super::solver::{Rate, Solver, Use};
 use super::{FlowError, FlowOptions};
+use crate::checks::knows_link;
 
 /// How many of the ways an adaptive flow looks at.
 const LOOKED_AT: u32 = 8;
@@ -201,10 +202,7 @@ impl<'a> Ways<'a> {
 
     /// The resource that a link is part of, and its share of it.
     pub(super) fn resource_of(&self, topology: &Topology, link: LinkId) -> Result<Option<(u32, f64)>, FlowError> {
-        let links = topology.links();
-        if link.0 >= links {
-            return Err(FlowError::NoSuchLink { link, links });
-        }
+        knows_link(topology, link)?;
         Ok(match self {
             Ways::Links { .. } => Some((link.0, 1.0)),
             Ways::Bundles(ladder) => ladder

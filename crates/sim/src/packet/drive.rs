@@ -8,6 +8,7 @@ use weft_plan::{Bytes, Rank, Time};
 use super::network::{Event, NUMBER_BITS, Network};
 use super::transport::Flows;
 use super::{PacketError, PacketOptions, PacketReport, Recovery, Transport};
+use crate::checks::{RunError, has_room, knows_link, knows_ranks};
 use crate::flow::classes::Classes;
 use crate::flow::demand::Look;
 use crate::flow::{Hot, Transfer};
@@ -20,12 +21,7 @@ pub(super) fn transfers(
     transfers: &[Transfer],
     options: &PacketOptions,
 ) -> Result<PacketReport, PacketError> {
-    let ranks = topology.ranks();
-    for rank in transfers.iter().flat_map(|transfer| [transfer.from, transfer.to]) {
-        if rank.0 >= ranks {
-            return Err(PacketError::NoSuchRank { rank, ranks });
-        }
-    }
+    knows_ranks(topology, transfers.iter().flat_map(Transfer::ends))?;
     let most = 1 << NUMBER_BITS;
     if transfers.len() as u64 >= most {
         return Err(PacketError::TooLarge { most });
@@ -40,7 +36,8 @@ pub(super) fn transfers(
     let overhead = options.message_overhead;
     while left > 0 {
         let Some(event) = flows.network.next() else {
-            return Err(PacketError::NeverEnds { waiting: left as u64 });
+            let waiting = left as u64;
+            return Err(RunError::NeverEnds { waiting }.into());
         };
         happen(&mut flows, topology, options, event);
         while let Some(flow) = flows.ended.pop() {
@@ -60,12 +57,7 @@ pub(super) fn program(
     options: &PacketOptions,
 ) -> Result<PacketReport, PacketError> {
     let shape = program.shape();
-    if shape.ranks > topology.ranks() {
-        return Err(PacketError::TooManyRanks {
-            ranks: shape.ranks,
-            room: topology.ranks(),
-        });
-    }
+    has_room(topology, &shape)?;
     let mut flows = begin(topology, options)?;
     let mut look = Look::new(topology, problem, program, bytes.0);
     let pace = Pace {
@@ -97,7 +89,8 @@ pub(super) fn program(
             break;
         }
         let Some(event) = flows.network.next() else {
-            return Err(PacketError::NeverEnds { waiting: steps.left });
+            let waiting = steps.left;
+            return Err(RunError::NeverEnds { waiting }.into());
         };
         match event {
             Event::Actor(actor) => steps.begin(actor, flows.network.now),
@@ -148,13 +141,9 @@ fn begin<'a>(topology: &'a Topology, options: &'a PacketOptions) -> Result<Flows
     if let Some(marking) = &marking {
         bound("mark_all", marking.mark_all, u64::from(marking.mark_from) + 1, 1 << 30)?;
     }
-    let links = topology.links();
     let mut network = Network::new(topology, options, marking)?;
     for (nth, fault) in options.faults.iter().enumerate() {
-        let link = fault.link;
-        if link.0 >= links {
-            return Err(PacketError::NoSuchLink { link, links });
-        }
+        knows_link(topology, fault.link)?;
         network.at(fault.from.as_ps(), Event::Fault(2 * nth as u32));
         if fault.until < Time::MAX {
             network.at(fault.until.as_ps(), Event::Fault(2 * nth as u32 + 1));

@@ -1,5 +1,6 @@
 use super::*;
 use crate::flow::{mixed, permutation};
+use weft_plan::Rank;
 use weft_plan::algorithms::Algorithm;
 use weft_plan::collective::Collective;
 use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
@@ -242,10 +243,10 @@ fn what_cannot_be_is_refused() {
     ));
     assert_eq!(
         run_transfers(&topology, &[transfer(0, 2, 1)], &PacketOptions::default()).unwrap_err(),
-        PacketError::NoSuchRank {
+        PacketError::Run(RunError::NoSuchRank {
             rank: Rank(2),
             ranks: 2
-        }
+        })
     );
 }
 

@@ -101,7 +101,7 @@ fn any_nodes() -> impl Strategy<Value = Vec<protobuf::Node>> {
     prop::collection::vec(node, 1..12).prop_map(|nodes| {
         let nodes = nodes.into_iter().enumerate().map(|(nth, (kind, deps, micros, attr))| {
             let before = |dep: &u64| {
-                if dep % 50 == 0 {
+                if dep.is_multiple_of(50) {
                     1 << 40
                 } else {
                     1 + dep % (nth as u64).max(1)
