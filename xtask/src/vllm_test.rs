@@ -56,15 +56,8 @@ impl Vllm {
         // The list is complete, and what vLLM asks of torch cannot be had from PyPI: nothing is to be resolved.
         environment.pip_install(&["--no-deps", "--requirement", PINNED])?;
         environment.pip_install(&["--no-deps", "--force-reinstall", "."])?;
-        command::run(cargo().args([
-            "build",
-            "--release",
-            "--quiet",
-            "--package",
-            "weft-cli",
-            "--features",
-            "etcd",
-        ]))?;
+        let features = ["--package", "weft-cli", "--features", "etcd"];
+        command::run(cargo().args(["build", "--release", "--quiet"]).args(features))?;
         Ok(Vllm { environment })
     }
 

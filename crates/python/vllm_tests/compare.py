@@ -19,8 +19,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from bench import Bench, prompts  # noqa: E402
-from instances import Process, complete, engine, free_port, get, tokens_of  # noqa: E402
+from bench import Bench, prompts, wait_until_up  # noqa: E402
+from instances import Process, complete, engine, free_port, tokens_of  # noqa: E402
 from tiny_model import make  # noqa: E402
 
 # What is asked of ours: at most so much of what it takes the other.
@@ -51,7 +51,23 @@ class Side:
             self.instances.append(instance)
         self.into.mkdir(parents=True)
         bench.start(*self.instances)
+        self.resume(bench)
+
+    def pause(self) -> None:
+        """Takes no CPU from the other side, though it be by polling."""
+        for instance in self.instances:
+            instance.signal(signal.SIGSTOP)
+
+    def resume(self, bench: Bench) -> None:
+        for instance in self.instances:
+            instance.signal(signal.SIGCONT)
+            instance.wait()
+        # A router that has seen them stand still is in doubt for a while.
+        if self.router is not None:
+            self.router.kill()
         self.router = bench.router([self.instances[0]], [self.instances[1]])
+        for instance in self.instances:
+            wait_until_up(self.router, instance)
 
     def add(self, what: str, values: list[float]) -> None:
         self.figures.setdefault(what, []).extend(values)
@@ -119,45 +135,44 @@ def main() -> int:
         bench = Bench(arguments.weft, model, logs)
         sides = [Side("NixlConnector", Path(scratch) / "nixl"), Side("WeftConnector", Path(scratch) / "weft")]
         try:
+            answers = []
             for side in sides:
                 side.start(bench, model)
-            check(sides)
+                answers.append(begin(side))
+                idle(side)
+                side.pause()
+            assert answers[0] == answers[1], f"{sides[0].name} {answers[0]}, {sides[1].name} {answers[1]}"
+            print("both sides give the same tokens", flush=True)
             for nth in range(arguments.rounds):
                 for way, at_a_time in (("1 at a time", 1), ("4 at a time", 4)):
                     asked = prompts(arguments.prompts, seed=100 + 10 * nth + at_a_time, tokens=(600, 1500))
                     # Each goes first every other time.
                     for side in sides if nth % 2 else reversed(sides):
+                        side.resume(bench)
                         measure(side, asked, way, at_a_time)
-                        print(f"round {nth + 1}, {way}: {side.name}", flush=True)
-            idle(sides)
+                        side.pause()
+                        ready = side.figures.get(f"{way} ready", [0.0])
+                        print(f"round {nth + 1}, {way}: {side.name}, {len(ready)} handed off, {1e3 * statistics.median(ready):.1f} ms", flush=True)
             bytes_a_token = 2 * 2 * 64 * arguments.kv_heads * arguments.layers
             return report(sides, bytes_a_token)
         finally:
             bench.stop()
 
 
-def check(sides: list[Side]) -> None:
-    """Both hand off, and both give the same tokens; the connections are made."""
-    for prompt in prompts(4, seed=99, tokens=(600, 1500)):
-        answers = []
-        for side in sides:
-            assert side.router is not None
-            answers.append(tokens_of(complete(side.router.url, prompt)))
-            side.read("before")
-        assert answers[0] == answers[1], f"{sides[0].name} {answers[0]}, {sides[1].name} {answers[1]}"
-    for side in sides:
-        assert len(side.figures.get("before ready", [])) == 4, f"{side.name} handed {side.figures} off"
-        instance = side.instances[1]
-        print(f"{side.name}: {[line for line in get(f'{instance.url}/metrics').splitlines() if 'external' in line and line.endswith('.0')][:2]}")
-    print("both sides give the same tokens")
+def begin(side: Side) -> list[list[int]]:
+    """Makes the connections, sees that prompts are handed off, and says which tokens come of it."""
+    assert side.router is not None
+    answers = [tokens_of(complete(side.router.url, prompt)) for prompt in prompts(4, seed=99, tokens=(600, 1500))]
+    side.read("before")
+    assert len(side.figures.get("before ready", [])) == 4, f"{side.name} handed {side.figures} off"
+    return answers
 
 
-def idle(sides: list[Side]) -> None:
+def idle(side: Side) -> None:
     time.sleep(3)
-    before = [side.cpu_seconds() for side in sides]
+    before = side.cpu_seconds()
     time.sleep(10)
-    for side, then in zip(sides, before, strict=True):
-        side.add("idle CPU", [(side.cpu_seconds() - then) / 10])
+    side.add("idle CPU", [(side.cpu_seconds() - before) / 10])
 
 
 def report(sides: list[Side], bytes_a_token: int) -> int:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+# The transport whose bytes never leave the host's memory.
+WITHIN = "shared_memory"
+
 # How many hand-offs wait at a time. Each is a thread that sleeps until its transfer has ended.
 HAND_OFFS_MAX = 32
 
@@ -73,6 +76,7 @@ class Worker:
 
     def register(self, caches: dict[str, torch.Tensor]) -> None:
         """Publishes the cache, and the description by which others find their way in it."""
+        shared = self._share(caches)
         regions: dict[int, int] = {}
         layers: dict[str, Layer] = {}
         for name, cache in caches.items():
@@ -81,8 +85,9 @@ class Worker:
             storage = cache.untyped_storage()
             region = regions.setdefault(storage.data_ptr(), len(regions))
             if region == len(self._memories):
-                whole = torch.empty(0, dtype=torch.uint8, device=cache.device).set_(storage)
-                memory = self.agent.register(whole)
+                memory = shared.get(storage.data_ptr())
+                if memory is None:
+                    memory = self.agent.register(torch.empty(0, dtype=torch.uint8, device=cache.device).set_(storage))
                 self._memories.append(memory)
                 self.agent.publish(f"kv/{region}", memory)
             layers[name] = self._layer(cache, region)
@@ -97,11 +102,32 @@ class Worker:
             self.agent, self.description, self.ranks, self._partner, self._settle, self._on_landed,
             self.options.deadline, self.options.landing_bytes,
         )  # fmt: skip
-        self._pushes = Pushes(self._loop, self._push_pool, self.description, self._memories, self._on_served, self.options.checksum)
+        self._pushes = Pushes(self._loop, self._push_pool, self.description, self._memories, self._on_served, bool(self.options.checksum))
         self._landings = Landings(self._loop, self._push_pool, around)
         logger.info(
             "weft: worker %d of %d publishes %d layers in %d regions at %s", self.rank, self.ranks, len(layers), len(regions), self.agent.address
         )
+
+    def _share(self, caches: dict[str, torch.Tensor]) -> dict[int, weft.Memory]:
+        """Moves caches in ordinary memory to where others on this host can map them, which is much faster than having the kernel copy. They
+        hold nothing yet, and vLLM sees the same tensors. Says where they are now, by the address of their storage.
+        """
+        layers = self.config.compilation_config.static_forward_context
+        moved: dict[int, weft.Memory] = {}
+        tensors = {name: cache for name, cache in caches.items() if isinstance(cache, torch.Tensor)}
+        for address in {cache.untyped_storage().data_ptr() for cache in tensors.values()}:
+            together = {name: cache for name, cache in tensors.items() if cache.untyped_storage().data_ptr() == address}
+            # A layer that computes on another tensor of the same storage would be left behind.
+            if any(cache.device.type != "cpu" or getattr(layers.get(name), "kv_cache", None) is not cache for name, cache in together.items()):
+                continue
+            memory = self.agent.allocate(next(iter(together.values())).untyped_storage().nbytes())
+            # Now, and not while the first prompts are computed or fetched, the kernel finds pages for it.
+            storage = torch.frombuffer(memoryview(memory).cast("B"), dtype=torch.uint8).zero_().untyped_storage()
+            with torch.inference_mode():
+                for cache in together.values():
+                    cache.set_(storage, cache.storage_offset(), cache.size(), cache.stride())
+            moved[storage.data_ptr()] = memory
+        return moved
 
     def handshake(self) -> Address:
         return Address(self.agent.address)
@@ -268,26 +294,32 @@ class Worker:
     def _hand_off(self, request: str, load: Load) -> None:
         began = time.monotonic()
         origin = load.origin
+        failure: Exception | None = None
         try:
             moved, transport = self._fetch(load, began + self.options.deadline)
             hand_off = HandOff(time.monotonic() - began, moved, transport)
-            logger.info(
-                "weft: request %s: %d tokens (%d bytes) from engine %s over %s in %.1f ms",
-                request, load.tokens[1] - load.tokens[0], moved, origin.engine, transport, 1e3 * hand_off.seconds,
-            )  # fmt: skip
         except Exception as error:  # A request must never wait for a thread that is gone.
+            failure = error
             hand_off = HandOff(time.monotonic() - began, 0, "", f"{type(error).__name__}: {error}")
-            # What is not expected is a mistake of this package, and told with where it happened.
-            report = logger.warning if isinstance(error, (Mismatch, weft.Error)) else logger.exception
-            report("weft: request %s is computed here, after %.1f ms: %s", request, 1e3 * hand_off.seconds, hand_off.failure)
         with self._changed:
             self._under_way -= 1
             self._ended[request] = hand_off
             self._changed.notify_all()
-        # Whether it was read or not, nobody here will read it again.
+        # The request goes on by now; what remains is for others. Whether it was read or not, nobody here will read it again.
         self._tell(origin, "done")
+        if failure is None:
+            logger.info(
+                "weft: request %s: %d tokens (%d bytes) from engine %s over %s in %.1f ms",
+                request, load.tokens[1] - load.tokens[0], moved, origin.engine, transport, 1e3 * hand_off.seconds,
+            )  # fmt: skip
+            return
+        # What is not expected is a mistake of this package, and told with where it happened.
+        logger.warning(
+            "weft: request %s is computed here, after %.1f ms: %s", request, 1e3 * hand_off.seconds, hand_off.failure,
+            exc_info=None if isinstance(failure, (Mismatch, weft.Error)) else failure,
+        )  # fmt: skip
 
-    def _fetch(self, load: Load, deadline: float) -> tuple[int, str]:
+    def _fetch(self, load: Load, deadline: float, *, checked: bool = False) -> tuple[int, str]:
         assert self.description is not None
         origin = load.origin
         partners = [self._partner(address, deadline) for address in origin.addresses]
@@ -302,10 +334,17 @@ class Worker:
             pairs = [
                 (self._memories[mine], near, partner.region(f"kv/{theirs}", deadline), far) for mine, near, theirs, far in pieces
             ]
-            transfer = partner.peer.transfer("read", pairs, deadline=left(deadline), checksum=self.options.checksum)
-            transfers.append((partner, transfer))
-        summaries = [transfer.wait() for _, transfer in transfers]
-        for partner, _ in transfers:
+            within = self.options.checksum == "wire" and partner.peer.transports[:1] == [WITHIN]
+            check = checked or (bool(self.options.checksum) and not within)
+            transfer = partner.peer.transfer("read", pairs, deadline=left(deadline), checksum=check)
+            transfers.append((partner, transfer, check))
+        summaries = [transfer.wait() for _, transfer, _ in transfers]
+        if self.options.checksum and any(
+            done.transport != WITHIN and not check for done, (_, _, check) in zip(summaries, transfers, strict=True)
+        ):
+            # What was to stay within the host went another way after all.
+            return self._fetch(load, deadline, checked=True)
+        for partner, _, _ in transfers:
             if partner.word("leases", 8 * origin.lease.slot, deadline) > origin.lease.stamp:
                 raise Mismatch(f"engine {origin.engine} gave the blocks of {origin.request} up before all of them were read")
         return sum(done.bytes for done in summaries), "+".join(sorted({done.transport for done in summaries}))
