@@ -181,8 +181,8 @@ class Pushes:
     def compute(self, step: dict[str, Computed]) -> None:
         """Begins a step.
 
-        What vLLM has of a prompt in its prefix cache may be computed in this very step, by another request. So of a layer nothing of a prompt is taken to
-        be there before a step in which the prompt takes part has computed that layer.
+        What vLLM has of a prompt in its prefix cache may be computed in this very step, by another request. So of a layer nothing of a prompt
+        is taken to be there before a step in which the prompt takes part has computed that layer.
         """
         self._step = step
         for hand_off, computed in step.items():
@@ -237,7 +237,9 @@ class Pushes:
             # Others write all that it needs.
             self.give_up(hand_off, str(peer.name), readers)
             return
-        shares = [(int(low), int(high), None if layers is None else [int(nth) for nth in layers]) for low, high, layers in said["shares"]]
+        shares = [
+            (int(low), int(high), None if layers is None else [int(nth) for nth in layers]) for low, high, layers in said["shares"]
+        ]
 
         def prepared() -> _Target:
             deadline = time.monotonic() + seconds
