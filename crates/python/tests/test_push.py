@@ -108,6 +108,7 @@ class Worker:
 
     def close(self):
         self.agent.close()
+        self.pushes.close()
         self.loop.close()
         self.pool.shutdown()
 

@@ -321,8 +321,8 @@ impl Shared {
         let result = change(&mut world, now);
         let progress = world.core.push(now);
         world.settle(self, now, &mut later);
-        // What a transport has taken on it shows by being busy; no timers but the world's own can have moved.
-        let ring = self.is_asleep() && progress == Progress::Busy || self.oversleeps(&world, false);
+        // What a transport has taken on it shows by being busy, or, where others of its completions came in between, by its next timeout.
+        let ring = self.is_asleep() && progress == Progress::Busy || self.oversleeps(&world, true);
         drop(world);
         self.finish(&mut later);
         if ring {

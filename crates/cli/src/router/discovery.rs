@@ -1,8 +1,8 @@
 //! Instances that are found by their agents' names, and come and go with them.
 //!
-//! A worker whose instance wants to be found has an agent of the name `vllm/VERSION/MODE/ROLE/RANK/RANKS/URL`, held in a rendezvous under a lease. An
-//! instance is there when all its ranks are; when it dies, its names go with their lease, and it is drained. What is read there is hostile: a name that
-//! is not understood is passed over.
+//! A worker whose instance wants to be found has an agent of the name `vllm/VERSION/MODE/ROLE/RANK/RANKS/URL`, held in a rendezvous under a
+//! lease. An instance is there when all its ranks are; when it dies, its names go with their lease, and it is drained. What is read there is
+//! hostile: a name that is not understood is passed over.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

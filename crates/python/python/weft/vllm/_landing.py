@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import weft
 
-from ._description import Description, Layer, Mismatch, dense, sources
+from ._description import Description, Mismatch, dense, sources
 from ._partner import Partner, left
 from ._push import Loop
 
@@ -245,7 +245,8 @@ class Landings:
         view = memoryview(landing.memory).cast("B")
         for nth in layers:
             layer = landing.place.layers[names[nth]]
-            self._around.settle(names[nth], view[layer.base : layer.base + layer_bytes(layer)], landing.awaited.blocks[first : first + layer.blocks])
+            landed = view[layer.base : layer.base + layer.blocks * layer.block_stride]
+            self._around.settle(names[nth], landed, landing.awaited.blocks[first : first + layer.blocks])
 
     def _leave(self, landing: _Landing) -> None:
         word = {"kind": "done", "hand_off": landing.awaited.hand_off, "readers": self._around.ranks}
@@ -270,8 +271,3 @@ class Landings:
 
     async def _off_loop(self, call: Callable[..., T], *arguments: Any) -> T:
         return await self._loop.asyncio.run_in_executor(self._pool, call, *arguments)
-
-
-def layer_bytes(layer: Layer) -> int:
-    """Of a layer of a landing place."""
-    return layer.blocks * layer.block_stride

@@ -2,7 +2,7 @@
 
 The decode side says where there is room (`reserve`), at any time; vLLM says which layers of which tokens are computed. Whichever comes later
 starts a write, and a write that has landed, checksum and all, is told to the decode side (`landed`). All state belongs to one thread, which runs
-a loop of `asyncio`: while the engine computes the next layer, it posts and hears how posts have ended. No byte of a block is read after
+a loop of `asyncio`: while the engine computes the next layer, it posts, and hears from others how posts have ended. No byte of a block is read after
 `ended` has said that it may be given to somebody else.
 """
 
@@ -37,6 +37,9 @@ SECONDS_MAX = 86400.0
 LEFT_SECONDS = 600.0
 
 REGION_SECONDS = 2.0
+
+# So many writes are waited for at a time, a thread each. The others are under way too.
+WRITES_MAX = 32
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,7 @@ class Pushes:
         self._outgoing: dict[str, _Outgoing] = {}
         # Hand-offs that are over, and why.
         self._over: OrderedDict[str, str] = OrderedDict()
+        self._writers = ThreadPoolExecutor(WRITES_MAX, "weft-write")
         self._ending: set[asyncio.Task[None]] = set()
         self._partners: dict[str, Partner] = {}
         self._partners_lock = threading.Lock()
@@ -177,8 +181,8 @@ class Pushes:
     def compute(self, step: dict[str, Computed]) -> None:
         """Begins a step.
 
-        What vLLM has of a prompt in its prefix cache may be computed in this very step, by another request. So of a layer nothing of a prompt is taken to
-        be there before a step in which the prompt takes part has computed that layer.
+        What vLLM has of a prompt in its prefix cache may be computed in this very step, by another request. So of a layer nothing of a prompt
+        is taken to be there before a step in which the prompt takes part has computed that layer.
         """
         self._step = step
         for hand_off, computed in step.items():
@@ -212,6 +216,9 @@ class Pushes:
         del self._hand_offs[request]
         return True
 
+    def close(self) -> None:
+        self._writers.shutdown(wait=False, cancel_futures=True)
+
     def refuse(self, hand_off: str, why: str) -> None:
         """Of a hand-off nothing will ever be computed."""
         self._loop.soon(self._begin_stop, hand_off, "", why)
@@ -230,7 +237,9 @@ class Pushes:
             # Others write all that it needs.
             self.give_up(hand_off, str(peer.name), readers)
             return
-        shares = [(int(low), int(high), None if layers is None else [int(nth) for nth in layers]) for low, high, layers in said["shares"]]
+        shares = [
+            (int(low), int(high), None if layers is None else [int(nth) for nth in layers]) for low, high, layers in said["shares"]
+        ]
 
         def prepared() -> _Target:
             deadline = time.monotonic() + seconds
@@ -370,7 +379,8 @@ class Pushes:
 
     async def _follow(self, outgoing: _Outgoing, target: _Target, flight: _Flight) -> None:
         try:
-            summary = await flight.transfer
+            # Whoever waits moves bytes itself, beside the agent's own thread.
+            summary = await self._loop.asyncio.run_in_executor(self._writers, flight.transfer.wait)
         except weft.Error as error:
             if not flight.cancelled:
                 self._fail(outgoing, target, f"{type(error).__name__}: {error}")

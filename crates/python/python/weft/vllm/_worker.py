@@ -215,6 +215,8 @@ class Worker:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._push_pool.shutdown(wait=False, cancel_futures=True)
+        if self._pushes:
+            self._pushes.close()
         self.agent.close()
         self._loop.close()
 
