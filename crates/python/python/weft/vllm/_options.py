@@ -28,8 +28,8 @@ class Options:
     landing_bytes: int = 4 << 30
     # Prompts with fewer tokens to fetch are computed here.
     fetch_min_tokens: int = 0
-    # Which transfers are checked against a checksum of the bytes at the other end: those that leave the host's memory, all, or none.
-    checksum: bool | str = "wire"
+    # Which transfers are checked against a checksum of the bytes at the other end: all, none, or those that leave the host's memory.
+    checksum: bool | str = True
     # Where routers find the engine: etcd as `weft serve router --etcd` takes it, the prefix as its `--prefix`, where the engine is, and what
     # it is asked for.
     etcd: str = ""
@@ -56,7 +56,7 @@ class Options:
                     'weft.vllm: to be found, an engine needs a url, as "http://host:8100", and a role: "prefill", "decode" or "plain"'
                 )
         if options.checksum not in ("wire", True, False):
-            raise ValueError(f'weft.vllm: checksum is "wire", true or false, not {options.checksum!r}')
+            raise ValueError(f'weft.vllm: checksum is true, false or "wire", not {options.checksum!r}')
         if options.lease <= 0 or options.deadline <= 0:
             raise ValueError("weft.vllm: lease and deadline are durations in seconds, more than 0")
         return options
