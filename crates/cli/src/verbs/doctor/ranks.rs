@@ -1,8 +1,8 @@
 //! What messages between ranks cost here: a few collectives between ranks of their own, and what follows from their times.
 //!
-//! Of two ranks, a barrier is one message each way. In place, an all-gather is that and the copying of what the other has, and a
-//! reduce-scatter is that and its reduction with what is there: so three constants are measured one at a time, and by whoever will
-//! use them. An all-gather of what has only just been written tells what it costs that a line is in another core's cache. All-reduce is
+//! Of two ranks, a barrier is one message each way. In place, an all-gather is that and the copying of what the other has; out of place, as
+//! most programs reduce, a reduce-scatter is that and its reduction with what is there: so three constants are measured one at a time, and by
+//! whoever will use them. An all-gather of what has only just been written tells what it costs that a line is in another core's cache. All-reduce is
 //! none of them, so that it can be predicted.
 
 use weft_fabric::calibrate::Calibration;
@@ -61,31 +61,36 @@ fn arena(overrides: &Overrides, speed: &Calibration) -> Result<Arena, Complaint>
     let overrides = overrides.with("transports", "shared_memory");
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
     let mut pair = spawn(2, true, cores, &overrides)?;
-    let latency = time(&mut pair, "barrier", 0, false)?;
-    let mut measured = |collective: &str| {
+    let latency = time(&mut pair, "barrier", 0, WARM)?;
+    // `buffers`: how many each rank has.
+    let mut measured = |collective: &str, buffers: u64| {
+        let how = How {
+            in_place: buffers == 1,
+            ..WARM
+        };
         let mut at = |bytes: u64| {
-            let took = time(&mut pair, collective, bytes, false)?;
+            let took = time(&mut pair, collective, bytes, how)?;
             Ok::<f64, Complaint>(cost(bytes / 2, took.saturating_sub(latency)))
         };
         let cached = (at(CACHED_BYTES[0])? * at(CACHED_BYTES[1])?).sqrt();
-        // Some of it does fit: both ranks have one buffer each.
-        let fits = (speed.cache.0 as f64 / (2 * STREAMED_BYTES) as f64).min(0.9);
+        // Some of it does fit.
+        let fits = (speed.cache.0 as f64 / (2 * buffers * STREAMED_BYTES) as f64).min(0.9);
         let streamed = ((at(STREAMED_BYTES)? - fits * cached) / (1.0 - fits)).max(cached);
         Ok::<Memcpy, Complaint>(Memcpy {
             cached: bandwidth(cached),
             streaming: bandwidth(streamed),
         })
     };
-    let (copy, reduce) = (measured("all-gather")?, measured("reduce-scatter")?);
+    let (copy, reduce) = (measured("all-gather", 1)?, measured("reduce-scatter", 2)?);
     // Less what the rank itself takes to write it.
     let own = speed.memcpy.cached.time_for(Bytes(FRESH_BYTES / 2));
-    let took = time(&mut pair, "all-gather", FRESH_BYTES, true)?;
+    let took = time(&mut pair, "all-gather", FRESH_BYTES, How { fresh: true, ..WARM })?;
     let fresh = cost(FRESH_BYTES / 2, took.saturating_sub(latency).saturating_sub(own));
     drop(pair);
     let turn = match cores.checked_mul(2) {
         Some(ranks) if (4..=CROWD_MAX).contains(&ranks) => {
             let mut crowd = spawn(ranks, true, cores, &overrides)?;
-            Some(time(&mut crowd, "barrier", 0, false)?.max(latency))
+            Some(time(&mut crowd, "barrier", 0, WARM)?.max(latency))
         }
         _ => None,
     };
@@ -109,13 +114,17 @@ fn sockets(overrides: &Overrides) -> Result<(Option<LinkCost>, Option<Bandwidth>
         gathered.push(Measurement {
             bytes: Bytes(bytes / 2),
             spans: 1,
-            time: time(&mut pair, "all-gather", bytes, false)?,
+            time: time(&mut pair, "all-gather", bytes, WARM)?,
         });
     }
     let mut reductions = Vec::new();
     for nth in FAR_REDUCED {
         let (bytes, moved) = (FAR_BYTES[nth], gathered[nth].time);
-        let reduced = time(&mut pair, "reduce-scatter", bytes, false)?;
+        let out_of_place = How {
+            in_place: false,
+            ..WARM
+        };
+        let reduced = time(&mut pair, "reduce-scatter", bytes, out_of_place)?;
         reductions.push(cost(bytes / 2, reduced.saturating_sub(moved)));
     }
     reductions.sort_by(f64::total_cmp);
@@ -132,8 +141,21 @@ fn spawn(count: u32, arena: bool, cores: u32, overrides: &Overrides) -> Result<R
     Ranks::spawn(formation, overrides)
 }
 
+/// How a collective is called.
+#[derive(Clone, Copy, Debug)]
+struct How {
+    in_place: bool,
+    /// Each rank writes its input before each call.
+    fresh: bool,
+}
+
+const WARM: How = How {
+    in_place: true,
+    fresh: false,
+};
+
 /// The median of some repeats, each as slow as its slowest rank: what `weft bench collective` compares with a prediction.
-fn time(ranks: &mut Ranks, collective: &str, bytes: u64, fresh: bool) -> Result<Time, Complaint> {
+fn time(ranks: &mut Ranks, collective: &str, bytes: u64, how: How) -> Result<Time, Complaint> {
     let tried = ranks.attempt(&Exercise {
         collective: collective.to_string(),
         bytes,
@@ -143,8 +165,8 @@ fn time(ranks: &mut Ranks, collective: &str, bytes: u64, fresh: bool) -> Result<
         deterministic: false,
         quantized: None,
         allocation: Allocation::Mapped,
-        in_place: true,
-        fresh,
+        in_place: how.in_place,
+        fresh: how.fresh,
     })?;
     let slowest = tried.iter().map(|tried| tried.ns).max().unwrap_or(0).max(1);
     let iterations = (BUDGET_NS / REPEATS / slowest).clamp(3, 20_000);
