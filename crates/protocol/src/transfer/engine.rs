@@ -111,7 +111,7 @@ impl Engine {
         let (peer, transport) = (state.lane.peer, state.lane.transport);
         let entry = self.peer(peer);
         entry.classes.remove(lane);
-        entry.last_loss = Some((loss, transport));
+        entry.last_loss = entry.classes.is_empty().then_some((loss, transport));
         let open: Vec<u64> = self
             .ops
             .iter()

@@ -169,6 +169,27 @@ fn a_write_that_waits_for_word_fails_at_once_when_the_peer_is_gone() {
 }
 
 #[test]
+fn a_lane_lost_long_ago_is_not_why_a_peer_is_gone() {
+    let mut engine = Engine::new(Limits::default());
+    engine.add_lane(lane(0, 0));
+    engine.add_lane(lane(1, 0));
+    engine.on_lane_lost(LaneId(0), Loss::System(100), true, Time::ZERO);
+    engine.submit(write(0, None), Time::ZERO).expect("room");
+    engine.on_peer_gone(PeerId(0), Loss::Silent, Time::ZERO);
+    let Some(TransferEvent::Ended {
+        outcome: Err(error), ..
+    }) = engine.next_event()
+    else {
+        panic!("it fails at once");
+    };
+    let silent = Failure::PathLost {
+        loss: Loss::Silent,
+        fenced: true,
+    };
+    assert_eq!(error.cause, silent);
+}
+
+#[test]
 fn a_write_that_no_rail_is_left_for_waits_for_its_fence_and_goes_another_way() {
     let mut engine = Engine::new(Limits::default());
     let rail = |id| Lane {
