@@ -16,7 +16,7 @@ from weft.vllm._description import Description, Layer, Meaning, Mismatch
 from weft.vllm._landing import Awaited, Landings, PushAborted, PushFailed, PushLate, Surroundings
 from weft.vllm._options import Options
 from weft.vllm._partner import Partner
-from weft.vllm._push import Computed, Loop, Pushes
+from weft.vllm._push import Computed, Loop, Pushes, _Target
 
 LAYERS = ["layer.0", "layer.1", "layer.2"]
 BLOCKS, TOKENS, HEADS, ELEMENTS = 32, 4, 4, 8
@@ -324,6 +324,75 @@ def test_preempted_and_computed_again_elsewhere():
             first = decode.caches[name][mine[0]]
             assert any((first == expected(nth, block, 0, HEADS)).all() for block in (3, 10)), theirs
             assert (decode.caches[name][mine[1]] == expected(nth, 20, 0, HEADS)).all()
+
+
+class Write:
+    """A transfer that ends when the test says so."""
+
+    def __init__(self):
+        self.over, self.result = threading.Event(), None
+
+    def wait(self):
+        assert self.over.wait(PATIENCE)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    def cancel(self):
+        pass
+
+    def end(self, result):
+        self.result = result
+        self.over.set()
+
+
+class Deaf:
+    """A peer that is written to and told of it, both on paper."""
+
+    name = "deaf"
+
+    def __init__(self):
+        self.writes, self.said = [], []
+
+    def transfer(self, *_, **__):
+        self.writes.append(Write())
+        return self.writes[-1]
+
+    def notify(self, payload):
+        self.said.append(json.loads(payload))
+
+
+def test_what_has_landed_behind_a_hole_is_not_told():
+    with workers(Worker("p", fill=7)) as (prefill,):
+        pushes, peer = prefill.pushes, Deaf()
+        summary = type("Summary", (), {"bytes": 1, "transport": "paper"})
+        region = type("Room", (), {"name": "room"})
+        first = LAYERS[0]
+        target = _Target(
+            type("Partner", (), {"peer": peer, "address": "paper"}), region, prefill.description, {first: [prefill.heads]}, [0, 1], 0, 8, 8, "d", 1,
+            PATIENCE, {first: 0}, {first: 0},
+        )  # fmt: skip
+
+        async def run(call, *arguments):
+            call(*arguments)
+
+        def on_loop(call, *arguments):
+            prefill.loop.wait(run(call, *arguments))
+
+        on_loop(pushes._accept, "one", target)
+        for after in (4, 8):
+            step = {"one": Computed("r", [0, 1], after, 8, "d")}
+            on_loop(pushes._begin, step)
+            on_loop(pushes._ready, step, first)
+        early, late = peer.writes
+        fence = threading.Thread(target=pushes.preempt, args=(["one"],))
+        fence.start()
+        early.end(weft.Error("cancelled"))
+        time.sleep(0.1)
+        late.end(summary)
+        fence.join(PATIENCE)
+        assert not fence.is_alive()
+        assert peer.said == [] and target.landed == {first: 0} == target.posted
 
 
 def test_another_prompt_is_refused():

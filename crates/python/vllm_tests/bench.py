@@ -95,7 +95,8 @@ class Bench:
 
     def check(self, prompt: list[int], answer: dict[str, Any], dtype: str = "bfloat16") -> None:
         want, got = self.expected[str(prompt), dtype], tokens_of(answer)
-        if got != want[: len(got)]:
+        # A single instance may have been asked for more, and nobody for less.
+        if len(got) < min(TOKENS, len(want)) or got != want[: len(got)]:
             raise AssertionError(f"a prompt of {len(prompt)} tokens gave {got}, and a single instance {want}")
 
     def stop(self) -> None:
@@ -103,6 +104,10 @@ class Bench:
             process.kill()
         self.started.clear()
         self._pair = None
+
+
+# The fewest tokens that a prompt is answered with.
+TOKENS = 16
 
 
 def answer_all(url: str, asked: list[list[int]], at_a_time: int = 8, **more: Any) -> list[dict[str, Any]]:
@@ -147,7 +152,7 @@ def no_block_in_use(*instances: Process) -> str:
 def wait_until_up(router: Process, instance: Process) -> None:
     for _ in range(600):
         said = json.loads(get(f"{router.url}/weft/instances"))
-        if all(one["up"] for one in said if one["url"] == instance.url):
+        if [one["up"] for one in said if one["url"] == instance.url] == [True]:
             return
         time.sleep(0.1)
     raise AssertionError("the router did not see the instance come back")

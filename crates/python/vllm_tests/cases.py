@@ -154,7 +154,8 @@ def _without_prefill(bench: Bench, number: int, over: str) -> str:
         bench.check(prompt, answer)
     assert took < DEADLINE + RECOMPUTE_MAX, f"{took:.1f} s"
     recomputed = [answer for answer in answers if handed_off(answer) is None]
-    assert len(recomputed) >= 8, f"only {len(recomputed)} were computed by the decode side"
+    # Those that nobody had computed. What was computed may still be read from memory that outlives its process.
+    assert len(recomputed) >= 4, f"only {len(recomputed)} were computed by the decode side"
     for reason in reasons(recomputed):
         print(f"  {reason}")
     used = no_block_in_use(decode)

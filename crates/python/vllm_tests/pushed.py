@@ -72,8 +72,10 @@ def pushed_in_chunks(bench: Bench) -> str:
         bench.check(prompt, answer)
     for reason in reasons(answers):
         print(f"  {reason}")
-    told = sum(handed_off(answer) is not None for answer in answers)
-    return f"{told} of {len(asked)} handed off, {arranged_by(router)} pushes arranged, {left} clients left; {no_block_in_use(prefill, decode)}"
+    told, arranged = sum(handed_off(answer) is not None for answer in answers), arranged_by(router)
+    assert min(told, arranged) >= len(asked) * 3 // 4, f"{told} of {len(asked)} handed off, {arranged} pushes arranged: {reasons(answers)}"
+    assert left, "nobody left in between"
+    return f"{told} of {len(asked)} handed off, {arranged} pushes arranged, {left} clients left; {no_block_in_use(prefill, decode)}"
 
 
 def pushed_to_other_degrees(bench: Bench) -> str:
@@ -127,6 +129,7 @@ def _without_prefill(bench: Bench, number: int) -> str:
         bench.check(prompt, answer)
     assert took < DEADLINE + RECOMPUTE_MAX, f"{took:.1f} s"
     without = sum(handed_off(answer) is None for answer in answers)
+    assert without, "nothing was on its way when the signal came"
     for reason in reasons(answers):
         print(f"  {reason}")
     used = no_block_in_use(decode)

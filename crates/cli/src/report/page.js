@@ -10,7 +10,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const COLOURS = ["--one", "--two", "--three", "--four", "--five", "--six", "--seven"];
 const count = { edges: 0, slices: 0, pairs: 0 };
 
-/* Small helpers */
+/* Elements, numbers and text */
 
 function element(tag, attributes, ...children) {
   return filled(document.createElement(tag), attributes, children);

@@ -201,7 +201,8 @@ impl Forwarder {
                     Ok(begun) => return Some(Ok(begun)),
                     Err(error) => {
                         eprintln!("decode at {} failed: {error}", decode.url());
-                        decode.seen(false);
+                        // One that answers with an error is there.
+                        decode.seen(matches!(error, Unanswered::Failed(_)));
                         return None;
                     }
                 },
@@ -236,7 +237,8 @@ impl Forwarder {
             let first = body.frame().await.transpose()?;
             Ok(Begun { head, first, body })
         };
-        timeout(self.patience.decode, begun)
+        // It is rightly silent while the prompt is computed elsewhere.
+        timeout(self.patience.prefill + self.patience.decode, begun)
             .await
             .unwrap_or(Err(Unanswered::Silent))
     }

@@ -199,7 +199,8 @@ impl Instances {
     pub fn drain(&self, url: &str) -> bool {
         let url = url.trim_end_matches('/');
         let all = self.all();
-        if all.iter().any(|instance| instance.found && instance.url == url) {
+        // Also one that was named: it may be found as well.
+        if all.iter().any(|instance| instance.url == url) {
             self.left_out().insert(url.to_owned());
         }
         let mut named = all.iter().filter(|instance| instance.url == url).peekable();
@@ -210,11 +211,11 @@ impl Instances {
 
     /// Takes note of who is found now: adds those who are new, and drains those who are gone.
     pub fn reconcile(&self, found: &[Found]) {
+        // Both at once, in the order of `drain`, so that nobody is drained in between.
+        let mut all = self.all();
         let mut left_out = self.left_out();
         left_out.retain(|url| found.iter().any(|one| one.url == *url));
         let wanted: Vec<_> = found.iter().filter(|one| !left_out.contains(&one.url)).collect();
-        drop(left_out);
-        let mut all = self.all();
         for known in all.iter().filter(|known| known.found) {
             let there = wanted
                 .iter()

@@ -81,6 +81,8 @@ pub struct Replay {
 pub enum TraceError {
     #[error("{bytes} bytes; {MAX_BYTES} is the most")]
     TooLong { bytes: usize },
+    #[error("more than {MAX_NODES} nodes")]
+    TooMany,
     #[error("not JSON: {0}")]
     Syntax(String),
     /// The zeroth message is what is said of the whole trace; then come nodes.
@@ -109,6 +111,8 @@ pub enum TraceError {
 }
 
 const MAX_BYTES: usize = 1 << 30;
+/// A node of no bytes takes memory too.
+const MAX_NODES: usize = 1 << 22;
 
 /// What a file says of a node, in either form.
 #[derive(Clone, Debug, Default, PartialEq)]

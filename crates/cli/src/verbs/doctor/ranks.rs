@@ -62,26 +62,23 @@ fn arena(overrides: &Overrides, speed: &Calibration) -> Result<Arena, Complaint>
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
     let mut pair = spawn(2, true, cores, &overrides)?;
     let latency = time(&mut pair, "barrier", 0, WARM)?;
-    // `buffers`: how many each rank has.
-    let mut measured = |collective: &str, buffers: u64| {
-        let how = How {
-            in_place: buffers == 1,
-            ..WARM
-        };
+    // `held`: what both ranks have in their buffers.
+    let mut measured = |collective: &str, how: How, held: u64| {
         let mut at = |bytes: u64| {
             let took = time(&mut pair, collective, bytes, how)?;
             Ok::<f64, Complaint>(cost(bytes / 2, took.saturating_sub(latency)))
         };
         let cached = (at(CACHED_BYTES[0])? * at(CACHED_BYTES[1])?).sqrt();
         // Some of it does fit.
-        let fits = (speed.cache.0 as f64 / (2 * buffers * STREAMED_BYTES) as f64).min(0.9);
+        let fits = (speed.cache.0 as f64 / held as f64).min(0.9);
         let streamed = ((at(STREAMED_BYTES)? - fits * cached) / (1.0 - fits)).max(cached);
         Ok::<Memcpy, Complaint>(Memcpy {
             cached: bandwidth(cached),
             streaming: bandwidth(streamed),
         })
     };
-    let (copy, reduce) = (measured("all-gather", 1)?, measured("reduce-scatter", 2)?);
+    let copy = measured("all-gather", WARM, 2 * STREAMED_BYTES)?;
+    let reduce = measured("reduce-scatter", OUT_OF_PLACE, 3 * STREAMED_BYTES)?;
     // Less what the rank itself takes to write it.
     let own = speed.memcpy.cached.time_for(Bytes(FRESH_BYTES / 2));
     let took = time(&mut pair, "all-gather", FRESH_BYTES, How { fresh: true, ..WARM })?;
@@ -120,11 +117,7 @@ fn sockets(overrides: &Overrides) -> Result<(Option<LinkCost>, Option<Bandwidth>
     let mut reductions = Vec::new();
     for nth in FAR_REDUCED {
         let (bytes, moved) = (FAR_BYTES[nth], gathered[nth].time);
-        let out_of_place = How {
-            in_place: false,
-            ..WARM
-        };
-        let reduced = time(&mut pair, "reduce-scatter", bytes, out_of_place)?;
+        let reduced = time(&mut pair, "reduce-scatter", bytes, OUT_OF_PLACE)?;
         reductions.push(cost(bytes / 2, reduced.saturating_sub(moved)));
     }
     reductions.sort_by(f64::total_cmp);
@@ -151,6 +144,10 @@ struct How {
 
 const WARM: How = How {
     in_place: true,
+    fresh: false,
+};
+const OUT_OF_PLACE: How = How {
+    in_place: false,
     fresh: false,
 };
 

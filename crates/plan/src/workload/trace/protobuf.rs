@@ -4,7 +4,7 @@
 
 use prost::Message;
 
-use super::{Record, TraceError};
+use super::{MAX_NODES, Record, TraceError};
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct GlobalMetadata {
@@ -49,6 +49,9 @@ pub(super) fn records(bytes: &[u8]) -> Result<Vec<Record>, TraceError> {
     messages.next::<GlobalMetadata>()?;
     let mut records = Vec::new();
     while let Some(node) = messages.next::<Node>()? {
+        if records.len() == MAX_NODES {
+            return Err(TraceError::TooMany);
+        }
         records.push(node.record());
     }
     Ok(records)
@@ -60,8 +63,7 @@ struct Messages<'a> {
 }
 
 impl Messages<'_> {
-    /// The next message; `None` at the end of the file. A message is never longer than the file, and what it takes of memory no more than a
-    /// small multiple of that.
+    /// The next message; `None` at the end of the file. A message is never longer than the file.
     fn next<M: Message + Default>(&mut self) -> Result<Option<M>, TraceError> {
         if self.rest.is_empty() {
             return Ok(None);

@@ -166,7 +166,7 @@ class Landings:
         await self._take(nbytes, deadline)
         try:
             landing.memory = await self._off_loop(around.agent.allocate, nbytes)
-        except weft.Error:
+        except BaseException:
             self._return_room(nbytes)
             raise
         # The far end reads it too, to compare checksums.
@@ -223,13 +223,15 @@ class Landings:
             nbytes, transport = int(said["bytes"]), str(said["transport"])
         except (KeyError, TypeError, ValueError) as error:
             raise PushFailed(f"{name} said something that cannot be understood: {error!r}") from error
+        grown = [layer for layer in layers if upto > landing.upto.get(layer, {}).get(name, upto)]
+        if not grown:
+            return
         # It works on it, so that it may take as long again.
         landing.expires = time.monotonic() + self._around.deadline
         landing.bytes[name] = nbytes
         landing.transports.add(transport)
-        for layer in layers:
-            if name in landing.upto.get(layer, {}):
-                landing.upto[layer][name] = max(landing.upto[layer][name], upto)
+        for layer in grown:
+            landing.upto[layer][name] = upto
 
     async def _settle(self, landing: _Landing) -> None:
         end = landing.awaited.tokens[1]

@@ -70,7 +70,7 @@ class Origin:
                 int(said["tokens"]),
                 Lease(int(slot), int(stamp), float(seconds)),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Mismatch(f"the parameters of the hand-off cannot be read: {error!r}") from error
         if not origin.addresses or not 0 <= origin.lease.slot < SLOTS or origin.tokens < 0 or min(origin.blocks, default=0) < 0:
             raise Mismatch("the parameters of the hand-off make no sense")

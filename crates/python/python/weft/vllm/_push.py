@@ -38,6 +38,15 @@ LEFT_SECONDS = 600.0
 
 REGION_SECONDS = 2.0
 
+# A decode side that is not described by then gets nothing.
+ABOUT_SECONDS = 10.0
+
+# Threads that wait for the writes to one place, of all that there are.
+WAITERS_EACH = 4
+
+# So many hand-offs are known at a time, those included that only a decode side has spoken of.
+OUTGOING_MAX = 8192
+
 # So many writes are waited for at a time, a thread each. The others are under way too.
 WRITES_MAX = 32
 
@@ -88,6 +97,8 @@ class _Target:
     flights: list[_Flight] = field(default_factory=list)
     bytes: int = 0
     transport: str = ""
+    # Threads that wait for its writes.
+    waiters: int = 0
     # Nothing more is written to it; what is under way still has to end.
     over: bool = False
 
@@ -242,7 +253,7 @@ class Pushes:
         ]
 
         def prepared() -> _Target:
-            deadline = time.monotonic() + seconds
+            deadline = time.monotonic() + min(seconds, ABOUT_SECONDS)
             partner = self._partner(peer, agent)
             theirs = partner.description(self._description, deadline)
             place, nbytes = dense(theirs, blocks)
@@ -324,16 +335,26 @@ class Pushes:
         if hand_off in self._over:
             target.say("failed", why=self._over[hand_off])
             return
-        outgoing = self._outgoing.setdefault(hand_off, _Outgoing())
+        outgoing = self._expected(hand_off)
+        if outgoing is None:
+            target.say("failed", why="too many hand-offs wait for their prompts here")
+            return
         if target.reader in outgoing.targets or target.reader in outgoing.served:
             target.say("failed", why="this hand-off has been asked for before")
             return
         outgoing.targets[target.reader] = target
         if outgoing.prompt is None:
-            self._loop.asyncio.call_later(max(target.seconds, LEFT_SECONDS), self._forget, hand_off)
+            self._loop.asyncio.call_later(LEFT_SECONDS, self._forget, hand_off)
         else:
             self._compare(outgoing, target)
             self._advance(outgoing)
+
+    def _expected(self, hand_off: str) -> _Outgoing | None:
+        """One that a decode side speaks of, perhaps before its prompt is known; `None` if there are too many."""
+        known = self._outgoing.get(hand_off)
+        if known is None and len(self._outgoing) < OUTGOING_MAX:
+            known = self._outgoing[hand_off] = _Outgoing()
+        return known
 
     def _forget(self, hand_off: str) -> None:
         """A prompt that has not come in time does not come."""
@@ -369,7 +390,7 @@ class Pushes:
             pieces = legs(self._description, target.place, wanted, outgoing.prompt.blocks, target.blocks, (begin, upto))
             pairs = [(self._memories[mine], near, target.region, far) for mine, near, _, far in pieces]
             transfer = target.partner.peer.transfer("write", pairs, deadline=target.seconds, checksum=self._checksum)
-        except (weft.Error, Mismatch, ValueError) as error:
+        except Exception as error:  # Whatever is wrong with its place, the others of this step go on.
             self._fail(outgoing, target, f"{type(error).__name__}: {error}")
             return
         target.posted.update(dict.fromkeys(names, upto))
@@ -379,12 +400,11 @@ class Pushes:
 
     async def _follow(self, outgoing: _Outgoing, target: _Target, flight: _Flight) -> None:
         try:
-            # Whoever waits moves bytes itself, beside the agent's own thread.
-            summary = await self._loop.asyncio.run_in_executor(self._writers, flight.transfer.wait)
+            summary = await self._end(target, flight.transfer)
         except weft.Error as error:
+            # It stays where it is: what was posted after it is not told, because there is a hole before it.
             if not flight.cancelled:
                 self._fail(outgoing, target, f"{type(error).__name__}: {error}")
-            target.flights.remove(flight)
             return
         flight.landed = True
         target.bytes += summary.bytes
@@ -405,6 +425,16 @@ class Pushes:
         if target.complete:
             self._serve(outgoing, target)
 
+    async def _end(self, target: _Target, transfer: weft.Transfer) -> weft.Summary:
+        """Whoever waits moves bytes itself, beside the agent's own thread. But nobody who stands still may hold all who wait."""
+        if target.waiters >= WAITERS_EACH:
+            return await transfer
+        target.waiters += 1
+        try:
+            return await self._loop.asyncio.run_in_executor(self._writers, transfer.wait)
+        finally:
+            target.waiters -= 1
+
     def _serve(self, outgoing: _Outgoing, target: _Target) -> None:
         """Has nothing more to do for a target."""
         target.over = True
@@ -424,7 +454,9 @@ class Pushes:
     def _leave(self, hand_off: str, reader: str, readers: int) -> None:
         if hand_off in self._over:
             return
-        outgoing = self._outgoing.setdefault(hand_off, _Outgoing())
+        outgoing = self._expected(hand_off)
+        if outgoing is None:
+            return
         target = outgoing.targets.get(reader)
         if target is not None:
             self._serve(outgoing, target)

@@ -66,7 +66,9 @@ class Scheduler:
             push = Push.from_params(params)
             if params.get("do_remote_prefill"):
                 self._wanted[request.request_id] = push or Origin.from_params(params)
-            elif push is not None:
+            elif push is not None and params.get("do_remote_decode"):
+                if any(pushed.hand_off == push.hand_off for pushed in self._pushed.values()):
+                    raise Mismatch(f"hand-off {push.hand_off} is under way already")
                 self._pushed[request.request_id] = _Pushed(push.hand_off, request.num_prompt_tokens, _digest(request))
         except Mismatch as mismatch:
             logger.error("weft: request %s is computed here: %s", request.request_id, mismatch)

@@ -233,7 +233,7 @@ class Worker:
                 continue
             try:
                 self._hear(json.loads(heard.payload), heard.peer)
-            except (KeyError, TypeError, ValueError) as error:
+            except Exception as error:  # Whatever it is, others go on being heard.
                 logger.warning("weft: %s said something that cannot be understood: %r", heard.peer.name, error)
 
     def _hear(self, said: dict[str, Any], peer: weft.Peer) -> None:
