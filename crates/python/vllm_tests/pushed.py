@@ -121,7 +121,7 @@ def _without_prefill(bench: Bench, number: int) -> str:
     with ThreadPoolExecutor(12) as pool:
         began = time.monotonic()
         flow = [pool.submit(complete, router.url, prompt) for prompt in asked]
-        time.sleep(0.4)
+        time.sleep(0.1)
         prefill.signal(number)
         answers = [future.result() for future in flow]
         took = time.monotonic() - began
