@@ -37,6 +37,8 @@ const MESSAGES: u16 = 1;
 const CHANNELS_MAX: u16 = 1024;
 /// How long to wait at a time for something that no event announces.
 const LOOK_AGAIN: Time = Time::from_ms(5);
+/// How long a rank that has been greeted may say nothing before it is greeted again.
+const HELLO_AGAIN: Duration = Duration::from_secs(1);
 
 /// Which group to join, and as whom.
 #[derive(Clone, Debug)]
@@ -301,7 +303,14 @@ impl Formation {
         hellos[rank.0 as usize] = Some(own.clone());
         let mut greeted = vec![false; size as usize];
         greeted[rank.0 as usize] = true;
+        let mut repeat = after(self.agent.shared(), HELLO_AGAIN);
         loop {
+            // A rank that says nothing may not have heard: whoever has, takes the second hello for the first.
+            if self.agent.shared().clock.now() >= repeat {
+                let unheard = hellos.iter().zip(&mut greeted).filter(|(hello, _)| hello.is_none());
+                unheard.for_each(|(_, greeted)| *greeted = false);
+                repeat = after(self.agent.shared(), HELLO_AGAIN);
+            }
             for (peer, hello) in self.letters(HELLO) {
                 let Some(hello) = Hello::read(&hello).filter(|hello| hello.rank.0 < size && hello.size == size) else {
                     continue;
