@@ -1,5 +1,7 @@
 //! Where in a file a mistake is, for those who have to mend it.
 
+use std::fmt;
+
 /// The place of a mistake in a TOML file, and what it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spot {
@@ -23,5 +25,17 @@ impl Spot {
             field: key.chars().take(80).collect(),
             message: error.message().to_owned(),
         }
+    }
+}
+
+impl fmt::Display for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Spot {
+            line,
+            column,
+            field,
+            message,
+        } = self;
+        write!(f, "line {line}, column {column}, at `{field}`: {message}")
     }
 }

@@ -99,6 +99,12 @@ class Bench:
         if len(got) < min(TOKENS, len(want)) or got != want[: len(got)]:
             raise AssertionError(f"a prompt of {len(prompt)} tokens gave {got}, and a single instance {want}")
 
+    def check_all(self, asked: list[list[int]], answers: list[dict[str, Any]], dtype: str = "bfloat16") -> list[dict[str, Any]]:
+        """Checks every answer, and returns what they say of the hand-offs that succeeded."""
+        for prompt, answer in zip(asked, answers, strict=True):
+            self.check(prompt, answer, dtype)
+        return [said for said in map(handed_off, answers) if said]
+
     def stop(self) -> None:
         for process in self.started:
             process.kill()

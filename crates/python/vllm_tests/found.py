@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from bench import DEADLINE, LEASE, Bench, handed_off, no_block_in_use, prompts
+from bench import DEADLINE, LEASE, Bench, no_block_in_use, prompts
 from instances import Process, complete, engine, free_port, get, weft_connector
 
 
@@ -41,9 +41,7 @@ def found(bench: Bench) -> str:
             bench.start(prefill, decode)
             _wait_for(lambda: _up(router, 2), "the router to see both instances")
             answers = [complete(router.url, prompt) for prompt in asked]
-            for prompt, answer in zip(asked, answers, strict=True):
-                bench.check(prompt, answer)
-            told = sum(handed_off(answer) is not None for answer in answers)
+            told = len(bench.check_all(asked, answers))
             assert told == 6, f"{told} of 6 were handed off"
             prefill.signal(signal.SIGKILL)
             prefill.kill()
@@ -52,9 +50,7 @@ def found(bench: Bench) -> str:
             prefill.start().wait()
             _wait_for(lambda: _up(router, 2), "the router to see the instance again")
             again = [complete(router.url, prompt) for prompt in fresh]
-            for prompt, answer in zip(fresh, again, strict=True):
-                bench.check(prompt, answer)
-            resumed = sum(handed_off(answer) is not None for answer in again)
+            resumed = len(bench.check_all(fresh, again))
             assert resumed == 6, f"{resumed} of 6 were handed off after the restart"
             used = no_block_in_use(prefill, decode)
         finally:

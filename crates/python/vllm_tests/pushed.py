@@ -11,7 +11,6 @@ from bench import (
     RECOMPUTE_MAX,
     Bench,
     answer_all,
-    handed_off,
     no_block_in_use,
     prompts,
     reasons,
@@ -29,9 +28,7 @@ def pushed(bench: Bench) -> str:
     bench.alone(prefill, decode)
     router = bench.router([prefill], [decode])
     answers = answer_all(router.url, asked)
-    for prompt, answer in zip(asked, answers, strict=True):
-        bench.check(prompt, answer)
-    told = [said for said in map(handed_off, answers) if said]
+    told = bench.check_all(asked, answers)
     for reason in reasons(answers):
         print(f"  {reason}")
     arranged = arranged_by(router)
@@ -68,11 +65,10 @@ def pushed_in_chunks(bench: Bench) -> str:
         leaving = [pool.submit(leave, nth) for nth in range(8)]
         answers = answer_all(router.url, asked)
         left = sum(future.result() for future in leaving)
-    for prompt, answer in zip(asked, answers, strict=True):
-        bench.check(prompt, answer)
+    told = len(bench.check_all(asked, answers))
     for reason in reasons(answers):
         print(f"  {reason}")
-    told, arranged = sum(handed_off(answer) is not None for answer in answers), arranged_by(router)
+    arranged = arranged_by(router)
     assert min(told, arranged) >= len(asked) * 3 // 4, f"{told} of {len(asked)} handed off, {arranged} pushes arranged: {reasons(answers)}"
     assert left, "nobody left in between"
     return f"{told} of {len(asked)} handed off, {arranged} pushes arranged, {left} clients left; {no_block_in_use(prefill, decode)}"
@@ -89,9 +85,7 @@ def pushed_to_other_degrees(bench: Bench) -> str:
         bench.alone(prefill, decode)
         router = bench.router([prefill], [decode])
         answers = answer_all(router.url, asked, 2)
-        for prompt, answer in zip(asked, answers, strict=True):
-            bench.check(prompt, answer, "float32")
-        told = sum(handed_off(answer) is not None for answer in answers)
+        told = len(bench.check_all(asked, answers, "float32"))
         assert told == len(asked), f"{name}: {told} of {len(asked)} handed off: {reasons(answers)}"
         arranged = arranged_by(router)
         assert arranged >= 7, f"{name}: the router arranged for {arranged} pushes"
@@ -125,10 +119,8 @@ def _without_prefill(bench: Bench, number: int) -> str:
         prefill.signal(number)
         answers = [future.result() for future in flow]
         took = time.monotonic() - began
-    for prompt, answer in zip(asked, answers, strict=True):
-        bench.check(prompt, answer)
+    without = len(asked) - len(bench.check_all(asked, answers))
     assert took < DEADLINE + RECOMPUTE_MAX, f"{took:.1f} s"
-    without = sum(handed_off(answer) is None for answer in answers)
     assert without, "nothing was on its way when the signal came"
     for reason in reasons(answers):
         print(f"  {reason}")
@@ -139,9 +131,7 @@ def _without_prefill(bench: Bench, number: int) -> str:
     wait_until_up(router, prefill)
     before = arranged_by(router)
     again = [complete(router.url, prompt) for prompt in fresh]
-    for prompt, answer in zip(fresh, again, strict=True):
-        bench.check(prompt, answer)
-    resumed = sum(handed_off(answer) is not None for answer in again)
+    resumed = len(bench.check_all(fresh, again))
     arranged = arranged_by(router) - before
     # The first of them is in the decode side's cache already.
     assert resumed >= 5, f"{resumed} of 6 were handed off after the restart"

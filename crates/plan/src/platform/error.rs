@@ -11,14 +11,8 @@ pub enum PlatformError {
     #[error("a platform file of {bytes} bytes; {max} is the most")]
     TooLong { bytes: usize, max: usize },
     /// Not TOML, or not the fields of a platform.
-    #[error("line {line}, column {column}, at `{field}`: {message}")]
-    Unreadable {
-        line: usize,
-        column: usize,
-        /// What the line is about: its key, or its table's header.
-        field: String,
-        message: String,
-    },
+    #[error("{0}")]
+    Unreadable(Spot),
     /// Every field is well formed, but they do not hold together.
     #[error("{field}: {fault}")]
     Inconsistent {
@@ -57,17 +51,6 @@ pub enum Fault {
 
 impl PlatformError {
     pub(in crate::platform) fn from_toml(text: &str, error: &toml::de::Error) -> PlatformError {
-        let Spot {
-            line,
-            column,
-            field,
-            message,
-        } = Spot::of(text, error);
-        PlatformError::Unreadable {
-            line,
-            column,
-            field,
-            message,
-        }
+        PlatformError::Unreadable(Spot::of(text, error))
     }
 }

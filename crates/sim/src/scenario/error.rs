@@ -27,13 +27,8 @@ pub enum ScenarioError {
     #[error("a scenario of {bytes} bytes; {max} is the most")]
     TooLong { bytes: usize, max: usize },
     /// Not TOML, or not the fields of a scenario.
-    #[error("line {line}, column {column}, at `{field}`: {message}")]
-    Unreadable {
-        line: usize,
-        column: usize,
-        field: String,
-        message: String,
-    },
+    #[error("{0}")]
+    Unreadable(Spot),
     #[error("{place}: a scenario has a system or a cluster, not both")]
     TwoClusters { place: Place },
     #[error("{place}: a scenario needs a system or a cluster")]
@@ -88,18 +83,7 @@ impl Place {
 
 impl ScenarioError {
     pub(super) fn unreadable(text: &str, error: &toml::de::Error) -> ScenarioError {
-        let Spot {
-            line,
-            column,
-            field,
-            message,
-        } = Spot::of(text, error);
-        ScenarioError::Unreadable {
-            line,
-            column,
-            field,
-            message,
-        }
+        ScenarioError::Unreadable(Spot::of(text, error))
     }
 
     /// With the line that the text has for its field.

@@ -41,6 +41,11 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
+    /// The mean first, then the percentiles from the least to the most.
+    pub fn figures(&self) -> [f64; 5] {
+        [self.mean, self.p50, self.p90, self.p99, self.max]
+    }
+
     /// Of times in picoseconds.
     pub(super) fn of(mut values: Vec<u64>) -> Percentiles {
         if values.is_empty() {

@@ -101,7 +101,7 @@ pub enum ServingScenarioError {
     #[error("a file of {bytes} bytes; {max} is the most")]
     TooLong { bytes: usize, max: usize },
     /// Not TOML, or not the fields of such a scenario.
-    #[error("line {}, column {}, at `{}`: {}", .0.line, .0.column, .0.field, .0.message)]
+    #[error("{0}")]
     Unreadable(Spot),
     #[error("{place}: {source}")]
     Platform { place: Place, source: PlatformError },

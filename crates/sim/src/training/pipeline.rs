@@ -62,10 +62,11 @@ impl Shape {
             backward: vec![None; order.len() * self.stages as usize],
         };
         let mut stages = vec![Stage::default(); self.stages as usize];
-        let mut turns = Vec::with_capacity(2 * passed.forward.len());
+        let all = 2 * passed.forward.len();
+        let mut turns = Vec::with_capacity(all);
         // A stage that has nothing to do in its order may leave it once, if nobody else gets on either.
         let mut strict = true;
-        while turns.len() < turns.capacity() {
+        while turns.len() < all {
             let before = turns.len();
             for stage in 0..self.stages {
                 while let Some(turn) = self.next(&order, stage, &stages[stage as usize], &passed, lengths, strict) {

@@ -12,8 +12,7 @@ fn a_plain_pipeline_takes_as_long_as_its_closed_form() {
         forward: 1.0,
         backward: 2.0,
     };
-    let end = shape.turns(lengths).iter().map(|turn| turn.end).fold(0.0, f64::max);
-    assert_eq!(end, (8.0 + 3.0) * 3.0);
+    assert_eq!(end(shape, lengths), (8.0 + 3.0) * 3.0);
 }
 
 #[test]
@@ -27,8 +26,11 @@ fn chunks_shorten_the_bubble() {
         forward: 0.5,
         backward: 1.0,
     };
-    let end = shape.turns(lengths).iter().map(|turn| turn.end).fold(0.0, f64::max);
-    assert_eq!(end, (8.0 + 3.0 / 2.0) * 3.0);
+    assert_eq!(end(shape, lengths), (8.0 + 3.0 / 2.0) * 3.0);
+}
+
+fn end(shape: Shape, lengths: Lengths) -> f64 {
+    shape.turns(lengths).iter().map(|turn| turn.end).fold(0.0, f64::max)
 }
 
 /// Everything passes once, a stage does one thing at a time, and nobody goes before it can.

@@ -69,14 +69,7 @@ pub fn serving(
     });
     let fact = |name: &str, value: String| (name.to_owned(), short(&value));
     let cells = |(name, values): &(&str, &Percentiles)| {
-        let Percentiles {
-            mean,
-            p50,
-            p90,
-            p99,
-            max,
-        } = values;
-        let numbers = [mean, p50, p90, p99, max].map(|value| format!("{value:.3}"));
+        let numbers = values.figures().map(|value| format!("{value:.3}"));
         std::iter::once((*name).to_owned()).chain(numbers).collect()
     };
     let median = |(name, values): &(&str, &Percentiles)| Answered {

@@ -74,14 +74,7 @@ fn as_table(scenario: &ServingScenario, report: &Report) -> String {
         ("most", Align::Right),
     ]);
     for (name, values) in rows(report) {
-        let Percentiles {
-            mean,
-            p50,
-            p90,
-            p99,
-            max,
-        } = values;
-        let cells = [mean, p50, p90, p99, max].map(|value| format!("{value:.2}"));
+        let cells = values.figures().map(|value| format!("{value:.2}"));
         table.row(std::iter::once(name.to_owned()).chain(cells).collect());
     }
     let mut text = format!(

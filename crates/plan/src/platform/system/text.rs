@@ -4,6 +4,7 @@ use toml::{Table, Value};
 
 use super::{System, shipped};
 use crate::platform::PlatformError;
+use crate::spot::Spot;
 
 /// No honest description of a kind of machine is longer.
 const MAX_FILE_BYTES: usize = 1 << 20;
@@ -25,21 +26,19 @@ pub(super) fn read(text: &str) -> Result<System, PlatformError> {
         }
     };
     let system: System = toml::from_str(&whole).map_err(|error| {
-        let in_whole = PlatformError::from_toml(&whole, &error);
-        match in_whole {
-            PlatformError::Unreadable {
-                line, field, message, ..
-            } if whole != text => {
-                let table = table_at(&whole, line);
-                PlatformError::Unreadable {
-                    line: line_of(text, table, &field).unwrap_or(1),
+        let spot = Spot::of(&whole, &error);
+        PlatformError::Unreadable(match whole == text {
+            true => spot,
+            false => {
+                let table = table_at(&whole, spot.line);
+                Spot {
+                    line: line_of(text, table, &spot.field).unwrap_or(1),
                     column: 1,
-                    field: path(table, &field),
-                    message,
+                    field: path(table, &spot.field),
+                    ..spot
                 }
             }
-            other => other,
-        }
+        })
     })?;
     system.validate().map_err(|error| match error {
         PlatformError::Inconsistent { field, fault } => {
@@ -62,12 +61,12 @@ fn over_bases(text: &str, mut table: Table) -> Result<Table, PlatformError> {
         };
         let known = shipped::FILES.iter().find(|(name, _)| Some(*name) == base.as_str());
         let Some((_, file)) = known else {
-            return Err(PlatformError::Unreadable {
+            return Err(PlatformError::Unreadable(Spot {
                 line: line_of(text, "", "base").unwrap_or(1),
                 column: 1,
                 field: "base".to_owned(),
                 message: format!("there is no system {base}"),
-            });
+            }));
         };
         let mut below: Table = toml::from_str(file).expect("the embedded files are TOML");
         below.remove("aliases");
@@ -76,12 +75,12 @@ fn over_bases(text: &str, mut table: Table) -> Result<Table, PlatformError> {
     }
     match table.contains_key("base") {
         false => Ok(table),
-        true => Err(PlatformError::Unreadable {
+        true => Err(PlatformError::Unreadable(Spot {
             line: line_of(text, "", "base").unwrap_or(1),
             column: 1,
             field: "base".to_owned(),
             message: format!("more than {MAX_BASES} systems stand on each other"),
-        }),
+        })),
     }
 }
 
