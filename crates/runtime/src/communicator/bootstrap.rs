@@ -11,7 +11,9 @@ use weft_protocol::agent::Target;
 use weft_protocol::group::{Abort, CallRecord, Cause, Trouble};
 use weft_protocol::memory::Digest;
 use weft_protocol::region::RegionKey;
+use weft_protocol::session::Identity;
 use weft_protocol::transfer::PeerId;
+use weft_protocol::transport::PeerAddress;
 use weft_protocol::wire::{Reader, Writer};
 use weft_protocol::{Epoch, Loss};
 
@@ -37,8 +39,6 @@ const MESSAGES: u16 = 1;
 const CHANNELS_MAX: u16 = 1024;
 /// How long to wait at a time for something that no event announces.
 const LOOK_AGAIN: Time = Time::from_ms(5);
-/// How long a rank that has been greeted may say nothing before it is greeted again.
-const HELLO_AGAIN: Duration = Duration::from_secs(1);
 
 /// Which group to join, and as whom.
 #[derive(Clone, Debug)]
@@ -206,10 +206,11 @@ impl Formation {
 
     /// Makes sure that there is a session with a rank.
     fn find(&self, rank: Rank, member: &Member) -> Result<(), Error> {
-        let peer = match self.known(member.epoch) {
+        let addresses = parse_addresses(&member.address)?;
+        let peer = match self.known(&addresses, member.epoch) {
             Some(peer) => peer,
             None => self.agent.connect_peer(Target {
-                addresses: parse_addresses(&member.address)?,
+                addresses,
                 deadline: self.until,
                 name: None,
                 epoch: Some(member.epoch),
@@ -303,14 +304,7 @@ impl Formation {
         hellos[rank.0 as usize] = Some(own.clone());
         let mut greeted = vec![false; size as usize];
         greeted[rank.0 as usize] = true;
-        let mut repeat = after(self.agent.shared(), HELLO_AGAIN);
         loop {
-            // A rank that says nothing may not have heard: whoever has, takes the second hello for the first.
-            if self.agent.shared().clock.now() >= repeat {
-                let unheard = hellos.iter().zip(&mut greeted).filter(|(hello, _)| hello.is_none());
-                unheard.for_each(|(_, greeted)| *greeted = false);
-                repeat = after(self.agent.shared(), HELLO_AGAIN);
-            }
             for (peer, hello) in self.letters(HELLO) {
                 let Some(hello) = Hello::read(&hello).filter(|hello| hello.rank.0 < size && hello.size == size) else {
                     continue;
@@ -473,16 +467,25 @@ impl Formation {
         self.until.saturating_sub(self.agent.shared().clock.now()).into()
     }
 
-    /// A peer of this life that there is a session with already.
-    fn known(&self, epoch: Epoch) -> Option<PeerId> {
+    /// The agent of this life at one of these addresses, if there is a session with it already.
+    fn known(&self, addresses: &[PeerAddress], epoch: Epoch) -> Option<PeerId> {
         let world = self.agent.shared().lock();
         let connected = world
             .peers
             .iter()
             .filter(|(_, state)| matches!(state, PeerState::Connected { .. }));
-        let mut same = connected.filter(|(peer, _)| world.core.identity(**peer).is_some_and(|it| it.epoch == epoch));
+        let mut same = connected.filter(|(peer, _)| {
+            let identity = world.core.identity(**peer);
+            identity.is_some_and(|identity| is_at(identity, addresses, epoch))
+        });
         same.next().map(|(peer, _)| *peer)
     }
+}
+
+/// Whether this is the agent that is reached at one of these addresses, in that life of it. The life alone does not tell: it is the time
+/// of a start, and two agents may start in the same instant.
+fn is_at(identity: &Identity, addresses: &[PeerAddress], epoch: Epoch) -> bool {
+    identity.epoch == epoch && identity.addresses.iter().any(|address| addresses.contains(address))
 }
 
 /// How the arena of a group gets at the memory of its neighbours.
@@ -653,6 +656,21 @@ mod tests {
         let long = hello(0, &"é".repeat(300), true, "tcp");
         let read = Hello::read(&long.to_bytes()).unwrap();
         assert!(long.host.starts_with(&read.host) && read.host.len() == TEXT_BYTES_MAX);
+    }
+
+    #[test]
+    fn two_agents_of_one_instant_are_told_apart() {
+        let of = |port: u16| PeerAddress(format!("tcp:127.0.0.1:{port}"));
+        let first = Identity {
+            name: "first".to_owned(),
+            epoch: Epoch(7),
+            host: "here".to_owned(),
+            addresses: vec![PeerAddress("shared_memory:@first/here".to_owned()), of(1)],
+            version: 1,
+        };
+        assert!(is_at(&first, &[of(1)], Epoch(7)));
+        assert!(!is_at(&first, &[of(2)], Epoch(7)));
+        assert!(!is_at(&first, &[of(1)], Epoch(8)));
     }
 
     #[test]
