@@ -361,7 +361,8 @@ class Worker:
             try:
                 self._partners.at(address, time.monotonic() + self.options.deadline).peer.notify(text)
             except (Mismatch, weft.Error) as error:
-                logger.debug("weft: %s was not told %s: %s", address, said, error)
+                # It holds blocks for longer than it need.
+                logger.warning("weft: %s was not told %s: %s", address, said, error)
 
     # What this worker is.
 
