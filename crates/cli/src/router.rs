@@ -54,7 +54,9 @@ pub async fn serve(
 ) -> std::io::Result<()> {
     let forwarder = Arc::new(Forwarder::new(Arc::clone(&instances), patience));
     let watching = tokio::spawn(Arc::clone(&forwarder).watch());
-    let finding = place.map(|place| tokio::spawn(discovery::watch(place, instances, patience.health)));
+    if let Some(place) = place {
+        discovery::follow(place, Arc::downgrade(&instances), patience.health)?;
+    }
     let app = Router::new()
         .route("/v1/completions", post(complete))
         .route("/v1/chat/completions", post(complete))
@@ -67,9 +69,6 @@ pub async fn serve(
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     let served = axum::serve(listener, app).with_graceful_shutdown(stop).await;
     watching.abort();
-    if let Some(finding) = finding {
-        finding.abort();
-    }
     served
 }
 

@@ -15,7 +15,7 @@ from pair import SECRET
 from weft.vllm._description import Description, Layer, Meaning, Mismatch
 from weft.vllm._landing import Awaited, Landings, PushAborted, PushFailed, PushLate, Surroundings
 from weft.vllm._options import Options
-from weft.vllm._partner import Partner
+from weft.vllm._partner import Partners
 from weft.vllm._push import Computed, Loop, Pushes, _Target
 
 LAYERS = ["layer.0", "layer.1", "layer.2"]
@@ -50,18 +50,13 @@ class Worker:
         self.agent.publish("about", self.about)
         self.loop, self.pool = Loop("test-push"), ThreadPoolExecutor(8)
         self.served, self.ended, self.changed = [], {}, threading.Condition()
-        self.pushes = Pushes(self.loop, self.pool, self.description, self.memories, self.on_served)
+        self.partners = Partners(self.agent)
+        self.pushes = Pushes(self.loop, self.pool, self.partners, self.description, self.memories, self.on_served)
         around = Surroundings(
-            self.agent, self.description, ranks, self.partner, self.settle, self.on_ended, deadline, landing_bytes,
+            self.agent, self.partners, self.description, ranks, self.settle, self.on_ended, deadline, landing_bytes,
         )  # fmt: skip
         self.landings = Landings(self.loop, self.pool, around)
-        self.partners = {}
         threading.Thread(target=self.listen, daemon=True).start()
-
-    def partner(self, address, deadline):
-        found = self.partners.setdefault(address, Partner(self.agent, address))
-        found.connect(deadline)
-        return found
 
     def listen(self):
         with contextlib.suppress(weft.Error):
@@ -71,7 +66,7 @@ class Worker:
                     continue
                 said = json.loads(heard.payload)
                 if said["kind"] == "reserve":
-                    self.pushes.reserve(said, heard.peer, self.agent)
+                    self.pushes.reserve(said, heard.peer)
                 elif said["kind"] == "done":
                     self.pushes.give_up(said["hand_off"], heard.peer.name, said["readers"])
                 else:
@@ -101,8 +96,11 @@ class Worker:
             assert self.changed.wait_for(lambda: len(self.served) >= count, PATIENCE)
 
     def wait_ended(self, request):
+        self.wait_until(lambda: self.pushes.ended(request, "test"))
+
+    def wait_until(self, look):
         end = time.monotonic() + PATIENCE
-        while not self.pushes.ended(request, "test"):
+        while not look():
             assert time.monotonic() < end
             time.sleep(0.005)
 
@@ -233,7 +231,7 @@ def test_a_prefill_side_that_dies_in_the_middle():
         landed = decode.outcome("r")
         assert isinstance(landed.failure, PushFailed), landed
         assert landed.seconds < PATIENCE
-        assert decode.landings._taken == 0
+        decode.wait_until(lambda: decode.landings._taken == 0)
 
 
 def test_aborted_by_the_prefill_side():
@@ -265,6 +263,33 @@ def test_aborted_by_the_decode_side():
         assert not any(cache.any() for cache in decode.caches.values())
 
 
+def test_aborted_while_nobody_answers():
+    """Somebody listens there who never says a word: without the abort, the hand-off would last until its deadline."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, workers(Worker("d", transport="tcp", deadline=5.0)) as (decode,):
+        asked = Awaited("one", [f"127.0.0.1:{silent.getsockname()[1]}"], [8, 1], (0, 8), 8, "d")
+        decode.landings.expect("r", asked)
+        connecting, _ = silent.accept()
+        decode.landings.abort("r")
+        assert isinstance(decode.outcome("r").failure, PushAborted)
+        connecting.close()
+
+
+def test_aborted_while_there_is_no_room():
+    whole = len(LAYERS) * HEADS * TOKENS * ELEMENTS * 2
+    with workers(Worker("p"), Worker("d", landing_bytes=whole)) as (prefill, decode):
+        decode.landings.expect("first", awaited([prefill], [0], (0, TOKENS), hand_off="h0"))
+        decode.wait_until(lambda: decode.landings._taken == whole)
+        decode.landings.expect("second", awaited([prefill], [1], (0, TOKENS), hand_off="h1"))
+        decode.landings.abort("second")
+        assert isinstance(decode.outcome("second").failure, PushAborted)
+        # The first one never noticed.
+        number(prefill, [0])
+        prefill.pushes.compute({"h0": Computed("p0", [0], TOKENS, TOKENS, "d")})
+        prefill.pushes.computed()
+        assert decode.outcome("first").failure is None
+        decode.wait_until(lambda: decode.landings._taken == 0)
+
+
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
 def test_what_comes_too_late_touches_nothing(transport):
     theirs, mine, tokens = [3, 9], [8, 1], 8
@@ -288,7 +313,7 @@ def test_a_writer_who_ignores_all_is_refused():
         reserved = threading.Event()
         kept = {}
 
-        def reserve(said, peer, agent):
+        def reserve(said, peer):
             kept.update(said=said, peer=peer, region=peer.region(said["region"]))
             reserved.set()
 
@@ -425,6 +450,56 @@ def test_room_is_given_to_one_after_the_other():
         for nth in range(6):
             assert decode.outcome(f"r{nth}").failure is None
             arrived(decode, [nth], [nth], TOKENS)
+
+
+def test_room_that_somebody_still_holds_is_given_to_nobody():
+    """The prefill side stays in the landing place of a hand-off that is over, as one does that is frozen in mid-copy."""
+    whole = len(LAYERS) * HEADS * TOKENS * ELEMENTS * 2
+    with workers(Worker("p"), Worker("d", deadline=1.0, landing_bytes=whole)) as (prefill, decode):
+        held, inside = [], threading.Event()
+        reserve = prefill.pushes.reserve
+
+        def stay(said, peer):
+            held.append(peer.borrow(peer.region(said["region"])))
+            inside.set()
+
+        prefill.pushes.reserve = stay
+        decode.landings.expect("late", awaited([prefill], [0], (0, TOKENS), hand_off="h0"))
+        assert inside.wait(PATIENCE)
+        # Nobody's blocks wait for that.
+        assert isinstance(decode.outcome("late").failure, PushLate)
+        decode.landings.expect("next", awaited([prefill], [1], (0, TOKENS), hand_off="h1"))
+        refused = decode.outcome("next").failure
+        assert isinstance(refused, PushLate) and "no room" in str(refused)
+        assert decode.landings._taken == whole
+        held.pop().release()
+        decode.wait_until(lambda: decode.landings._taken == 0)
+        prefill.pushes.reserve = reserve
+        number(prefill, [2])
+        prefill.pushes.compute({"h2": Computed("p2", [2], TOKENS, TOKENS, "d")})
+        prefill.pushes.computed()
+        decode.landings.expect("last", awaited([prefill], [2], (0, TOKENS), hand_off="h2"))
+        assert decode.outcome("last").failure is None
+        arrived(decode, [2], [2], TOKENS)
+
+
+def test_partners_that_are_gone_are_forgotten():
+    with workers(Worker("d")) as (decode,):
+        for nth in range(4):
+            with workers(Worker(f"p{nth}")) as (prefill,):
+                number(prefill, [0])
+                decode.landings.expect(f"r{nth}", awaited([prefill], [1], (0, TOKENS), hand_off=f"h{nth}"))
+                prefill.pushes.compute({f"h{nth}": Computed("request", [0], TOKENS, TOKENS, "d")})
+                prefill.pushes.computed()
+                assert decode.outcome(f"r{nth}").failure is None
+                prefill.wait_served(1)
+                assert (len(decode.partners), len(prefill.partners)) == (1, 1)
+                partner = decode.partners.at(prefill.agent.address, time.monotonic() + PATIENCE)
+            decode.wait_until(lambda partner=partner: partner.gone)
+            address = partner.address
+        with pytest.raises(weft.Error):
+            decode.partners.at(address, time.monotonic() + 0.5)
+        assert len(decode.partners) == 0
 
 
 class Relay:

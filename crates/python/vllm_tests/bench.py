@@ -13,8 +13,11 @@ from typing import Any
 
 from instances import Process, complete, engine, free_port, get, label, metric, post, tokens_of, weft_connector
 
+# Of cases in which a side dies, stands still or is left, so that they need not last long.
 DEADLINE = 4.0
 LEASE = 8.0
+# Of the others, in which everything has to be handed off, however slow the machine is.
+AT_LEISURE = {"deadline": 120.0, "lease": 120.0}
 # A prompt is computed again within this much more than the deadline of a hand-off, on a slow machine.
 RECOMPUTE_MAX = 60.0
 

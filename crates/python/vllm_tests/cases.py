@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import contract as interface
 from bench import (
+    AT_LEISURE,
     DEADLINE,
     LEASE,
     RECOMPUTE_MAX,
@@ -171,8 +172,8 @@ def chunked_and_preempted(bench: Bench) -> str:
     """Prompts computed in pieces of 128 tokens, and a decode side with so few blocks that it preempts."""
     asked = prompts(12, seed=3, tokens=(100, 400))
     bench.ask_alone([(prompt, 300) for prompt in asked])
-    prefill = bench.instance("prefill", "--max-num-batched-tokens", "128", "--enable-chunked-prefill")
-    decode = bench.instance("decode", "--num-gpu-blocks-override", "18")
+    prefill = bench.instance("prefill", "--max-num-batched-tokens", "128", "--enable-chunked-prefill", **AT_LEISURE)
+    decode = bench.instance("decode", "--num-gpu-blocks-override", "18", **AT_LEISURE)
     bench.alone(prefill, decode)
     router = bench.router([prefill], [decode])
     answers = answer_all(router.url, asked, tokens=300)
@@ -216,8 +217,8 @@ def other_degrees(bench: Bench) -> str:
     bench.ask_alone([(prompt, 16) for prompt in asked], "float32")
     said = []
     for name, prefill_ranks, decode_ranks in (("2 → 1", 2, 1), ("1 → 2", 1, 2)):
-        prefill = bench.instance("prefill", "--dtype", "float32", "--tensor-parallel-size", str(prefill_ranks))
-        decode = bench.instance("decode", "--dtype", "float32", "--tensor-parallel-size", str(decode_ranks))
+        prefill = bench.instance("prefill", "--dtype", "float32", "--tensor-parallel-size", str(prefill_ranks), **AT_LEISURE)
+        decode = bench.instance("decode", "--dtype", "float32", "--tensor-parallel-size", str(decode_ranks), **AT_LEISURE)
         bench.alone(prefill, decode)
         router = bench.router([prefill], [decode])
         answers = answer_all(router.url, asked, 2)

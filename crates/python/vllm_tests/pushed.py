@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from bench import (
+    AT_LEISURE,
     DEADLINE,
     RECOMPUTE_MAX,
     Bench,
@@ -24,7 +25,7 @@ def pushed(bench: Bench) -> str:
     """50 prompts, 8 at a time, and 12 with a shared prefix, which the prefill side has in its cache after the first."""
     asked = prompts(50) + with_shared_prefix(12)
     bench.ask_alone([(prompt, 16) for prompt in asked])
-    prefill, decode = bench.instance("prefill", mode="push"), bench.instance("decode")
+    prefill, decode = bench.instance("prefill", mode="push", **AT_LEISURE), bench.instance("decode", **AT_LEISURE)
     bench.alone(prefill, decode)
     router = bench.router([prefill], [decode])
     answers = answer_all(router.url, asked)
@@ -80,8 +81,8 @@ def pushed_to_other_degrees(bench: Bench) -> str:
     bench.ask_alone([(prompt, 16) for prompt in asked], "float32")
     said = []
     for name, prefill_ranks, decode_ranks in (("2 → 1", 2, 1), ("1 → 2", 1, 2)):
-        prefill = bench.instance("prefill", "--dtype", "float32", "--tensor-parallel-size", str(prefill_ranks), mode="push")
-        decode = bench.instance("decode", "--dtype", "float32", "--tensor-parallel-size", str(decode_ranks))
+        prefill = bench.instance("prefill", "--dtype", "float32", "--tensor-parallel-size", str(prefill_ranks), mode="push", **AT_LEISURE)
+        decode = bench.instance("decode", "--dtype", "float32", "--tensor-parallel-size", str(decode_ranks), **AT_LEISURE)
         bench.alone(prefill, decode)
         router = bench.router([prefill], [decode])
         answers = answer_all(router.url, asked, 2)

@@ -2,7 +2,8 @@
 
 The same moments are taken of both, where vLLM calls them, and written as lines of JSON into the directory that `TIMED_INTO` names:
 
-- `ready`: in a worker, from the step in which a request's load is started to the step in which its blocks are reported ready;
+- `ready`: in a worker, from the step in which a request's load is started to the step in which its blocks are reported ready, or `failed`, where
+  they have to be computed;
 - `waited`: in the scheduler, from the allocation of its blocks to the news that they are ready;
 - `own`: what the connector itself counts.
 """
@@ -45,7 +46,8 @@ class _Clock:
         now = time.monotonic()
         for request in results.finished_recving:
             if request in self._loads:
-                self._write("ready", now - self._loads.pop(request))
+                outcome = "failed" if request in (results.failed_recving or ()) else "ready"
+                self._write(outcome, now - self._loads.pop(request))
         return results
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:

@@ -28,7 +28,7 @@ mod world;
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use weft_protocol::Epoch;
@@ -43,6 +43,9 @@ use directory::Directory;
 use etcd::Etcd;
 use name_server::Names;
 use process::InProcess;
+
+/// How often a place that tells nobody of a change is looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// A place where agents find each other by name. Calls block, up to the time they are given.
 #[derive(Debug)]
@@ -186,6 +189,23 @@ impl Rendezvous {
         };
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)
+    }
+
+    /// Every name that is held, as soon as that is something else than `known`, which `list` or this has said before; or after `timeout`.
+    pub fn list_changed(&self, known: &[Entry], timeout: Duration) -> Result<Vec<Entry>, RendezvousError> {
+        let began = Instant::now();
+        loop {
+            let entries = match &self.place {
+                #[cfg(feature = "etcd")]
+                Place::Etcd(place) => place.list_changed(known, timeout)?,
+                _ => self.list()?,
+            };
+            let left = timeout.saturating_sub(began.elapsed());
+            if entries != known || left.is_zero() {
+                return Ok(entries);
+            }
+            std::thread::sleep(LOOK_AGAIN.min(left));
+        }
     }
 }
 

@@ -65,6 +65,22 @@ fn keeps_its_promises(here: &Rendezvous, there: &Rendezvous) {
         here.register("x\n", "a", Epoch(1)),
         Err(RendezvousError::BadName { .. })
     ));
+    // Who waits for a change gets it when somebody comes, and when somebody goes.
+    gone(there, "decode");
+    gone(there, "prefill / 0");
+    std::thread::scope(|scope| {
+        let known = there.list().unwrap();
+        assert_eq!(there.list_changed(&known, Duration::from_millis(50)).unwrap(), known);
+        let waiting = scope.spawn(move || there.list_changed(&known, PATIENCE).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        let held = here.register("new", "tcp:127.0.0.1:8000", Epoch(12)).unwrap();
+        let come = waiting.join().unwrap();
+        assert_eq!(come.iter().map(|entry| &*entry.name).collect::<Vec<_>>(), ["new"]);
+        let waiting = scope.spawn(move || there.list_changed(&come, PATIENCE).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        drop(held);
+        assert_eq!(waiting.join().unwrap(), []);
+    });
     // Who waits for a name gets it when it is taken.
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| there.lookup("late", PATIENCE).unwrap());

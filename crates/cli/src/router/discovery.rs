@@ -5,7 +5,8 @@
 //! hostile: a name that is not understood is passed over.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::io;
+use std::sync::Weak;
 use std::time::Duration;
 
 use weft::rendezvous::Rendezvous;
@@ -15,6 +16,9 @@ use super::request::Offer;
 
 /// No instance has more workers.
 const RANKS_MAX: usize = 4096;
+
+/// So often at least the place is asked who is there, though nobody has come or gone.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 /// An instance, all of whose workers are there.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,29 +38,37 @@ struct Worker<'a> {
     url: &'a str,
 }
 
-/// Looks for ever who is there. While the place cannot be reached, whoever was there before is taken to be.
-pub async fn watch(place: Rendezvous, instances: Arc<Instances>, every: Duration) {
-    let place = Arc::new(place);
-    let mut reachable = true;
-    loop {
-        let asked = Arc::clone(&place);
-        match tokio::task::spawn_blocking(move || asked.list()).await {
-            Ok(Ok(entries)) => {
-                reachable = true;
-                let named = entries
-                    .iter()
-                    .map(|entry| (entry.name.as_str(), entry.address.as_str()));
-                instances.reconcile(&present(named));
+/// Takes note of who comes and goes, as long as there is anybody who wants to know. While the place cannot be reached, whoever was there before
+/// is taken to be.
+pub fn follow(place: Rendezvous, instances: Weak<Instances>, pause: Duration) -> io::Result<()> {
+    let follow = move || {
+        let mut known = Vec::new();
+        let mut reachable = true;
+        while instances.strong_count() > 0 {
+            match place.list_changed(&known, LOOK_AGAIN) {
+                Ok(entries) => {
+                    reachable = true;
+                    let named = entries
+                        .iter()
+                        .map(|entry| (entry.name.as_str(), entry.address.as_str()));
+                    if let Some(instances) = instances.upgrade() {
+                        instances.reconcile(&present(named));
+                    }
+                    known = entries;
+                }
+                Err(error) => {
+                    if reachable {
+                        eprintln!("instances cannot be found: {error}");
+                    }
+                    reachable = false;
+                    std::thread::sleep(pause);
+                }
             }
-            Ok(Err(error)) if reachable => {
-                reachable = false;
-                eprintln!("instances cannot be found: {error}");
-            }
-            // Said before; or a look that panicked, which has seen nothing.
-            Ok(Err(_)) | Err(_) => {}
         }
-        tokio::time::sleep(every).await;
-    }
+    };
+    // Of its own, because it waits: what a runtime has to wait for would keep the process from ending.
+    let thread = std::thread::Builder::new().name("weft-instances".to_owned());
+    thread.spawn(follow).map(drop)
 }
 
 /// The instances behind names of agents and their addresses.

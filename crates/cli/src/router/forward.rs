@@ -66,6 +66,15 @@ struct Begun {
     body: Incoming,
 }
 
+/// How a prefill instance has taken a request.
+enum Heard {
+    /// It has computed the prompt, and says where it is, if it says that.
+    Computed(Option<serde_json::Value>),
+    /// The request itself is at fault, so that its sender is told.
+    Refused(Response),
+    Nothing,
+}
+
 /// What became of asking the prefill side.
 enum Prefilled {
     At(Assigned, serde_json::Value),
@@ -206,20 +215,10 @@ impl Forwarder {
                         return None;
                     }
                 },
-                answer = &mut prefilling, if !computed => match answer {
-                    Ok((status, headers, answer)) if status.is_client_error() => {
-                        return Some(Err(response(status, &headers, full(answer.to_vec()))));
-                    }
-                    Ok((_, _, answer)) => {
-                        computed = true;
-                        // It may be another process than the one that was asked.
-                        prefill.offers(request::origin(&answer).as_ref().and_then(request::offer));
-                    }
-                    Err(error) => {
-                        eprintln!("prefill at {} failed: {error}", prefill.url());
-                        prefill.seen(matches!(error, Unanswered::Failed(_)));
-                        return None;
-                    }
+                heard = &mut prefilling, if !computed => match heard {
+                    Heard::Computed(_) => computed = true,
+                    Heard::Refused(response) => return Some(Err(response)),
+                    Heard::Nothing => return None,
                 },
             }
         }
@@ -251,37 +250,19 @@ impl Forwarder {
             return Prefilled::Nobody;
         }
         while let Some(assigned) = self.instances.next(Role::Prefill, &tried) {
-            let body = completion.for_prefill();
-            match self.prefill_at(&assigned.0, parts, body).await {
-                Ok((status, headers, answer)) if status.is_client_error() => {
-                    return Prefilled::Refused(response(status, &headers, full(answer.to_vec())));
-                }
-                Ok((_, _, answer)) => {
-                    return match request::origin(&answer) {
-                        Some(origin) => {
-                            assigned.0.offers(request::offer(&origin));
-                            Prefilled::At(assigned, origin)
-                        }
-                        // It speaks, but not of where its blocks are: then they are of no use.
-                        None => Prefilled::Nobody,
-                    };
-                }
-                Err(error) => {
-                    eprintln!("prefill at {} failed: {error}", assigned.0.url());
-                    assigned.0.seen(matches!(error, Unanswered::Failed(_)));
-                    tried.push(Arc::clone(&assigned.0));
-                }
+            match self.prefill_at(&assigned.0, parts, completion.for_prefill()).await {
+                Heard::Computed(Some(origin)) => return Prefilled::At(assigned, origin),
+                // It speaks, but not of where its blocks are: then they are of no use.
+                Heard::Computed(None) => return Prefilled::Nobody,
+                Heard::Refused(response) => return Prefilled::Refused(response),
+                Heard::Nothing => tried.push(Arc::clone(&assigned.0)),
             }
         }
         Prefilled::Nobody
     }
 
-    async fn prefill_at(
-        &self,
-        instance: &Instance,
-        parts: &Parts,
-        body: Vec<u8>,
-    ) -> Result<(StatusCode, HeaderMap, Bytes), Unanswered> {
+    /// Has one prefill instance compute the prompt, and takes note of what that says of the instance.
+    async fn prefill_at(&self, instance: &Instance, parts: &Parts, body: Vec<u8>) -> Heard {
         let path = path_of(&parts.uri);
         let whole = async {
             let asked = self.ask(instance, parts.method.clone(), path, parts.headers.clone(), full(body));
@@ -289,12 +270,26 @@ impl Forwarder {
             if answer.status.is_server_error() {
                 return Err(Unanswered::Failed(answer.status));
             }
-            let body = body.collect().await?.to_bytes();
-            Ok((answer.status, answer.headers, body))
+            Ok((answer, body.collect().await?.to_bytes()))
         };
-        timeout(self.patience.prefill, whole)
-            .await
-            .unwrap_or(Err(Unanswered::Silent))
+        let answered = timeout(self.patience.prefill, whole).await;
+        match answered.unwrap_or(Err(Unanswered::Silent)) {
+            Ok((head, body)) if head.status.is_client_error() => {
+                Heard::Refused(response(head.status, &head.headers, full(body.to_vec())))
+            }
+            Ok((_, body)) => {
+                let origin = request::origin(&body);
+                // It may be another process than the one that was asked.
+                instance.offers(origin.as_ref().and_then(request::offer));
+                Heard::Computed(origin)
+            }
+            Err(error) => {
+                eprintln!("prefill at {} failed: {error}", instance.url());
+                // One that answers with an error is there.
+                instance.seen(matches!(error, Unanswered::Failed(_)));
+                Heard::Nothing
+            }
+        }
     }
 
     /// The answer of an instance of a role, or of another where there is none. Nothing has been seen of it by the client before the first

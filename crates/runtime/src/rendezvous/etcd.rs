@@ -20,6 +20,8 @@ use super::{Held, RendezvousError, RendezvousOptions};
 const PREFIX: &str = "/weft";
 /// How long one exchange with the server may take.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+/// Whoever waits longer waits for ever; the clock would not take more.
+const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);
 
 /// The names of one job in an etcd cluster.
 #[derive(Debug)]
@@ -99,20 +101,14 @@ impl Etcd {
     }
 
     pub(super) fn list(&self) -> Result<Vec<Entry>, RendezvousError> {
-        let mut cluster = self.cluster.clone();
-        self.worker.run(async move {
-            let options = GetOptions::new().with_prefix().with_limit(ENTRIES_MAX as i64);
-            let found = cluster
-                .client
-                .get(cluster.key(""), Some(options))
-                .await
-                .map_err(failed(&cluster.endpoints))?;
-            // One value that somebody else put there must not hide the others.
-            let entry = |pair: &etcd_client::KeyValue| {
-                Entry::from_bytes(pair.value()).filter(|entry| cluster.key(&entry.name).as_bytes() == pair.key())
-            };
-            Ok(found.kvs().iter().filter_map(entry).collect())
-        })
+        let cluster = self.cluster.clone();
+        self.worker.run(async move { Ok(cluster.entries().await?.0) })
+    }
+
+    pub(super) fn list_changed(&self, known: &[Entry], timeout: Duration) -> Result<Vec<Entry>, RendezvousError> {
+        let (cluster, known) = (self.cluster.clone(), known.to_vec());
+        self.worker
+            .run(async move { cluster.wait_for_change(&known, timeout).await })
     }
 }
 
@@ -216,11 +212,50 @@ impl Cluster {
         }
     }
 
+    /// Every entry, in the order of their names, and the revision of which that is true.
+    async fn entries(&self) -> Result<(Vec<Entry>, i64), RendezvousError> {
+        let options = GetOptions::new().with_prefix().with_limit(ENTRIES_MAX as i64);
+        let mut client = self.client.clone();
+        let asked = client.get(self.key(""), Some(options)).await;
+        let found = asked.map_err(failed(&self.endpoints))?;
+        // One value that somebody else put there must not hide the others.
+        let entry = |pair: &etcd_client::KeyValue| {
+            Entry::from_bytes(pair.value()).filter(|entry| self.key(&entry.name).as_bytes() == pair.key())
+        };
+        let revision = found.header().map_or(0, |header| header.revision());
+        Ok((found.kvs().iter().filter_map(entry).collect(), revision))
+    }
+
+    async fn wait_for_change(&self, known: &[Entry], timeout: Duration) -> Result<Vec<Entry>, RendezvousError> {
+        let failed = failed(&self.endpoints);
+        let end = Instant::now() + timeout.min(TIMEOUT_MAX);
+        loop {
+            let (entries, revision) = self.entries().await?;
+            if entries != known {
+                return Ok(entries);
+            }
+            // From the revision after the one we saw, so that nothing is missed in between.
+            let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1);
+            let mut client = self.client.clone();
+            let mut changes = client.watch(self.key(""), Some(options)).await.map_err(&failed)?;
+            loop {
+                match timeout_at(end, changes.message()).await {
+                    Err(_) => return Ok(entries),
+                    Ok(change) => match change.map_err(&failed)? {
+                        // That the watch has begun, or goes on.
+                        Some(change) if change.events().is_empty() && !change.canceled() => {}
+                        _ => break,
+                    },
+                }
+            }
+        }
+    }
+
     async fn wait_for(&self, name: &str, timeout: Duration) -> Result<Option<Entry>, RendezvousError> {
         let mut client = self.client.clone();
         let failed = failed(&self.endpoints);
         let key = self.key(name);
-        let end = Instant::now() + timeout.min(Duration::from_secs(1 << 30));
+        let end = Instant::now() + timeout.min(TIMEOUT_MAX);
         let entry = |bytes: &[u8]| {
             Entry::from_bytes(bytes)
                 .filter(|entry| entry.name == name)

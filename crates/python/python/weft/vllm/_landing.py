@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import weft
 
 from ._description import Description, Mismatch, dense, sources
-from ._partner import Partner, left
+from ._partner import Partner, Partners, left
 from ._push import Loop
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,8 @@ class _Landing:
     # The last moment at which the next word has to come.
     expires: float
     region: str
+    # Cancelled when nobody here wants it any more.
+    bringing: asyncio.Task[None] | None = None
     words: asyncio.Queue[tuple[str, dict[str, Any]]] = field(default_factory=asyncio.Queue)
     partners: list[Partner] = field(default_factory=list)
     memory: weft.Memory | None = None
@@ -90,10 +92,9 @@ class Surroundings:
     """What a landing needs of its worker."""
 
     agent: weft.Agent
+    partners: Partners
     description: Description
     ranks: int
-    # By its address, connected by the deadline.
-    partner: Callable[[str, float], Partner]
     # Copies what has landed of a layer to the blocks where it belongs.
     settle: Callable[[str, memoryview, list[int]], None]
     # Called once a request, from the loop.
@@ -118,45 +119,56 @@ class Landings:
         self._loop.soon(self._begin, request, awaited)
 
     def abort(self, request: str) -> None:
-        self._loop.soon(self._hear, self._by_request, request, "", {"kind": "abort"})
+        self._loop.soon(self._abort, request)
 
     def hear(self, said: dict[str, Any], name: str) -> None:
-        self._loop.soon(self._hear, self._by_region, str(said["region"]), name, said)
+        self._loop.soon(self._hear, str(said["region"]), name, said)
 
     # On the loop.
 
-    def _hear(self, where: dict[str, _Landing], key: str, name: str, said: dict[str, Any]) -> None:
+    def _abort(self, request: str) -> None:
+        landing = self._by_request.get(request)
+        if landing is not None and landing.bringing is not None:
+            landing.bringing.cancel()
+
+    def _hear(self, region: str, name: str, said: dict[str, Any]) -> None:
         # Who speaks of a landing that is over is late.
-        if landing := where.get(key):
+        if landing := self._by_region.get(region):
             landing.words.put_nowait((name, said))
 
     def _begin(self, request: str, awaited: Awaited) -> None:
         now = time.monotonic()
         landing = _Landing(awaited, now, now + self._around.deadline, f"push/{os.urandom(8).hex()}")
         self._by_request[request] = self._by_region[landing.region] = landing
-        task = self._loop.asyncio.create_task(self._land(request, landing))
+        landing.bringing = self._loop.asyncio.create_task(self._bring(landing))
+        task = self._loop.asyncio.create_task(self._land(request, landing, landing.bringing))
         # The loop itself holds tasks only weakly.
         self._landing.add(task)
         task.add_done_callback(self._landing.discard)
 
-    async def _land(self, request: str, landing: _Landing) -> None:
+    async def _land(self, request: str, landing: _Landing, bringing: asyncio.Task[None]) -> None:
         failure: Exception | None = None
         try:
-            await self._bring(landing)
+            await bringing
+        except asyncio.CancelledError:
+            failure = PushAborted("the request was aborted")
         except Exception as error:  # A request must never wait for what is gone.
             failure = error
         del self._by_request[request], self._by_region[landing.region]
-        if landing.memory is not None:
-            await self._give_back(landing, landing.memory)
+        # Whatever comes from now on is refused, before the request goes on.
+        free = await self._free(landing)
         seconds = time.monotonic() - landing.began
         self._around.ended(request, Landed(seconds, sum(landing.bytes.values()), "+".join(sorted(landing.transports)), failure))
         if failure is not None:
             await self._off_loop(self._leave, landing)
+        while not free:
+            await asyncio.sleep(LOOK_SECONDS)
+            free = await self._free(landing)
 
     async def _bring(self, landing: _Landing) -> None:
         around, awaited = self._around, landing.awaited
         deadline = landing.expires
-        landing.partners = [await self._off_loop(around.partner, address, deadline) for address in awaited.addresses]
+        landing.partners = [await self._off_loop(around.partners.at, address, deadline) for address in awaited.addresses]
         theirs = [await self._off_loop(partner.description, around.description, deadline) for partner in landing.partners]
         shares = self._shares(landing, theirs)
         first, end = awaited.tokens
@@ -199,23 +211,23 @@ class Landings:
         while self._taken and self._taken + nbytes > self._around.landing_bytes:
             self._given_back.clear()
             try:
-                await asyncio.wait_for(self._given_back.wait(), left(deadline))
-            except asyncio.TimeoutError:
+                async with asyncio.timeout(left(deadline)):
+                    await self._given_back.wait()
+            except TimeoutError:
                 raise PushLate("there was no room to land in") from None
         self._taken += nbytes
 
     async def _take_word(self, landing: _Landing) -> None:
         try:
-            name, said = await asyncio.wait_for(landing.words.get(), min(left(landing.expires), LOOK_SECONDS))
-        except asyncio.TimeoutError:
+            async with asyncio.timeout(min(left(landing.expires), LOOK_SECONDS)):
+                name, said = await landing.words.get()
+        except TimeoutError:
             for partner in landing.partners:
                 if not partner.connected:
                     raise PushFailed(f"{partner.address} is gone") from None
             if time.monotonic() >= landing.expires:
                 raise PushLate(f"nothing has come for {self._around.deadline:g} s") from None
             return
-        if said["kind"] == "abort":
-            raise PushAborted("the request was aborted")
         if said["kind"] == "failed":
             raise PushFailed(f"{name}: {said.get('why')}")
         try:
@@ -236,9 +248,16 @@ class Landings:
     async def _settle(self, landing: _Landing) -> None:
         end = landing.awaited.tokens[1]
         whole = [nth for nth, workers in landing.upto.items() if min(workers.values()) >= end and nth not in landing.settled]
-        if whole:
-            await self._off_loop(self._move, landing, whole)
-            landing.settled.update(whole)
+        if not whole:
+            return
+        moving = asyncio.ensure_future(self._off_loop(self._move, landing, whole))
+        try:
+            await asyncio.shield(moving)
+        except asyncio.CancelledError:
+            # The blocks go to somebody else when this has ended.
+            await asyncio.wait([moving])
+            raise
+        landing.settled.update(whole)
 
     def _move(self, landing: _Landing, layers: list[int]) -> None:
         assert landing.place is not None and landing.memory is not None, "nothing lands before there is room"
@@ -255,17 +274,20 @@ class Landings:
         text = json.dumps(word, separators=(",", ":")).encode()
         for address in landing.awaited.addresses:
             try:
-                self._around.partner(address, time.monotonic() + LOOK_SECONDS).peer.notify(text)
+                self._around.partners.at(address, time.monotonic() + LOOK_SECONDS).peer.notify(text)
             except (weft.Error, Mismatch) as error:
                 logger.debug("weft: %s was not told that nobody waits for %s: %s", address, landing.awaited.hand_off, error)
 
-    async def _give_back(self, landing: _Landing, memory: weft.Memory) -> None:
+    async def _free(self, landing: _Landing) -> bool:
+        """Whether nobody can touch the landing place any more. Who is frozen in mid-copy holds it until it goes on or dies, and its room is taken."""
+        if landing.memory is None:
+            return True
         try:
-            await self._off_loop(memory.release, LOOK_SECONDS)
-        except weft.Error as error:
-            # Refused to everybody from now on, and freed when the one who is in mid-copy has ended. Nobody looks at it.
-            logger.debug("weft: a landing place is still in use: %s", error)
-        self._return_room(memory.nbytes)
+            await self._off_loop(landing.memory.release, 0.0)
+        except weft.StillInUse:
+            return False
+        self._return_room(landing.memory.nbytes)
+        return True
 
     def _return_room(self, nbytes: int) -> None:
         self._taken -= nbytes

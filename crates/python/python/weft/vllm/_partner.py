@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import weft
 
@@ -11,7 +13,7 @@ from ._description import MAX_BYTES, Description, Mismatch
 
 
 class Partner:
-    """A worker of another engine, connected again when it has come back. Its calls wait, up to a deadline; threads share it."""
+    """A worker of another engine, for as long as one session with it lasts. Its calls wait, up to a deadline; threads share it."""
 
     def __init__(self, agent: weft.Agent, address: str, peer: weft.Peer | None = None) -> None:
         self.address = address
@@ -32,16 +34,18 @@ class Partner:
     def connected(self) -> bool:
         return self._peer is not None and self._peer.connected
 
+    @property
+    def gone(self) -> bool:
+        return self._peer is not None and not self._peer.connected
+
     def connect(self, deadline: float) -> None:
-        with self._lock:
-            if self.connected:
-                return
-            self._description, self._regions = None, {}
-            self._peer = self._agent.connect(self.address, timeout=left(deadline))
+        with self._alone(deadline):
+            if self._peer is None:
+                self._peer = self._agent.connect(self.address, timeout=left(deadline))
 
     def description(self, mine: Description, deadline: float) -> Description:
-        """What the partner holds, read once a connection, and checked against what is here."""
-        with self._lock:
+        """What the partner holds, read once, and checked against what is here."""
+        with self._alone(deadline):
             if self._description is None:
                 region = self.peer.region("about", timeout=left(deadline))
                 if region.nbytes > MAX_BYTES:
@@ -56,7 +60,7 @@ class Partner:
 
     def region(self, name: str, deadline: float) -> weft.Region:
         """A region that lives as long as the partner."""
-        with self._lock:
+        with self._alone(deadline):
             if name not in self._regions:
                 self._regions[name] = self.peer.region(name, timeout=left(deadline))
             return self._regions[name]
@@ -69,6 +73,55 @@ class Partner:
         word = room.read_word(0)
         room.release()
         return word
+
+    @contextmanager
+    def _alone(self, deadline: float) -> Iterator[None]:
+        """Who has more time may be waiting for the partner already."""
+        if not self._lock.acquire(timeout=left(deadline)):
+            raise weft.TimedOut(f"others still wait for {self.address}")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+class Partners:
+    """All whom a worker knows: by their address, or by their name where they came to us. Threads share it.
+
+    Nobody says when a session ends, so that who is gone is forgotten when the next one comes: there are never more than were there at a time.
+    """
+
+    def __init__(self, agent: weft.Agent) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._known: dict[str, Partner] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def at(self, address: str, deadline: float) -> Partner:
+        """Who listens there, connected by the deadline."""
+        partner = self._find(address, None)
+        try:
+            partner.connect(deadline)
+        except weft.Error:
+            with self._lock:
+                if self._known.get(address) is partner and not partner.connected:
+                    del self._known[address]
+            raise
+        return partner
+
+    def of(self, peer: weft.Peer) -> Partner:
+        """Who came to us."""
+        return self._find(str(peer.name), peer)
+
+    def _find(self, key: str, peer: weft.Peer | None) -> Partner:
+        with self._lock:
+            known = self._known.get(key)
+            if known is None or known.gone:
+                self._known = {other: partner for other, partner in self._known.items() if not partner.gone}
+                known = self._known[key] = Partner(self._agent, key, peer)
+            return known
 
 
 def left(deadline: float) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 import weft
 
 from ._description import Description, Mismatch, Source, dense, legs
-from ._partner import Partner, left
+from ._partner import Partner, Partners, left
 
 logger = logging.getLogger(__name__)
 
@@ -162,12 +162,13 @@ class Pushes:
         self,
         loop: Loop,
         pool: ThreadPoolExecutor,
+        partners: Partners,
         description: Description,
         memories: Sequence[weft.Memory],
         served: Callable[[str, str, int], None],
         checksum: bool = True,
     ) -> None:
-        self._loop, self._pool = loop, pool
+        self._loop, self._pool, self._partners = loop, pool, partners
         self._description, self._memories = description, memories
         self._served, self._checksum = served, checksum
         self._outgoing: dict[str, _Outgoing] = {}
@@ -175,8 +176,6 @@ class Pushes:
         self._over: OrderedDict[str, str] = OrderedDict()
         self._writers = ThreadPoolExecutor(WRITES_MAX, "weft-write")
         self._ending: set[asyncio.Task[None]] = set()
-        self._partners: dict[str, Partner] = {}
-        self._partners_lock = threading.Lock()
         # What vLLM's thread knows: the step under way, and requests with their hand-offs until the end.
         self._step: dict[str, Computed] = {}
         self._hand_offs: dict[str, str] = {}
@@ -236,7 +235,7 @@ class Pushes:
 
     # What decode sides say.
 
-    def reserve(self, said: dict[str, Any], peer: weft.Peer, agent: weft.Agent) -> None:
+    def reserve(self, said: dict[str, Any], peer: weft.Peer) -> None:
         """Room has been made. Raises `KeyError`, `TypeError` or `ValueError` where that makes no sense."""
         first, end, tokens = int(said["first"]), int(said["end"]), int(said["tokens"])
         blocks, seconds, readers = int(said["blocks"]), float(said["seconds"]), int(said["readers"])
@@ -254,7 +253,7 @@ class Pushes:
 
         def prepared() -> _Target:
             deadline = time.monotonic() + min(seconds, ABOUT_SECONDS)
-            partner = self._partner(peer, agent)
+            partner = self._partners.of(peer)
             theirs = partner.description(self._description, deadline)
             place, nbytes = dense(theirs, blocks)
             # It was published before it was spoken of: what is not there any more does not come.
@@ -296,14 +295,6 @@ class Pushes:
             self._loop.soon(self._accept, hand_off, target)
 
         self._pool.submit(prepare)
-
-    def _partner(self, peer: weft.Peer, agent: weft.Agent) -> Partner:
-        """Read about once a connection."""
-        with self._partners_lock:
-            known = self._partners.get(peer.name)
-            if known is None or not known.connected:
-                known = self._partners[peer.name] = Partner(agent, str(peer.name), peer)
-            return known
 
     def give_up(self, hand_off: str, reader: str, readers: int) -> None:
         """A decode side wants no more of it."""

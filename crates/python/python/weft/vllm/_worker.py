@@ -19,7 +19,7 @@ from ._landing import Landed, Landings, PushAborted, PushFailed, PushLate, Surro
 from ._leases import Leases
 from ._messages import Address, HandOff, Load, Orders, Origin, Reports
 from ._options import Options
-from ._partner import Partner, left
+from ._partner import Partners, left
 from ._push import Loop, Pushes
 from ._stats import Stats
 
@@ -52,7 +52,7 @@ class Worker:
         self.description: Description | None = None
         self._memories: list[weft.Memory] = []
         self._about: weft.Memory | None = None
-        self._partners: dict[str, Partner] = {}
+        self._partners = Partners(self.agent)
         self._pool = ThreadPoolExecutor(HAND_OFFS_MAX, "weft-hand-off")
         # Guards everything below, and tells an idle step that something has ended.
         self._changed = threading.Condition()
@@ -99,10 +99,12 @@ class Worker:
         self.agent.publish("about", self._about)
         self._caches = caches
         around = Surroundings(
-            self.agent, self.description, self.ranks, self._partner, self._settle, self._on_landed,
+            self.agent, self._partners, self.description, self.ranks, self._settle, self._on_landed,
             self.options.deadline, self.options.landing_bytes,
         )  # fmt: skip
-        self._pushes = Pushes(self._loop, self._push_pool, self.description, self._memories, self._on_served, bool(self.options.checksum))
+        self._pushes = Pushes(
+            self._loop, self._push_pool, self._partners, self.description, self._memories, self._on_served, bool(self.options.checksum)
+        )
         self._landings = Landings(self._loop, self._push_pool, around)
         logger.info(
             "weft: worker %d of %d publishes %d layers in %d regions at %s", self.rank, self.ranks, len(layers), len(regions), self.agent.address
@@ -244,7 +246,7 @@ class Worker:
                 self._landings.hear(said, name)
         elif kind == "reserve":
             if self._pushes:
-                self._pushes.reserve(said, peer, self.agent)
+                self._pushes.reserve(said, peer)
         elif "hand_off" in said:
             if self._pushes and kind == "done":
                 self._pushes.give_up(str(said["hand_off"]), name, int(said["readers"]))
@@ -322,7 +324,7 @@ class Worker:
     def _fetch(self, load: Load, deadline: float, *, checked: bool = False) -> tuple[int, str]:
         assert self.description is not None
         origin = load.origin
-        partners = [self._partner(address, deadline) for address in origin.addresses]
+        partners = [self._partners.at(address, deadline) for address in origin.addresses]
         descriptions = [partner.description(self.description, deadline) for partner in partners]
         wanted = sources(self.description, descriptions)
         transfers = []
@@ -357,15 +359,10 @@ class Worker:
         text = json.dumps({**said, "readers": self.ranks}, separators=(",", ":")).encode()
         for address in addresses:
             try:
-                self._partner(address, time.monotonic() + self.options.deadline).peer.notify(text)
+                self._partners.at(address, time.monotonic() + self.options.deadline).peer.notify(text)
             except (Mismatch, weft.Error) as error:
-                logger.debug("weft: %s was not told %s: %s", address, said, error)
-
-    def _partner(self, address: str, deadline: float) -> Partner:
-        with self._changed:
-            found = self._partners.setdefault(address, Partner(self.agent, address))
-        found.connect(deadline)
-        return found
+                # It holds blocks for longer than it need.
+                logger.warning("weft: %s was not told %s: %s", address, said, error)
 
     # What this worker is.
 
