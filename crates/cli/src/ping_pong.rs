@@ -115,13 +115,14 @@ impl<'a> PingPong<'a> {
     /// Writes a word. The write before the last has ended by then, or is waited for: its bytes are used again.
     fn ping(&self, word: u64, sent: &mut Sent) -> Result<(), Complaint> {
         let (write, at) = &self.writes[(word % 2) as usize];
-        if let Some(before) = sent.0[1].take() {
-            before.wait().map_err(failed)?;
+        let [last, before] = std::mem::take(&mut sent.0);
+        if let Some(open) = before.as_ref().filter(|before| !before.is_ended()) {
+            open.wait().map_err(failed)?;
         }
         self.memory.write(*at, &word.to_le_bytes());
-        sent.0.swap(0, 1);
-        sent.0[0] = Some(write.post().map_err(failed)?);
-        Ok(())
+        sent.0 = [Some(write.post().map_err(failed)?), last];
+        // How it ended is asked while this one is on its way.
+        before.map_or(Ok(()), |before| before.wait().map(drop).map_err(failed))
     }
 
     /// Looks at the memory until what is wanted has come.

@@ -201,6 +201,18 @@ impl Spans {
         self.bytes = bytes;
     }
 
+    /// The one piece that the list consists of, where it is one.
+    pub fn single(&self) -> Option<Span> {
+        match self.runs[..] {
+            [
+                Run {
+                    offset, len, count: 1, ..
+                },
+            ] => Some(Span { offset, len }),
+            _ => None,
+        }
+    }
+
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }

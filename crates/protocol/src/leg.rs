@@ -76,6 +76,11 @@ impl Leg {
         &self.remote_spans
     }
 
+    /// Where the leg begins on each side, if it is one piece on both.
+    pub fn single(&self) -> Option<(u64, u64)> {
+        Some((self.local_spans.single()?.offset, self.remote_spans.single()?.offset))
+    }
+
     /// The bytes `range` of the leg as `(local offset, remote offset, len)`, each contiguous on both sides.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         paired(&self.local_spans, &self.remote_spans, range)

@@ -143,6 +143,24 @@ impl Batch {
     ///
     /// Pieces that are adjacent at the far end share a request, however scattered they are here.
     pub(super) fn move_bytes(&mut self, leg: &Leg, range: Range<u64>, sides: &Sides, room: Room) -> u64 {
+        let start = range.start;
+        match leg.single() {
+            // The usual small move is one piece, which need not be looked for.
+            Some((near, far)) => {
+                let piece = (near + start, far + start, range.end - start);
+                self.move_pieces([piece].into_iter(), start, sides, room)
+            }
+            None => self.move_pieces(leg.pieces(range), start, sides, room),
+        }
+    }
+
+    fn move_pieces(
+        &mut self,
+        pieces_of_leg: impl Iterator<Item = (u64, u64, u64)>,
+        start: u64,
+        sides: &Sides,
+        room: Room,
+    ) -> u64 {
         let requests_max = (self.len + room.requests).min(REQUESTS_MAX);
         let pieces_max = match sides.direction {
             Direction::Read => self.limits.read_pieces,
@@ -152,11 +170,11 @@ impl Batch {
             Direction::Read => sys::IBV_WR_RDMA_READ,
             Direction::Write => sys::IBV_WR_RDMA_WRITE,
         };
-        let mut reached = range.start;
+        let mut reached = start;
         // The open request: where it ends at the far end, its bytes and its pieces. None is open at first.
         let (mut far_end, mut bytes, mut pieces) = (u64::MAX, 0u64, usize::MAX);
         let mut bytes_left = room.bytes;
-        for (mut near, mut far, mut len) in leg.pieces(range) {
+        for (mut near, mut far, mut len) in pieces_of_leg {
             while len > 0 {
                 let continues = far == far_end && bytes < self.limits.request_bytes && pieces < pieces_max;
                 if !continues {

@@ -50,8 +50,10 @@ pub(super) struct Path {
     pub token: u128,
     pub opened_here: bool,
     pub peer: Doorstep,
-    /// None once the path is over. Whoever connects it has a share.
+    /// None once it is being destroyed. Whoever connects it has a share.
     pair: Option<Arc<QueuePair>>,
+    /// The queue pair's, as the device has it.
+    number: u32,
     /// Where letters to the peer go, once it has been found.
     pub route: Option<Arc<AddressHandle>>,
     /// It is being looked for.
@@ -108,6 +110,8 @@ pub(super) struct Path {
     bye_said: bool,
     /// The device has said that nothing more is received through the queue pair.
     received_all: bool,
+    /// The queue pair is no more.
+    destroyed: bool,
     /// Letters for the peer that whoever called is to send.
     pub letters: Vec<Letter>,
     /// What takes too long to be done at once.
@@ -218,6 +222,7 @@ impl Path {
             token: parts.token,
             opened_here,
             peer: parts.peer,
+            number: parts.pair.number(),
             pair: Some(Arc::new(parts.pair)),
             route: None,
             routing: false,
@@ -256,6 +261,7 @@ impl Path {
             unfenced: false,
             bye_said: false,
             received_all: false,
+            destroyed: false,
             letters: Vec::new(),
             errands: Vec::new(),
         }
@@ -283,6 +289,10 @@ impl Path {
     pub(super) fn is_failing(&self) -> bool {
         matches!(self.phase, Phase::Failing { .. })
     }
+    /// The device has given everything back.
+    fn is_drained(&self) -> bool {
+        self.segments.is_empty() && self.received_all
+    }
     /// The peer has as many paths as it can.
     pub(super) fn on_no_room(&mut self, world: &mut World<'_>) {
         if matches!(self.phase, Phase::Introducing { .. }) {
@@ -298,9 +308,6 @@ impl Path {
     pub(super) fn on_goodbye(&mut self, world: &mut World<'_>) {
         self.bye_said = true;
         self.lose(Loss::ClosedByPeer, world);
-    }
-    pub(super) fn number(&self) -> Option<u32> {
-        self.pair.as_deref().map(QueuePair::number)
     }
 
     /// Takes an operation, if there is room. What cannot be is completed at once.
@@ -426,7 +433,9 @@ impl Path {
         let phase = match self.phase {
             Phase::Introducing { repeat, until, .. } => repeat.min(until),
             // All that is left is for somebody to come by and end it.
-            Phase::Failing { .. } if self.segments.is_empty() && self.received_all => Time::ZERO,
+            Phase::Failing { .. } if self.is_drained() || self.destroyed => Time::ZERO,
+            // Whoever destroys the queue pair will tell.
+            Phase::Failing { .. } if self.pair.is_none() => Time::MAX,
             Phase::Connecting { until }
             | Phase::Answering { until }
             | Phase::Greeting { until }

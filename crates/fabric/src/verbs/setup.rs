@@ -1,7 +1,9 @@
-//! What can take long in setting a path up: finding the way to a peer, which may not be there.
+//! What can take long at the beginning and at the end of a path, because a peer may not be there.
 //!
 //! The kernel resolves the neighbour's address while it makes an address handle or connects a queue pair, and gives up only after a
-//! second or more. Threads of the rail's own wait for that; whoever drives the rail gets to know the result when it is there.
+//! second or more. It destroys a queue pair only when the last packet of it has left, and packets to a neighbour that does not
+//! answer are kept for seconds. Threads of the rail's own wait for that; whoever drives the rail gets to know the result when it is
+//! there.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -21,7 +23,18 @@ const THREADS: usize = 4;
 
 /// Something to do for a path.
 #[derive(Debug)]
-pub(super) struct Errand {
+pub(super) enum Errand {
+    Reach(Reach),
+    /// To end a queue pair, unless somebody else still has a share of it.
+    Destroy {
+        path: PathId,
+        pair: Arc<QueuePair>,
+    },
+}
+
+/// To find the way to a peer.
+#[derive(Debug)]
+pub(super) struct Reach {
     /// Who wants it; nobody, where a letter is to be sent to somebody without a path.
     pub path: Option<PathId>,
     pub peer: Doorstep,
@@ -36,7 +49,17 @@ pub(super) struct Errand {
 
 /// What has come of it.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(super) enum Outcome {
+    Reached(Reached),
+    /// No device touches anything any more through the queue pair of this path.
+    Destroyed {
+        path: PathId,
+    },
+}
+
+/// What has come of looking for a peer.
+#[derive(Debug)]
+pub(super) struct Reached {
     pub path: Option<PathId>,
     pub route: Option<Arc<AddressHandle>>,
     pub letter: Option<(Letter, Doorstep)>,
@@ -126,11 +149,23 @@ impl Setup {
 
 impl Errand {
     fn run(self, domain: &Arc<ProtectionDomain>, rail: &Rail) -> Outcome {
+        match self {
+            Errand::Reach(reach) => Outcome::Reached(reach.run(domain, rail)),
+            Errand::Destroy { path, pair } => {
+                drop(pair);
+                Outcome::Destroyed { path }
+            }
+        }
+    }
+}
+
+impl Reach {
+    fn run(self, domain: &Arc<ProtectionDomain>, rail: &Rail) -> Reached {
         let route = self
             .route
             .then(|| AddressHandle::new(domain, rail, &self.peer, self.traffic_class, self.service_level).ok());
         let connected = self.connect.map(|(pair, how)| pair.connect(rail, &self.peer, &how));
-        Outcome {
+        Reached {
             path: self.path,
             letter: self.letter.map(|letter| (letter, self.peer)),
             route: route.flatten().map(Arc::new),

@@ -317,8 +317,13 @@ impl Verbs {
     fn on_completion(&mut self, completion: &sys::ibv_wc, now: Time) {
         match number::completed(completion.wr_id) {
             Completed::Request(id) => {
-                self.with_path(id, now, |path, world| path.on_sent(completion, world));
-                self.stir(id);
+                let stirred = self.with_path(id, now, |path, world| {
+                    path.on_sent(completion, world);
+                    path.is_stirred()
+                });
+                if stirred == Some(true) {
+                    self.stir(id);
+                }
             }
             Completed::Receive(buffer) => {
                 if let Some(id) = self.path_of(completion.qp_num) {

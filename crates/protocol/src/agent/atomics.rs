@@ -122,6 +122,9 @@ impl Atomics {
 
     /// A path to this peer may have room.
     pub(super) fn wake(&mut self, peer: PeerId) {
+        if self.open.is_empty() {
+            return;
+        }
         let waits = self.peers.get(&peer).is_some_and(|queue| !queue.waiting.is_empty());
         if waits && self.ready.last() != Some(&peer) {
             self.ready.push(peer);

@@ -46,11 +46,15 @@ impl<T: ?Sized + Transport> Core<T> {
     pub fn push(&mut self, now: Time) -> Progress {
         let mut progress = Progress::Idle;
         for _ in 0..ROUNDS_MAX {
+            let flushed = self.flush(now);
             // A release may have set something going without leaving anything to hand over.
-            if !self.flush(now) && !self.posted.contains(&true) {
+            let posted = self.posted.contains(&true);
+            if flushed || posted {
+                progress = Progress::Idle;
+            }
+            if !posted {
                 break;
             }
-            progress = Progress::Idle;
             for slot in 0..self.slots.len() {
                 if self.posted[slot] && self.poll_slot(slot, now) == Progress::Busy {
                     progress = Progress::Busy;
@@ -108,8 +112,10 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         let mut any = false;
         loop {
-            let mut more = self.post_atomics(now);
-            more |= self.post_moves(now);
+            any |= self.post_atomics(now);
+            any |= self.post_moves(now);
+            // Nothing is left to post now; but what follows may give rise to more.
+            let mut more = false;
             while let Some((LaneId(via), op)) = self.engine.next_cancel() {
                 more = true;
                 if let Some(path) = self.paths.at(via) {
@@ -144,13 +150,18 @@ impl<T: ?Sized + Transport> Core<T> {
                 batch.extend(next.take().map(|post| post.op));
                 next = self.engine.next_post();
             }
-            self.post_batch(lane, &mut batch, now);
+            let accepted = self.post_batch(lane, &mut batch, now);
+            // What was given back may go another way.
+            if !accepted && next.is_none() {
+                next = self.engine.next_post();
+            }
         }
         self.batch = batch;
         any
     }
 
-    fn post_batch(&mut self, lane: LaneId, batch: &mut Vec<Op>, now: Time) {
+    /// Hands moves over. False if some were not accepted.
+    fn post_batch(&mut self, lane: LaneId, batch: &mut Vec<Op>, now: Time) -> bool {
         let accepted = match self.paths.at(lane.0) {
             Some(path) => {
                 self.posted[path.slot] = true;
@@ -159,6 +170,7 @@ impl<T: ?Sized + Transport> Core<T> {
             }
             None => 0,
         };
+        let all = accepted >= batch.len();
         // Given back from the last to the first, so that they are posted again in their order.
         while batch.len() > accepted {
             if let Some(op) = batch.pop() {
@@ -166,6 +178,7 @@ impl<T: ?Sized + Transport> Core<T> {
             }
         }
         batch.clear();
+        all
     }
 
     fn poll_slot(&mut self, slot: usize, now: Time) -> Progress {
@@ -204,11 +217,15 @@ impl<T: ?Sized + Transport> Core<T> {
                         self.on_atomic_completed(AtomicId(op.0 & !Atomics::BITS), outcome);
                     }
                 }
-                if let Some(peer) = self.paths.at(via).and_then(|path| path.peer) {
+                let Some(path) = self.paths.at(via) else { return };
+                let (peer, waits) = (path.peer, !path.outbox.is_empty());
+                if let Some(peer) = peer {
                     self.atomics.wake(peer);
                 }
-                self.send_waiting(via, now);
-                if let Some(peer) = self.paths.at(via).and_then(|path| path.peer) {
+                if waits {
+                    self.send_waiting(via, now);
+                }
+                if let Some(peer) = peer {
                     self.post_parcels(peer, now);
                 }
             }

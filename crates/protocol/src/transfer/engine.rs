@@ -654,15 +654,10 @@ impl Engine {
     }
 
     fn end_if_over(&mut self, id: TransferId) {
-        if !self.transfers.get(id.0).is_some_and(Transfer::is_over) {
-            return;
-        }
-        let Some(transfer) = self.transfers.remove(id.0) else {
+        let Some(transfer) = self.transfers.get(id.0).filter(|transfer| transfer.is_over()) else {
             return;
         };
         let peer = transfer.request.peer;
-        self.peer(peer).transfers -= 1;
-        self.drop_forgotten(peer);
         let succeeded = transfer.bytes_done == transfer.bytes_total;
         let outcome = match transfer.failure {
             Some((cause, transport)) if !succeeded || transfer.bytes_total == 0 => {
@@ -680,6 +675,9 @@ impl Engine {
             }
         };
         self.events.push_back(TransferEvent::Ended { id, outcome });
+        self.transfers.discard(id.0);
+        self.peer(peer).transfers -= 1;
+        self.drop_forgotten(peer);
         self.forget_deadlines();
     }
 

@@ -81,6 +81,19 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    /// Drops a value where it stands.
+    pub fn discard(&mut self, number: u64) {
+        let index = (number & SLOT_MASK) as usize;
+        if let Some(slot) = self.slots.get_mut(index)
+            && slot.uses == number >> SLOT_BITS
+            && slot.value.is_some()
+        {
+            slot.value = None;
+            slot.uses += 1;
+            self.free.push(index as u32);
+        }
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         self.slots.iter().enumerate().filter_map(|(i, slot)| {
             let value = slot.value.as_ref()?;

@@ -11,7 +11,7 @@ use super::super::introduction::{Letter, QueueEnd};
 use super::super::message::{Frame, PacketSize};
 use super::super::queue::{Connecting, QueuePair};
 use super::super::rail::Rail;
-use super::super::setup::{Errand, Outcome};
+use super::super::setup::{Errand, Reach, Reached};
 use super::{Parts, Path, Phase, REPEAT_FIRST, World};
 
 impl Path {
@@ -64,11 +64,11 @@ impl Path {
         self.connect(end, world);
     }
 
-    /// Something has come of an errand.
-    pub(in super::super) fn on_outcome(&mut self, outcome: Outcome, world: &mut World<'_>) {
+    /// Something has come of looking for the peer.
+    pub(in super::super) fn on_reached(&mut self, reached: Reached, world: &mut World<'_>) {
         self.routing = false;
-        self.route = self.route.take().or(outcome.route);
-        match (self.phase, outcome.connected) {
+        self.route = self.route.take().or(reached.route);
+        match (self.phase, reached.connected) {
             (Phase::Connecting { until }, Some(Ok(()))) => {
                 self.phase = Phase::Greeting { until };
                 self.say(&Frame::Ready);
@@ -94,7 +94,7 @@ impl Path {
     }
 
     fn errand(&self, route: bool, connect: Option<(Arc<QueuePair>, Connecting)>, world: &World<'_>) -> Errand {
-        Errand {
+        Errand::Reach(Reach {
             path: Some(self.id),
             peer: self.peer.clone(),
             traffic_class: world.options.traffic_class,
@@ -102,12 +102,12 @@ impl Path {
             route,
             connect,
             letter: None,
-        }
+        })
     }
 
     pub(super) fn end_here(&self, world: &World<'_>) -> QueueEnd {
         QueueEnd {
-            qpn: self.number().unwrap_or(0),
+            qpn: self.number,
             psn: self.psn,
             mtu: mtu_here(world),
             reads: reads_here(world.rail),

@@ -7,9 +7,10 @@ use weft_sys::verbs as sys;
 use super::super::message::Frame;
 use super::super::number;
 use super::super::ops::{AskingStage, OpenOp, Serial, Stage, Work};
+use super::super::setup::Errand;
 use super::{Outgoing, Parcel, Path, Phase, Segment, World};
 
-/// How long a queue pair in error may take to give everything back. Destroying it is a fence as well, if a slower one.
+/// How long a queue pair in error may take to give everything back. Its destruction is a fence as well, if a slower one.
 const DRAIN_MAX: Time = Time::from_secs(1);
 /// Progress of others puts the end of a wait off, but not for longer than so many graces.
 const GRACES_MAX: u64 = 10;
@@ -274,17 +275,39 @@ impl Path {
         });
     }
 
-    /// Ends a path that the device has given everything back of, or that has taken too long about it. True if this was its end.
-    pub(in super::super) fn reap(&mut self, world: &mut World<'_>) -> bool {
-        let Phase::Failing { loss, until, since } = self.phase else {
-            return false;
-        };
-        let is_drained = self.segments.is_empty() && self.received_all;
-        if world.dry <= since || !is_drained && world.now < until {
-            return false;
+    /// Has the queue pair destroyed by somebody who can wait for it.
+    fn destroy_pair(&mut self) {
+        if let Some(pair) = self.pair.take() {
+            self.errands.push(Errand::Destroy { path: self.id, pair });
         }
-        // Once the queue pair is destroyed no device touches anything through it, here and from there.
-        self.pair = None;
+    }
+
+    /// The queue pair is no more. What the device had given back before is among the completions.
+    pub(in super::super) fn on_destroyed(&mut self, world: &World<'_>) {
+        self.destroyed = true;
+        if let Phase::Failing { since, .. } = &mut self.phase {
+            *since = world.counters.polls;
+        }
+    }
+
+    /// Ends a path that the device has given everything back of. Where that takes too long, has the queue pair destroyed, and ends
+    /// the path after that. Returns the queue pair's number if this was its end.
+    pub(in super::super) fn reap(&mut self, world: &mut World<'_>) -> Option<u32> {
+        let Phase::Failing { loss, until, since } = self.phase else {
+            return None;
+        };
+        if world.dry <= since {
+            return None;
+        }
+        // A queue pair that is in error and has given everything back is as good as none: no device touches anything through it, here
+        // and from there. Of another one that is known only once it is destroyed.
+        if !self.is_drained() && !self.destroyed {
+            if world.now >= until {
+                self.destroy_pair();
+            }
+            return None;
+        }
+        self.destroy_pair();
         let left = self.posted;
         self.advance(left, false, world);
         for serial in self.ops.pick(|_| true) {
@@ -302,7 +325,7 @@ impl Path {
             self.letters.push(super::Letter::Goodbye { token: self.token });
         }
         self.phase = Phase::Over;
-        true
+        Some(self.number)
     }
 }
 

@@ -46,6 +46,16 @@ impl Path {
         }
     }
 
+    /// Is there anything that the device or the peer could be given?
+    fn has_more(&self) -> bool {
+        !self.waiting.is_empty() || !self.parcels.is_empty() || self.credits.is_return_due()
+    }
+
+    /// Completions and packets may have set something free.
+    pub(in super::super) fn is_stirred(&self) -> bool {
+        self.stirred
+    }
+
     /// Hands over what completions and packets have set free.
     pub(in super::super) fn pump_if_stirred(&mut self, world: &mut World<'_>) {
         if std::mem::take(&mut self.stirred) {
@@ -375,7 +385,7 @@ impl Path {
             }
             self.let_go_of_revoked();
             self.go_on_closing(world);
-            self.stirred = true;
+            self.stirred |= self.has_more();
         } else {
             self.advance(before, true, world);
             self.on_failed(completion.status, world);

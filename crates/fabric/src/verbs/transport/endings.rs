@@ -20,9 +20,9 @@ impl Verbs {
             .map(|path| path.id)
             .collect();
         for id in failing {
-            let number = self.path_index(id).and_then(|index| self.paths[index].number());
-            if self.with_path(id, now, |path, world| path.reap(world)) == Some(true) {
-                if let Some(number) = number {
+            if let Some(number) = self.with_path(id, now, |path, world| path.reap(world)).flatten() {
+                // The number may have been given to another one since the queue pair was destroyed.
+                if self.by_number.get(&number) == Some(&id) {
                     self.by_number.remove(&number);
                 }
                 self.last_number = None;

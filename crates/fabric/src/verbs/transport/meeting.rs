@@ -13,7 +13,7 @@ use super::super::number::{self, Completed};
 use super::super::options::VerbsError;
 use super::super::path::{Parts, Path, STAGED_MAX};
 use super::super::queue::QueuePair;
-use super::super::setup::Errand;
+use super::super::setup::{Errand, Outcome, Reach};
 use super::{Verbs, random, system};
 
 /// Paths that peers have begun to open; one more pushes the oldest of them out.
@@ -79,7 +79,7 @@ impl Verbs {
                 let path = Path::accepting(parts, end, &world);
                 self.insert(path, number, now);
             }
-            Err(_) => self.setup.send(Errand {
+            Err(_) => self.setup.send(Errand::Reach(Reach {
                 path: None,
                 peer: from,
                 traffic_class: self.options.traffic_class,
@@ -87,20 +87,27 @@ impl Verbs {
                 route: true,
                 connect: None,
                 letter: Some(Letter::NoRoom { token }),
-            }),
+            })),
         }
     }
 
-    /// Goes on with what has been set up. True if anything was.
+    /// Goes on with what has been set up, or taken down. True if anything was.
     pub(super) fn hear_of_errands(&mut self, now: Time) -> bool {
         let mut any = false;
-        while let Some(mut outcome) = self.setup.next() {
+        while let Some(outcome) = self.setup.next() {
             any = true;
-            if let (Some((letter, to)), Some(route)) = (outcome.letter.take(), &outcome.route) {
-                self.datagrams.send(&letter, &to, route);
-            }
-            if let Some(id) = outcome.path {
-                self.with_path(id, now, |path, world| path.on_outcome(outcome, world));
+            match outcome {
+                Outcome::Reached(mut reached) => {
+                    if let (Some((letter, to)), Some(route)) = (reached.letter.take(), &reached.route) {
+                        self.datagrams.send(&letter, &to, route);
+                    }
+                    if let Some(id) = reached.path {
+                        self.with_path(id, now, |path, world| path.on_reached(reached, world));
+                    }
+                }
+                Outcome::Destroyed { path } => {
+                    self.with_path(path, now, |path, world| path.on_destroyed(world));
+                }
             }
         }
         any
@@ -123,6 +130,7 @@ impl Verbs {
 
     pub(super) fn insert(&mut self, path: Path, (number, id): (u32, PathId), now: Time) {
         self.by_number.insert(number, id);
+        self.last_number = None;
         self.paths.push(path);
         self.with_path(id, now, |_, _| ());
     }
