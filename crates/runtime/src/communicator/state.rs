@@ -57,7 +57,7 @@ pub(super) struct State {
     pub(super) exchange: GroupExchange,
     execution: Execution,
     /// The latest first.
-    prepared: Vec<Box<Prepared>>,
+    prepared: Vec<Prepared>,
     scratch: Memory,
     /// The number of the next call.
     number: u64,
@@ -274,7 +274,7 @@ impl State {
             return Err(error.clone());
         }
         self.prepare(&call)?;
-        let prepared = &*self.prepared[0];
+        let prepared = &self.prepared[0];
         check(prepared, &call)?;
         let far = self.exchange.is_far();
         call.parts_mut().try_for_each(|part| part.lend(&self.agent, far))?;
@@ -316,14 +316,14 @@ impl State {
 
     /// Has what is needed to run a call in front of all that is prepared.
     fn prepare(&mut self, call: &Described) -> Result<(), CallError> {
-        let same = |prepared: &Box<Prepared>| prepared.specs.iter().eq(call.all().map(|one| &one.spec));
+        let same = |prepared: &Prepared| prepared.specs.iter().eq(call.all().map(|one| &one.spec));
         if let Some(at) = self.prepared.iter().position(same) {
             // What is called again and again stays in front.
             self.prepared[..=at].rotate_right(1);
             return Ok(());
         }
         let specs: Vec<Spec> = call.all().map(|one| one.spec.clone()).collect();
-        let prepared = Box::new(Prepared::new(&specs, self.rank, &mut self.choice)?);
+        let prepared = Prepared::new(&specs, self.rank, &mut self.choice)?;
         self.prepared.truncate(PREPARED_MAX - 1);
         self.prepared.insert(0, prepared);
         Ok(())
