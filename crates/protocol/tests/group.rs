@@ -12,8 +12,8 @@ use weft_plan::collective::{Buffer, Collective, Counts, Layout, Partition, Probl
 use weft_plan::schedule::{Program, Slice, verify};
 use weft_plan::{Datatype, Rank, Reduction};
 use weft_protocol::group::{
-    CallRecord, Combiner, Compiled, Execution, LoopbackExchange, LoopbackGroup, LoopbackOptions, Plan, Reference,
-    Scope, Source, Task, Turn, View,
+    CallRecord, Combiner, Compiled, Execution, LoopbackExchange, LoopbackGroup, LoopbackOptions, Reference, Scope,
+    Source, Task, Turn, View,
 };
 use weft_protocol::{Memory, Seeded, VecMemory};
 
@@ -38,7 +38,7 @@ fn players<'a>(ranks: u32, way: impl Fn(Rank) -> Way<'a>, group: &LoopbackGroup,
             average: case.reduction == Reduction::Avg && case.problem.collective.reduces(),
             scope: Scope::Known,
         };
-        let compiled = Compiled::new(&source, rank).unwrap();
+        let compiled = Arc::new(Compiled::new(&source, rank).unwrap());
         let layout = Layout::new(source.partition, program, rank);
         let bytes = |buffer| layout.elements(buffer) as usize * source.size;
         let memory = [
@@ -67,13 +67,11 @@ fn players<'a>(ranks: u32, way: impl Fn(Rank) -> Way<'a>, group: &LoopbackGroup,
             ended: false,
         };
         let task = Task {
-            plan: Arc::new(Plan {
-                compiled,
-                combiners: vec![Combiner::Builtin {
-                    datatype: case.datatype,
-                    reduction: case.reduction,
-                }],
-            }),
+            compiled,
+            combiners: Arc::new([Combiner::Builtin {
+                datatype: case.datatype,
+                reduction: case.reduction,
+            }]),
             ranks: case.problem.ranks,
             record: CallRecord::new(number, 1, case.problem.collective.name()),
         };
@@ -194,10 +192,8 @@ fn more_parts_than_channels_share_them() {
                 reduction: Reduction::Sum,
             };
             let task = Task {
-                plan: Arc::new(Plan {
-                    compiled,
-                    combiners: vec![sum; PARTS],
-                }),
+                compiled: Arc::new(compiled),
+                combiners: vec![sum; PARTS].into(),
                 ranks: 3,
                 record: CallRecord::new(0, 1, "several"),
             };

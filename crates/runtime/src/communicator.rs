@@ -203,20 +203,15 @@ impl Part {
     }
 
     /// What an execution sees of it. It has been lent before, where it can be.
-    fn into_view(self) -> View {
-        let Part { held, offset, len } = self;
-        let (memory, key): (Arc<dyn weft_protocol::Memory>, _) = match held {
-            Held::Registered(memory) => {
-                let key = memory.inner.lent.get().copied();
-                (memory.inner, key)
-            }
-            Held::Foreign(host) => (host, None),
-        };
+    fn view(&self) -> View {
         View {
-            memory,
-            offset,
-            len,
-            key,
+            memory: self.host().clone(),
+            offset: self.offset,
+            len: self.len,
+            key: match &self.held {
+                Held::Registered(memory) => memory.inner.lent.get().copied(),
+                Held::Foreign(_) => None,
+            },
         }
     }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use weft_fabric::memory::HostMemory;
 use weft_plan::Time;
 use weft_protocol::atomic::check_word;
-use weft_protocol::memory::Digest;
 use weft_protocol::region::{Access, Region, RegionKey};
 use weft_protocol::transport::Progress;
 use weft_protocol::{AtomicAct, Memory as _, Refusal};
@@ -123,28 +122,6 @@ impl Memory {
         shared
             .wait_looking(deadline, try_release)
             .ok_or(Error::StillInUse { waited: timeout })
-    }
-}
-
-/// For collectives, which keep memory registered while they use it: that of the host, in every respect.
-impl weft_protocol::Memory for Registered {
-    fn len(&self) -> u64 {
-        self.host.len()
-    }
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        self.host.read(offset, into);
-    }
-    fn write(&self, offset: u64, from: &[u8]) {
-        self.host.write(offset, from);
-    }
-    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) {
-        self.host.digest(offset, len, digest);
-    }
-    fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
-        self.host.atomic(offset, act)
-    }
-    fn as_any(&self) -> &dyn std::any::Any {
-        self.host.as_any()
     }
 }
 

@@ -14,7 +14,7 @@ use weft_plan::{Datatype, Rank, Reduction, Time};
 use weft_protocol::agent::{Event, Target};
 use weft_protocol::group::{
     Abort, At, Board, CallRecord, Combiner, Compiled, Exchange, Execution, Function, Kernels, Lane, Lent, MessageHead,
-    OfferId, Offered, Piece, Plan, Reference, Scope, Sink, Source, Status, Taken, Task, Trouble, Turn, View, Waiting,
+    OfferId, Offered, Piece, Reference, Scope, Sink, Source, Status, Taken, Task, Trouble, Turn, View, Waiting,
 };
 use weft_protocol::transfer::PeerId;
 use weft_protocol::{Epoch, Progress, Seeded, VecMemory};
@@ -85,13 +85,9 @@ impl Exchange for Parcels {
         u16::MAX - 1
     }
 
-    fn begin(&mut self, _: &CallRecord, buffers: &mut dyn Iterator<Item = View>) -> Result<(), Trouble> {
-        self.buffers = buffers.collect();
+    fn begin(&mut self, _: &CallRecord, buffers: &[View]) -> Result<(), Trouble> {
+        self.buffers = buffers.to_vec();
         Ok(())
-    }
-
-    fn buffers(&self) -> &[View] {
-        &self.buffers
     }
 
     fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {
@@ -321,7 +317,7 @@ impl Scene {
                 average: case.reduction == Reduction::Avg && case.problem.collective.reduces(),
                 scope: Scope::Known,
             };
-            let compiled = Compiled::new(&source, rank).unwrap();
+            let compiled = Arc::new(Compiled::new(&source, rank).unwrap());
             let layout = Layout::new(source.partition, program, rank);
             let bytes = |buffer| layout.elements(buffer) as usize * source.size;
             player.memory = [
@@ -338,10 +334,8 @@ impl Scene {
                 false => Combiner::Builtin { datatype, reduction },
             };
             let task = Task {
-                plan: Arc::new(Plan {
-                    compiled,
-                    combiners: vec![how],
-                }),
+                compiled,
+                combiners: Arc::new([how]),
                 ranks: case.problem.ranks,
                 record: CallRecord::new(number, 1, case.problem.collective.name()),
             };

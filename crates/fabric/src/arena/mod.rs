@@ -148,11 +148,10 @@ pub struct Arena {
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
     neighbourhood: Box<dyn Neighbourhood>,
-    /// Of the present call, and what keeps them where they are.
+    /// Of the present call.
     buffers: Vec<Held>,
-    views: Vec<View>,
-    /// Of messages beside it, likewise.
-    lent: Lent<(Held, View)>,
+    /// Of messages beside it.
+    lent: Lent<Held>,
     call: CallRecord,
     /// Lanes with a message that has not found room yet.
     pushing: usize,
@@ -178,6 +177,7 @@ struct Neighbour {
 /// A buffer of the present call, or of a message beside it.
 #[derive(Debug)]
 struct Held {
+    _memory: Arc<dyn weft_protocol::Memory>,
     base: *mut u8,
     len: u64,
     /// Where in the memory behind the key the buffer begins.
@@ -189,7 +189,7 @@ struct Held {
     read: bool,
 }
 
-// SAFETY: the pointer is into memory that the arena keeps alive beside it, and which has no thread affinity.
+// SAFETY: the pointer is into memory that the same value keeps alive, and which has no thread affinity.
 unsafe impl Send for Held {}
 
 impl Arena {
@@ -242,7 +242,6 @@ impl Arena {
             incoming: (0..lanes).map(|_| Incoming::default()).collect(),
             neighbourhood,
             buffers: Vec::new(),
-            views: Vec::new(),
             lent: Lent::default(),
             call: CallRecord::new(0, 0, ""),
             pushing: 0,
@@ -297,7 +296,7 @@ impl Arena {
 
     fn held(&self, piece: Piece) -> &Held {
         match piece.is_lent() {
-            true => &self.lent.of(piece.buffer).expect("a buffer that is lent").0,
+            true => self.lent.of(piece.buffer).expect("a buffer that is lent"),
             false => &self.buffers[piece.buffer as usize],
         }
     }
@@ -346,7 +345,7 @@ impl Arena {
             if !self.has_room(place, channel, index) {
                 return false;
             }
-            let len = (head.len - pushed).min(self.layout.part(head.len));
+            let len = (head.len - pushed).min(self.layout.slot_bytes as u64);
             let to = self.own.payload(index, self.outgoing[index].next);
             // SAFETY: the message lies in a buffer of the call, which is held; the slot is free and of that size.
             unsafe {
@@ -403,11 +402,9 @@ impl Exchange for Arena {
         self.options.channels
     }
 
-    fn begin(&mut self, call: &CallRecord, buffers: &mut dyn Iterator<Item = View>) -> Result<(), Trouble> {
+    fn begin(&mut self, call: &CallRecord, buffers: &[View]) -> Result<(), Trouble> {
         self.buffers.clear();
-        self.views.clear();
-        self.views.extend(buffers);
-        for (index, view) in self.views.iter().enumerate() {
+        for (index, view) in buffers.iter().enumerate() {
             let unusable = |refusal| Trouble::Unusable {
                 buffer: index as u32,
                 refusal,
@@ -422,10 +419,6 @@ impl Exchange for Arena {
         Ok(())
     }
 
-    fn buffers(&self) -> &[View] {
-        &self.views
-    }
-
     fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {
         let (place, index) = self.place(lane);
         if !self.push(place, lane.channel, index) || !self.has_room(place, lane.channel, index) {
@@ -436,12 +429,11 @@ impl Exchange for Arena {
         let held = self.held(from);
         let offset = held.offset + from.offset;
         let key = held.key;
-        let part = self.layout.part(from.len);
         let eager = match key {
-            Some(_) => part.min(self.options.eager_bytes_max.into()),
-            None => part,
+            Some(_) => self.options.eager_bytes_max.min(self.options.slot_bytes),
+            None => self.options.slot_bytes,
         };
-        if from.len <= eager {
+        if from.len <= u64::from(eager) {
             let to = self.own.payload(index, self.outgoing[index].next);
             // SAFETY: `at` has checked the piece; the slot is free, and no smaller.
             unsafe { self.outgoing[index].stores.fill(to, at, from.len as usize) };
@@ -459,7 +451,7 @@ impl Exchange for Arena {
             let body = Body::There { key, offset };
             let number = self.publish_slot(place, index, &Slot { head, body });
             match self.lent.of_mut(from.buffer).filter(|_| from.is_lent()) {
-                Some((held, _)) => held.left_there = Some((index, number + 1)),
+                Some(held) => held.left_there = Some((index, number + 1)),
                 None => self.outgoing[index].left_there = number + 1,
             }
             return Ok(Offered::Open(Ticket::LeftThere(number).id()));
@@ -598,14 +590,12 @@ impl Exchange for Arena {
         }
         self.own.set_status(&self.call, board::ENDED, false);
         self.buffers.clear();
-        self.views.clear();
         Progress::Idle
     }
 
     fn lend(&mut self, _: Rank, view: &View) -> Result<u32, Trouble> {
         let unusable = |refusal| Trouble::Unusable { buffer: 0, refusal };
-        let held = Held::new(view).map_err(unusable)?;
-        Ok(self.lent.insert((held, view.clone())))
+        Ok(self.lent.insert(Held::new(view).map_err(unusable)?))
     }
 
     fn take_back(&mut self, _: Rank, buffer: u32) -> Progress {
@@ -618,7 +608,7 @@ impl Exchange for Arena {
                 }
             }
         }
-        if let Some((index, end)) = self.lent.remove(buffer).and_then(|(held, _)| held.left_there) {
+        if let Some((index, end)) = self.lent.remove(buffer).and_then(|held| held.left_there) {
             let (place, channel) = (index / self.layout.channels, index % self.layout.channels);
             let out = &mut self.outgoing[index];
             if out.consumed < end {
@@ -642,6 +632,7 @@ impl Held {
             return Err(Refusal::OutOfBounds);
         }
         Ok(Held {
+            _memory: Arc::clone(&view.memory),
             // SAFETY: within the memory, as just checked.
             base: unsafe { host.as_ptr().add(view.offset as usize) },
             len: view.len,

@@ -24,11 +24,6 @@ const HEAD_BYTES: usize = 2 * LINE;
 /// few places of a cache.
 const STAGGER_BYTES: usize = 17 * LINE;
 
-/// A message that goes through slots is cut into so many parts, unless these would be too short to be worth a slot or too long for one.
-const PARTS: u64 = 8;
-/// Whole elements of any built-in datatype.
-const PART_BYTES_MIN: u64 = 8 << 10;
-
 /// Where everything is in a segment. All ranks of an arena have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Layout {
@@ -73,12 +68,6 @@ impl Layout {
     }
     fn slot(&self, number: u64) -> usize {
         number as usize & (self.slots - 1)
-    }
-    /// How much of a message of that length goes into one slot. The receiver copies one part out while the sender copies the next one in,
-    /// so that a message of several parts takes little longer than one copy of it.
-    pub(super) fn part(&self, message: u64) -> u64 {
-        let part = (message / PARTS).next_multiple_of(PART_BYTES_MIN);
-        part.max(PART_BYTES_MIN).min(self.slot_bytes as u64)
     }
     pub(super) fn bytes(&self) -> usize {
         self.payload(self.lanes(), 0)

@@ -83,8 +83,7 @@ impl Arena {
         let rank = self.ranks[place];
         let incoming = &mut self.incoming[index];
         let (number, taken) = (incoming.next, incoming.taken);
-        let part = self.layout.part(head.len);
-        let due = (head.len - taken).min(part);
+        let due = (head.len - taken).min(self.layout.slot_bytes as u64);
         let Some(neighbour) = self.neighbours[place].as_ref().filter(|_| len == due) else {
             return Err(Trouble::Garbage { rank });
         };
@@ -94,11 +93,11 @@ impl Arena {
             Sink::Combine { how, .. } => how.size().max(1) as u64,
             Sink::Copy(_) => 1,
         };
-        if len == head.len || part.is_multiple_of(elements) {
+        if len == head.len || (self.layout.slot_bytes as u64).is_multiple_of(elements) {
             self.apply(sink, taken, from, len, head.len);
             return Ok(len);
         }
-        // Elements that do not end with a part are put together first.
+        // Elements that do not end with a slot are put together first.
         let mut gathered = std::mem::take(&mut incoming.gathered);
         let before = gathered.len();
         gathered.resize(before + len as usize, 0);

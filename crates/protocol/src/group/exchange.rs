@@ -31,11 +31,9 @@ pub trait Exchange: Board + fmt::Debug + Send {
     /// lanes of others do not exist.
     fn channels(&self) -> u16;
 
-    /// Takes a call's buffers over and publishes what is being called. Pieces name a buffer by its place among them.
-    fn begin(&mut self, call: &CallRecord, buffers: &mut dyn Iterator<Item = View>) -> Result<(), Trouble>;
-
-    /// The buffers of the call under way.
-    fn buffers(&self) -> &[View];
+    /// Makes a call's buffers known and publishes what is being called. Pieces name a buffer by its place in `buffers`. Whatever of
+    /// them the exchange needs beyond this call, it clones.
+    fn begin(&mut self, call: &CallRecord, buffers: &[View]) -> Result<(), Trouble>;
 
     /// Makes `from` the next message to a peer. Unless it answers [`Offered::Settled`], the bytes must not change until
     /// [`settled`](Exchange::settled) says so.

@@ -7,8 +7,8 @@
 //! use weft_plan::{Datatype, Rank, Reduction};
 //! use weft_protocol::VecMemory;
 //! use weft_protocol::group::{
-//!     CallRecord, Combiner, Compiled, Execution, LoopbackGroup, LoopbackOptions, Plan, Reference, Scope, Source, Task,
-//!     Turn, View,
+//!     CallRecord, Combiner, Compiled, Execution, LoopbackGroup, LoopbackOptions, Reference, Scope, Source, Task, Turn,
+//!     View,
 //! };
 //!
 //! let problem = Problem::new(Collective::AllReduce, 2);
@@ -22,10 +22,8 @@
 //!     .map(|rank| {
 //!         let input = Arc::new(VecMemory::new(vec![10 * rank as u8 + 1; 3]));
 //!         let task = Task {
-//!             plan: Arc::new(Plan {
-//!                 compiled: Compiled::new(&source, Rank(rank)).unwrap(),
-//!                 combiners: vec![sum.clone()],
-//!             }),
+//!             compiled: Arc::new(Compiled::new(&source, Rank(rank)).unwrap()),
+//!             combiners: Arc::new([sum.clone()]),
 //!             ranks: 2,
 //!             record: CallRecord::new(0, 1, "all-reduce sum of 3 u8"),
 //!         };
@@ -60,6 +58,7 @@ use crate::transport::Progress;
 #[derive(Debug, Default)]
 pub struct Execution {
     task: Option<Task>,
+    buffers: Vec<View>,
     /// By op: how much it still waits for.
     waits: Vec<u32>,
     /// Messages that may go or come.
@@ -75,17 +74,11 @@ pub struct Execution {
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct Task {
-    pub plan: Arc<Plan>,
+    pub compiled: Arc<Compiled>,
+    /// One a part of the call, for those that reduce; the others' are not looked at.
+    pub combiners: Arc<[Combiner]>,
     pub ranks: u32,
     pub record: CallRecord,
-}
-
-/// What of a task is the same whenever it is run again.
-#[derive(Debug)]
-pub struct Plan {
-    pub compiled: Compiled,
-    /// One a part of the call, for those that reduce; the others' are not looked at.
-    pub combiners: Vec<Combiner>,
 }
 
 /// What came of a turn.
@@ -111,7 +104,9 @@ impl Execution {
         buffers: impl IntoIterator<Item = View>,
         exchange: &mut E,
     ) -> Result<(), Trouble> {
-        let compiled = &task.plan.compiled;
+        self.buffers.clear();
+        self.buffers.extend(buffers);
+        let compiled = &*task.compiled;
         self.waits.clear();
         self.waits.extend_from_slice(&compiled.waits);
         self.left = compiled.ops.len();
@@ -124,7 +119,7 @@ impl Execution {
         for &id in &compiled.first {
             queue(&compiled.ops[id as usize], id, &mut self.ready, &mut self.local);
         }
-        exchange.begin(&task.record, &mut buffers.into_iter())?;
+        exchange.begin(&task.record, &self.buffers)?;
         self.task = Some(task);
         Ok(())
     }
@@ -138,6 +133,7 @@ impl Execution {
         let Some(task) = &self.task else { return Ok(Turn::Ended) };
         let mut run = Run {
             task,
+            buffers: &self.buffers,
             waits: &mut self.waits,
             ready: &mut self.ready,
             local: &mut self.local,
@@ -169,7 +165,7 @@ impl Execution {
         let offered = self.open.iter().filter_map(|open| open.front()).map(|(id, _)| *id);
         let op = first.chain(offered).min().and_then(|id| {
             let task = self.task.as_ref()?;
-            task.plan.compiled.ops.get(id as usize)
+            task.compiled.ops.get(id as usize)
         });
         match op {
             Some(op) => Waiting {
@@ -192,7 +188,7 @@ impl Execution {
         self.ready
             .iter()
             .chain(offered)
-            .any(|id| match task.plan.compiled.ops[*id as usize].act {
+            .any(|id| match task.compiled.ops[*id as usize].act {
                 Act::Send { lane, .. } | Act::Receive { lane, .. } | Act::ReceiveReduce { lane, .. } => {
                     lane.peer == rank
                 }
@@ -211,13 +207,22 @@ impl Execution {
             return Progress::Busy;
         }
         self.task = None;
+        self.buffers.clear();
         Progress::Idle
+    }
+
+    /// Lets go of the buffers of a call that has ended.
+    pub fn release(&mut self) {
+        if self.task.is_none() {
+            self.buffers.clear();
+        }
     }
 }
 
 /// An execution taken apart, so that its lists can be changed while its task is looked at.
 struct Run<'a> {
     task: &'a Task,
+    buffers: &'a [View],
     waits: &'a mut [u32],
     ready: &'a mut Vec<u32>,
     local: &'a mut VecDeque<u32>,
@@ -236,7 +241,7 @@ impl Run<'_> {
         let mut at = 0;
         // What is released here goes to the end of the list, and is looked at in this same pass.
         while let Some(&id) = self.ready.get(at) {
-            let op = &self.task.plan.compiled.ops[id as usize];
+            let op = &self.task.compiled.ops[id as usize];
             let (gone, some) = self.message(op, id, exchange)?;
             moved |= some;
             match gone {
@@ -244,8 +249,8 @@ impl Run<'_> {
                 false => at += 1,
             }
         }
-        for queue in 0..self.task.plan.compiled.outgoing.len() {
-            let lane = self.task.plan.compiled.outgoing[queue];
+        for queue in 0..self.task.compiled.outgoing.len() {
+            let lane = self.task.compiled.outgoing[queue];
             while let Some(&(id, offer)) = self.open[queue].front() {
                 if !exchange.settled(lane, offer) {
                     break;
@@ -256,7 +261,7 @@ impl Run<'_> {
             }
         }
         if let Some(id) = self.local.pop_front() {
-            self.here(&self.task.plan.compiled.ops[id as usize], exchange.buffers(), kernels);
+            self.here(&self.task.compiled.ops[id as usize], kernels);
             self.ended(id);
             moved = true;
         }
@@ -288,7 +293,7 @@ impl Run<'_> {
             }
             Act::Receive { lane, into } => (lane, Sink::Copy(into)),
             Act::ReceiveReduce { lane, with, into } => {
-                let how = &self.task.plan.combiners[op.part as usize];
+                let how = &self.task.combiners[op.part as usize];
                 (lane, Sink::Combine { with, into, how })
             }
             Act::Copy { .. } | Act::Reduce { .. } | Act::Divide { .. } => return Ok((true, false)),
@@ -304,9 +309,9 @@ impl Run<'_> {
     }
 
     /// Does something on this rank alone.
-    fn here<K: Kernels + ?Sized>(&self, op: &Flat, buffers: &[View], kernels: &K) {
+    fn here<K: Kernels + ?Sized>(&self, op: &Flat, kernels: &K) {
         let at = |piece: Piece| {
-            let view = &buffers[piece.buffer as usize];
+            let view = &self.buffers[piece.buffer as usize];
             At {
                 memory: &*view.memory,
                 offset: view.offset + piece.offset,
@@ -315,11 +320,11 @@ impl Run<'_> {
         match op.act {
             Act::Copy { from, to } => kernels.copy(at(from), at(to), to.len),
             Act::Reduce { from, with, into } => {
-                let how = &self.task.plan.combiners[op.part as usize];
+                let how = &self.task.combiners[op.part as usize];
                 kernels.combine(how, at(with), at(from), at(into), into.len);
             }
             Act::Divide { at: piece } => {
-                if let Combiner::Builtin { datatype, .. } = &self.task.plan.combiners[op.part as usize] {
+                if let Combiner::Builtin { datatype, .. } = &self.task.combiners[op.part as usize] {
                     kernels.divide(*datatype, at(piece), piece.len, self.task.ranks.into());
                 }
             }
@@ -329,11 +334,11 @@ impl Run<'_> {
 
     fn ended(&mut self, id: u32) {
         *self.left -= 1;
-        self.released(&self.task.plan.compiled.ops[id as usize].on_end);
+        self.released(&self.task.compiled.ops[id as usize].on_end);
     }
 
     fn released(&mut self, range: &std::ops::Range<u32>) {
-        let compiled = &self.task.plan.compiled;
+        let compiled = &self.task.compiled;
         for &id in &compiled.released[range.start as usize..range.end as usize] {
             let waits = &mut self.waits[id as usize];
             *waits -= 1;

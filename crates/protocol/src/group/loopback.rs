@@ -156,18 +156,14 @@ impl Exchange for LoopbackExchange {
         lock(&self.world).options.channels
     }
 
-    fn begin(&mut self, call: &CallRecord, buffers: &mut dyn Iterator<Item = View>) -> Result<(), Trouble> {
-        self.buffers = buffers.collect();
+    fn begin(&mut self, call: &CallRecord, buffers: &[View]) -> Result<(), Trouble> {
+        self.buffers = buffers.to_vec();
         lock(&self.world).statuses[self.rank.0 as usize] = Some(Status {
             call: *call,
             ended: false,
             waiting: Waiting { step: 0, peer: None },
         });
         Ok(())
-    }
-
-    fn buffers(&self) -> &[View] {
-        &self.buffers
     }
 
     fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {

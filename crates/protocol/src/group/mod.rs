@@ -19,7 +19,7 @@ pub use blame::Witness;
 pub use combine::{At, Combiner, Function, Kernels, Reference};
 pub use compile::{BUFFERS, CompileError, Compiled, Scope, Source};
 pub use exchange::{Board, Exchange, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
-pub use execute::{Execution, Plan, Task, Turn};
+pub use execute::{Execution, Task, Turn};
 pub use loopback::{LoopbackExchange, LoopbackGroup, LoopbackOptions};
 pub use messages::{Message, MessageId, Messages, Way};
 pub use record::{Abort, CallRecord, Cause, Garbled, Status, Waiting};

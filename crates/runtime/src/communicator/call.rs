@@ -86,10 +86,6 @@ impl Described {
         std::iter::once(&self.first).chain(&self.more)
     }
 
-    pub(super) fn into_all(self) -> impl Iterator<Item = One> {
-        std::iter::once(self.first).chain(self.more)
-    }
-
     /// A collective that writes what another one of the group reads or writes, if there is any.
     fn clash(&self) -> Option<Collective> {
         let mut touched: Vec<Touched> = self.all().flat_map(One::touched).collect();

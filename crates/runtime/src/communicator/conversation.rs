@@ -67,7 +67,7 @@ impl Conversations {
                 way,
                 peer,
                 signature: one.spec.message_signature(),
-                memory: &part.clone().into_view(),
+                memory: &part.view(),
             };
             left.push(self.messages.post(&message, exchange)?);
         }
@@ -100,7 +100,7 @@ impl Conversations {
     pub(super) fn announce(&mut self, exchange: &mut GroupExchange) -> Result<(), Trouble> {
         if let Some(record) = self.record() {
             self.announced = true;
-            exchange.begin(&record, &mut std::iter::empty())?;
+            exchange.begin(&record, &[])?;
             exchange.publish(self.waiting());
         }
         Ok(())

@@ -115,25 +115,15 @@ impl Exchange for GroupExchange {
         self.channels
     }
 
-    fn begin(&mut self, call: &CallRecord, buffers: &mut dyn Iterator<Item = View>) -> Result<(), Trouble> {
+    fn begin(&mut self, call: &CallRecord, buffers: &[View]) -> Result<(), Trouble> {
         // Where all see each other's segments, nobody asks.
-        if !self.far.is_used()
-            && let Some(arena) = &mut self.arena
-        {
-            return arena.begin(call, buffers);
+        if self.far.is_used() {
+            self.far.begin_status(call);
+            self.far.begin(buffers);
         }
-        self.far.begin_status(call);
-        self.far.begin(buffers);
         match &mut self.arena {
-            Some(arena) => arena.begin(call, &mut self.far.buffers().iter().cloned()),
+            Some(arena) => arena.begin(call, buffers),
             None => Ok(()),
-        }
-    }
-
-    fn buffers(&self) -> &[View] {
-        match &self.arena {
-            Some(arena) => arena.buffers(),
-            None => self.far.buffers(),
         }
     }
 

@@ -157,13 +157,9 @@ impl Far {
         lane.peer.0 as usize * usize::from(self.channels) + usize::from(lane.channel)
     }
 
-    pub(super) fn begin(&mut self, buffers: &mut dyn Iterator<Item = View>) {
+    pub(super) fn begin(&mut self, buffers: &[View]) {
         self.buffers.call.clear();
-        self.buffers.call.extend(buffers);
-    }
-
-    pub(super) fn buffers(&self) -> &[View] {
-        &self.buffers.call
+        self.buffers.call.extend_from_slice(buffers);
     }
 
     pub(super) fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {

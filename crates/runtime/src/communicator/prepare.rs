@@ -11,7 +11,7 @@ use weft_plan::cost::Candidate;
 use weft_plan::datatype::quantized::Quantization;
 use weft_plan::schedule::{Fault, Program, verify};
 use weft_plan::{Bytes, Datatype, Reduction};
-use weft_protocol::group::{CallRecord, Combiner, CompileError, Compiled, Function, Plan, Scope, Source};
+use weft_protocol::group::{CallRecord, Combiner, CompileError, Compiled, Function, Scope, Source};
 use weft_protocol::memory::Digest;
 
 use super::choice::{Choice, Manner};
@@ -109,7 +109,8 @@ pub enum CallError {
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) specs: Vec<Spec>,
-    pub(super) plan: Arc<Plan>,
+    pub(super) compiled: Arc<Compiled>,
+    pub(super) combiners: Arc<[Combiner]>,
     /// With the number of no call yet.
     pub(super) record: CallRecord,
     /// By part: bytes of input, output and scratch.
@@ -152,10 +153,8 @@ impl Prepared {
         let words = words(&specs[0], Some(&chosen[0].way), specs.len(), rank);
         Ok(Prepared {
             specs: specs.to_vec(),
-            plan: Arc::new(Plan {
-                compiled,
-                combiners: specs.iter().map(Spec::combiner).collect(),
-            }),
+            compiled: Arc::new(compiled),
+            combiners: specs.iter().map(Spec::combiner).collect(),
             record: CallRecord::new(0, signature(specs, &chosen), &words),
             bytes,
         })

@@ -15,7 +15,6 @@ use weft_protocol::group::{
     Waiting, Witness,
 };
 
-use super::Part;
 use super::call::Described;
 use super::choice::Choice;
 use super::conversation::Conversations;
@@ -57,7 +56,7 @@ pub(super) struct State {
     pub(super) exchange: GroupExchange,
     execution: Execution,
     /// The latest first.
-    prepared: Vec<Prepared>,
+    prepared: Vec<Arc<Prepared>>,
     scratch: Memory,
     /// The number of the next call.
     number: u64,
@@ -76,8 +75,8 @@ pub(super) type Ended = (Arc<Ending<()>>, Result<(), Error>);
 
 #[derive(Debug)]
 struct Current {
-    /// How long it may take.
-    allowed: Time,
+    /// With its buffers, which are registered until it has ended.
+    call: Described,
     /// By when it ends: known once it has waited for so long that reading the clock does not matter.
     deadline: Option<Time>,
     outcome: Option<Arc<Ending<()>>>,
@@ -273,23 +272,22 @@ impl State {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        self.prepare(&call)?;
-        let prepared = &self.prepared[0];
-        check(prepared, &call)?;
+        let prepared = self.prepare(&call)?;
+        check(&prepared, &call)?;
         let far = self.exchange.is_far();
         call.parts_mut().try_for_each(|part| part.lend(&self.agent, far))?;
-        let needed = scratch_bytes(prepared).ok_or(CallError::Compile(CompileError::TooLarge))?;
+        let needed = scratch_bytes(&prepared).ok_or(CallError::Compile(CompileError::TooLarge))?;
         if self.scratch.len() < needed as u64 {
             self.scratch = self.agent.allocate(needed)?;
             self.scratch.lent()?;
         }
-        let allowed = call.deadline;
-        let views = views(prepared, call, &self.scratch);
+        let views = views(&prepared, &call, &self.scratch);
         let mut record = prepared.record;
         record.number = self.number;
         self.number += 1;
         let task = Task {
-            plan: prepared.plan.clone(),
+            compiled: prepared.compiled.clone(),
+            combiners: prepared.combiners.clone(),
             ranks: self.ranks,
             record,
         };
@@ -302,7 +300,7 @@ impl State {
             }));
         }
         self.current = Some(Current {
-            allowed,
+            call,
             deadline,
             outcome,
         });
@@ -314,19 +312,18 @@ impl State {
         call.all().map(|one| one.spec.runs_by(&mut self.choice)).collect()
     }
 
-    /// Has what is needed to run a call in front of all that is prepared.
-    fn prepare(&mut self, call: &Described) -> Result<(), CallError> {
-        let same = |prepared: &Prepared| prepared.specs.iter().eq(call.all().map(|one| &one.spec));
+    fn prepare(&mut self, call: &Described) -> Result<Arc<Prepared>, CallError> {
+        let same = |prepared: &Arc<Prepared>| prepared.specs.iter().eq(call.all().map(|one| &one.spec));
         if let Some(at) = self.prepared.iter().position(same) {
             // What is called again and again stays in front.
             self.prepared[..=at].rotate_right(1);
-            return Ok(());
+            return Ok(self.prepared[0].clone());
         }
         let specs: Vec<Spec> = call.all().map(|one| one.spec.clone()).collect();
-        let prepared = Prepared::new(&specs, self.rank, &mut self.choice)?;
+        let prepared = Arc::new(Prepared::new(&specs, self.rank, &mut self.choice)?);
         self.prepared.truncate(PREPARED_MAX - 1);
-        self.prepared.insert(0, prepared);
-        Ok(())
+        self.prepared.insert(0, prepared.clone());
+        Ok(prepared)
     }
 
     /// One look at what is under way, and where nothing moves, one step of waiting. `Some`: the call under way has ended.
@@ -354,6 +351,7 @@ impl State {
     }
 
     fn end_call(&mut self) -> Result<(), Error> {
+        self.execution.release();
         self.current = None;
         Ok(())
     }
@@ -470,7 +468,8 @@ impl State {
     fn check_deadlines(&mut self, now: Time) -> Result<Time, Box<Stuck>> {
         let mut next = Time::MAX;
         if let Some(current) = &mut self.current {
-            let own = *current.deadline.get_or_insert(now.saturating_add(current.allowed));
+            let allowed = current.call.deadline;
+            let own = *current.deadline.get_or_insert(now.saturating_add(allowed));
             // A call that is late behind another one is late because of that one.
             let queued = self.queue.iter().map(|queued| queued.deadline);
             next = queued.fold(own, Time::min);
@@ -646,12 +645,16 @@ fn check(prepared: &Prepared, call: &Described) -> Result<(), Error> {
 }
 
 /// The buffers of a call in the order in which its execution wants them: input, output and scratch of each part.
-fn views<'a>(prepared: &'a Prepared, call: Described, scratch: &'a Memory) -> impl Iterator<Item = View> + 'a {
+fn views<'a>(prepared: &'a Prepared, call: &'a Described, scratch: &'a Memory) -> impl Iterator<Item = View> + 'a {
     let mut scratch_at = 0;
-    call.into_all().zip(&prepared.bytes).flat_map(move |(one, needed)| {
-        let [input, output] = one.parts;
+    call.all().zip(&prepared.bytes).flat_map(move |(one, needed)| {
+        let [input, output] = &one.parts;
         let start = scratch_at;
         scratch_at += needed[2].next_multiple_of(64);
-        [input, output, scratch.part(start..start + needed[2])].map(Part::into_view)
+        [
+            input.view(),
+            output.view(),
+            scratch.part(start..start + needed[2]).view(),
+        ]
     })
 }
