@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from instances import Process, complete, engine, free_port, get, label, metric, post, tokens_of, weft_connector
+from instances import Process, complete, core, engine, free_port, get, label, metric, post, tokens_of, weft_connector
 
 # Of cases in which a side dies, stands still or is left, so that they need not last long.
 DEADLINE = 4.0
@@ -80,7 +80,10 @@ class Bench:
 
     def instance(self, name: str, *arguments: str, **options: Any) -> Process:
         connector = weft_connector(**{"deadline": DEADLINE, "lease": LEASE, **options})
-        return engine(sys.executable, self.model, name, self.logs, connector, *arguments)
+        instance = engine(sys.executable, self.model, name, self.logs, connector, *arguments)
+        if "--tensor-parallel-size" not in arguments:
+            instance.cores = core(int(name == "decode"))
+        return instance
 
     def ask_alone(self, asked: list[tuple[list[int], int]], dtype: str = "bfloat16") -> None:
         """Has a single instance that knows nothing of Weft answer prompts, each with so many tokens."""

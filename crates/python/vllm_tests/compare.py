@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from bench import Bench, prompts, wait_until_up  # noqa: E402
-from instances import Process, complete, engine, free_port, tokens_of  # noqa: E402
+from instances import Process, complete, core, engine, free_port, tokens_of  # noqa: E402
 from tiny_model import make  # noqa: E402
 
 # What is asked of ours: at most so much of what it takes the other.
@@ -40,12 +40,13 @@ class Side:
     figures: dict[str, list[float]] = field(default_factory=dict)
 
     def start(self, bench: Bench, model: Path) -> None:
-        for role in ("producer", "consumer"):
+        for nth, role in enumerate(("producer", "consumer")):
             connector: dict[str, Any] = {
                 "kv_connector": self.name, "kv_connector_module_path": "timed", "kv_role": f"kv_{role}", "kv_buffer_device": "cpu",
                 "kv_load_failure_policy": "recompute",
             }  # fmt: skip
             instance = engine(sys.executable, model, f"{self.name}-{role}", bench.logs, connector)
+            instance.cores = core(nth)
             instance.env["PYTHONPATH"] += os.pathsep + str(HERE)
             instance.env["TIMED_INTO"] = str(self.into)
             instance.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from bench import (
     AT_LEISURE,
@@ -105,22 +105,24 @@ def pushed_and_stopped(bench: Bench) -> str:
 
 
 def _without_prefill(bench: Bench, number: int) -> str:
-    asked, fresh = prompts(12), prompts(6, seed=2)
-    bench.ask_alone([(prompt, 16) for prompt in asked + fresh])
-    # Small chunks, so that prompts are on their way for a while.
-    prefill = bench.instance("prefill", "--max-num-batched-tokens", "64", "--enable-chunked-prefill", mode="push")
-    decode = bench.instance("decode")
+    # A short one, and long ones in small chunks: when the first is answered, the others are on their way for hundreds of steps.
+    # In 32 bits, in which it does not change a token in how many pieces a long prompt is computed.
+    asked, fresh = prompts(1, tokens=(20, 60)) + prompts(11, seed=3, tokens=(900, 1500)), prompts(6, seed=2)
+    bench.ask_alone([(prompt, 16) for prompt in asked + fresh], "float32")
+    in_chunks = ("--max-num-batched-tokens", "32", "--enable-chunked-prefill")
+    prefill = bench.instance("prefill", "--dtype", "float32", *in_chunks, mode="push")
+    decode = bench.instance("decode", "--dtype", "float32")
     bench.alone(prefill, decode)
     router = bench.router([prefill], [decode], "--prefill-timeout", "5")
     complete(router.url, fresh[0])
     with ThreadPoolExecutor(12) as pool:
         began = time.monotonic()
         flow = [pool.submit(complete, router.url, prompt) for prompt in asked]
-        time.sleep(0.1)
+        wait(flow, return_when=FIRST_COMPLETED)
         prefill.signal(number)
         answers = [future.result() for future in flow]
         took = time.monotonic() - began
-    without = len(asked) - len(bench.check_all(asked, answers))
+    without = len(asked) - len(bench.check_all(asked, answers, "float32"))
     assert took < DEADLINE + RECOMPUTE_MAX, f"{took:.1f} s"
     assert without, "nothing was on its way when the signal came"
     for reason in reasons(answers):
@@ -132,7 +134,7 @@ def _without_prefill(bench: Bench, number: int) -> str:
     wait_until_up(router, prefill)
     before = arranged_by(router)
     again = [complete(router.url, prompt) for prompt in fresh]
-    resumed = len(bench.check_all(fresh, again))
+    resumed = len(bench.check_all(fresh, again, "float32"))
     arranged = arranged_by(router) - before
     # The first of them is in the decode side's cache already.
     assert resumed >= 5, f"{resumed} of 6 were handed off after the restart"
