@@ -3,8 +3,14 @@
 //! [`copy`] streams large blocks past the cache, because a transfer's destination is rarely read by the core that wrote it and
 //! a streaming store spares reading the destination first. [`Helper`] lends a second core to copies that take long.
 
+mod cached;
 mod helper;
 mod streaming;
+mod summed;
+#[cfg(test)]
+mod tests;
 
+pub use cached::copy_cached;
 pub use helper::Helper;
 pub use streaming::{STREAM_MIN_BYTES, copy, copy_streaming};
+pub use summed::{copy_summed, sum};

@@ -21,13 +21,15 @@ use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
 use weft_protocol::atomic::WORD_BYTES;
 use weft_protocol::memory::Digest;
 use weft_protocol::{AtomicAct, Memory, Refusal};
+
+use crate::copy::{self, copy_cached};
 
 pub use dma_buf::DmaBufMemory;
 #[cfg(test)]
@@ -215,23 +217,15 @@ impl Memory for HostMemory {
     }
     fn read(&self, offset: u64, into: &mut [u8]) {
         // SAFETY: `at` checked the bounds; `into` is a unique borrow of memory that is not ours, so they do not overlap.
-        unsafe { ptr::copy(self.at(offset, into.len()), into.as_mut_ptr(), into.len()) }
+        unsafe { copy_cached(into.as_mut_ptr(), self.at(offset, into.len()), into.len()) }
     }
     fn write(&self, offset: u64, from: &[u8]) {
-        // SAFETY: `at` checked the bounds. `copy` tolerates overlap.
-        unsafe { ptr::copy(from.as_ptr(), self.at(offset, from.len()), from.len()) }
+        // SAFETY: `at` checked the bounds. `copy_cached` tolerates overlap.
+        unsafe { copy_cached(self.at(offset, from.len()), from.as_ptr(), from.len()) }
     }
-    fn digest(&self, mut offset: u64, len: u64, digest: &mut Digest) {
-        // Through a buffer that stays in the cache, because the checksum wants a slice and these bytes may change under it.
-        let mut buffer = [0u8; 8192];
-        let mut left = len;
-        while left > 0 {
-            let n = left.min(buffer.len() as u64) as usize;
-            self.read(offset, &mut buffer[..n]);
-            digest.update(&buffer[..n]);
-            offset += n as u64;
-            left -= n as u64;
-        }
+    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) {
+        // SAFETY: `at` checked the bounds, and the memory lives as long as `self`.
+        unsafe { copy::sum(self.at(offset, len as usize), len as usize, digest) }
     }
     fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
         let word = self.at(offset, WORD_BYTES as usize);

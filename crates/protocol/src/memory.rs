@@ -34,9 +34,11 @@ pub trait Memory: Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Digest(crc_fast::Digest);
 
+const ALGORITHM: crc_fast::CrcAlgorithm = crc_fast::CrcAlgorithm::Crc64Nvme;
+
 impl Default for Digest {
     fn default() -> Digest {
-        Digest(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme))
+        Digest(crc_fast::Digest::new(ALGORITHM))
     }
 }
 
@@ -46,6 +48,14 @@ impl Digest {
     }
     pub fn finish(self) -> u64 {
         self.0.finalize()
+    }
+    /// What it has come to, for whoever takes up bytes by other means.
+    pub fn state(&self) -> u64 {
+        self.0.get_state()
+    }
+    /// Goes on from what [`Digest::state`] said, or from 0, from where on equal remainders make equal checksums.
+    pub fn at_state(state: u64) -> Digest {
+        Digest(crc_fast::Digest::new_with_init_state(ALGORITHM, state))
     }
 }
 

@@ -24,7 +24,7 @@ impl Arena {
                     if whole >= copy::STREAM_MIN_BYTES as u64 {
                         copy::copy_streaming(to, from, len as usize);
                     } else {
-                        to.copy_from_nonoverlapping(from, len as usize);
+                        copy::copy_cached(to, from, len as usize);
                     }
                 }
             }

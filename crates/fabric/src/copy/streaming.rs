@@ -2,6 +2,8 @@
 
 use std::ptr;
 
+use super::copy_cached;
+
 /// Below this a copy is left in the cache: it fits there with its source, and whoever asked for it is likely to look at it next.
 pub const STREAM_MIN_BYTES: usize = 8 << 20;
 
@@ -16,7 +18,7 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
         if len >= STREAM_MIN_BYTES {
             copy_streaming(to, from, len);
         } else {
-            ptr::copy(from, to, len);
+            copy_cached(to, from, len);
         }
     }
 }
@@ -42,7 +44,7 @@ pub unsafe fn copy_streaming(to: *mut u8, from: *const u8, len: usize) {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(super) mod x86 {
     use std::arch::x86_64::*;
     use std::ptr;
 
@@ -52,7 +54,7 @@ mod x86 {
     /// # Safety
     /// As for [`super::copy`], and the CPU has AVX-512F.
     #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn stream_avx512(mut to: *mut u8, mut from: *const u8, mut len: usize) {
+    pub(in crate::copy) unsafe fn stream_avx512(mut to: *mut u8, mut from: *const u8, mut len: usize) {
         let head = to.align_offset(64).min(len);
         // SAFETY: every access stays within `len` bytes of either pointer, which the caller vouches for; streaming stores go to
         // addresses that the head copy has aligned; prefetching never faults.
@@ -83,7 +85,7 @@ mod x86 {
     /// # Safety
     /// As for [`super::copy`], and the CPU has AVX2.
     #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn stream_avx2(mut to: *mut u8, mut from: *const u8, mut len: usize) {
+    pub(in crate::copy) unsafe fn stream_avx2(mut to: *mut u8, mut from: *const u8, mut len: usize) {
         let head = to.align_offset(32).min(len);
         // SAFETY: as in `stream_avx512`.
         unsafe {
@@ -104,71 +106,6 @@ mod x86 {
             }
             ptr::copy(from, to, len);
             _mm_sfence();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    type Copier = unsafe fn(*mut u8, *const u8, usize);
-
-    fn copiers() -> Vec<(&'static str, Copier)> {
-        let mut all: Vec<(&'static str, Copier)> = vec![("copy", copy), ("streaming", copy_streaming)];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f") {
-                all.push(("avx512", |to, from, len| {
-                    // SAFETY: listed only where the CPU has it.
-                    unsafe { x86::stream_avx512(to, from, len) }
-                }));
-            }
-            if is_x86_feature_detected!("avx2") {
-                all.push(("avx2", |to, from, len| {
-                    // SAFETY: listed only where the CPU has it.
-                    unsafe { x86::stream_avx2(to, from, len) }
-                }));
-            }
-        }
-        all
-    }
-
-    fn check(len: usize, from_skip: usize, to_skip: usize) {
-        let source: Vec<u8> = (0..len + from_skip).map(|i| (i * 7 + i / 251) as u8).collect();
-        for (name, copier) in copiers() {
-            let mut to = vec![0xa5u8; to_skip + len + 64];
-            // SAFETY: both vectors hold `len` bytes after what is skipped.
-            unsafe { copier(to.as_mut_ptr().add(to_skip), source.as_ptr().add(from_skip), len) };
-            assert!(
-                to[..to_skip].iter().all(|&b| b == 0xa5),
-                "{name} wrote before its target"
-            );
-            assert!(to[to_skip..to_skip + len] == source[from_skip..], "{name}, {len} bytes");
-            assert!(
-                to[to_skip + len..].iter().all(|&b| b == 0xa5),
-                "{name} wrote past its target"
-            );
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_size_at_any_alignment(len in 0usize..5000, from_skip in 0usize..130, to_skip in 0usize..130) {
-            check(len, from_skip, to_skip);
-        }
-    }
-
-    #[test]
-    fn large_copies() {
-        for len in [
-            STREAM_MIN_BYTES - 1,
-            STREAM_MIN_BYTES,
-            STREAM_MIN_BYTES + 1,
-            STREAM_MIN_BYTES + 77,
-        ] {
-            check(len, 3, 61);
         }
     }
 }

@@ -13,6 +13,7 @@ use weft_protocol::Memory;
 use weft_protocol::memory::Digest;
 
 use super::{Mapping, MemoryError, Protection, page_bytes};
+use crate::copy;
 
 /// A mapped dma-buf, or a part of one.
 pub struct DmaBufMemory {
@@ -94,16 +95,11 @@ impl Memory for DmaBufMemory {
             unsafe { ptr::copy(from.as_ptr(), into, from.len()) }
         });
     }
-    fn digest(&self, mut offset: u64, len: u64, digest: &mut Digest) {
-        let mut buffer = [0u8; 8192];
-        let mut left = len;
-        while left > 0 {
-            let n = left.min(buffer.len() as u64) as usize;
-            self.read(offset, &mut buffer[..n]);
-            digest.update(&buffer[..n]);
-            offset += n as u64;
-            left -= n as u64;
-        }
+    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) {
+        self.touch(offset, len as usize, |from| {
+            // SAFETY: `touch` checked the bounds.
+            unsafe { copy::sum(from, len as usize, digest) }
+        });
     }
     fn as_any(&self) -> &dyn Any {
         self

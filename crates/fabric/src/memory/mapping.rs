@@ -72,6 +72,33 @@ impl Mapping {
         }
     }
 
+    /// Enters the pages that the mapped file has by now into the page table, a few at a time while `go_on` says so: whoever touches them first
+    /// need not wait for the kernel. Pages that the file does not have yet stay unmade.
+    pub(crate) fn enter(&self, file: BorrowedFd<'_>, go_on: impl Fn() -> bool) {
+        const STEP: usize = 4 << 20;
+        let seek = |from: usize, whence: libc::c_int| {
+            // SAFETY: a plain call on an open descriptor. Nobody reads or writes this file by its position.
+            let found = unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, whence) };
+            usize::try_from(found).ok()
+        };
+        let mut at = 0;
+        while let Some(present) = seek(at, libc::SEEK_DATA).filter(|&present| present < self.len) {
+            let end = seek(present, libc::SEEK_HOLE).map_or(self.len, |end| end.min(self.len));
+            for start in (present..end).step_by(STEP) {
+                // SAFETY: within the mapping; the call changes nothing that the pages hold.
+                let entered = go_on()
+                    && unsafe {
+                        let from = self.ptr.as_ptr().add(start).cast();
+                        libc::madvise(from, STEP.min(end - start), libc::MADV_POPULATE_READ) == 0
+                    };
+                if !entered {
+                    return;
+                }
+            }
+            at = end;
+        }
+    }
+
     pub(crate) fn prefer_node(&self, node: u32) -> Result<(), MemoryError> {
         const MPOL_PREFERRED: libc::c_ulong = 1;
         let mut mask = [0u64; 16];

@@ -10,6 +10,7 @@ use super::frame::{Bounce, Frame, MAX_BOUNCE_RUNS};
 use super::path::{Path, Running};
 use super::ring::{Ring, SLOT_BYTES, SLOTS};
 use crate::Clock;
+use crate::copy::{self, copy_cached};
 use crate::memory::HostMemory;
 
 /// Moves through the ring of one path.
@@ -66,9 +67,9 @@ impl Bouncing {
             unsafe {
                 let here = near.as_ptr().add(offset as usize);
                 if into_slot {
-                    std::ptr::copy(here, at, len as usize);
+                    copy_cached(at, here, len as usize);
                 } else {
-                    std::ptr::copy(at, here, len as usize);
+                    copy_cached(here, at, len as usize);
                 }
                 at = at.add(len as usize);
             }
@@ -219,7 +220,8 @@ impl Path {
         let data = ring.slot(slot);
         if !bouncing.writes() {
             if let Some(digest) = &mut bouncing.running.digest {
-                sum(digest, data, (asked.range.end - asked.range.start) as usize);
+                // SAFETY: the slot holds the range.
+                unsafe { copy::sum(data, (asked.range.end - asked.range.start) as usize, digest) };
             }
             if !bouncing.verifies {
                 bouncing.copy(&asked.range, data, false);
@@ -302,19 +304,6 @@ pub(super) fn mono_now_ns() -> u64 {
     (time.tv_sec as u64)
         .saturating_mul(1_000_000_000)
         .saturating_add(time.tv_nsec as u64)
-}
-
-/// Sums bytes that the peer could change, so through a buffer and never by reference.
-fn sum(digest: &mut weft_protocol::memory::Digest, from: *const u8, len: usize) {
-    let mut buffer = [0u8; 8192];
-    let mut done = 0;
-    while done < len {
-        let n = (len - done).min(buffer.len());
-        // SAFETY: the caller's slot holds `len` bytes.
-        unsafe { std::ptr::copy(from.add(done), buffer.as_mut_ptr(), n) };
-        digest.update(&buffer[..n]);
-        done += n;
-    }
 }
 
 fn completed(path: PathId, op: OpId, failure: Failure) -> Signal {

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use weft_protocol::{Access, Direction, Memory, Refusal, RegionTable};
 
 use super::frame::Bounce;
+use crate::copy::copy_cached;
 use crate::memory::{HostMemory, Mapping, MemoryError, Protection, memory_file, page_bytes, seal, sealed_bytes};
 
 pub(super) const SLOTS: u32 = 8;
@@ -92,8 +93,8 @@ impl Ring {
             unsafe {
                 let there = memory.as_ptr().add(span.offset as usize);
                 match bounce.direction {
-                    Direction::Read => std::ptr::copy(there, at, len),
-                    Direction::Write => std::ptr::copy(at, there, len),
+                    Direction::Read => copy_cached(at, there, len),
+                    Direction::Write => copy_cached(there, at, len),
                 }
                 at = at.add(len);
             }

@@ -1,5 +1,6 @@
 //! A peer's region as this process can reach it.
 
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use weft_protocol::{Access, Direction, Refusal};
 
 use super::frame::Answer;
 use super::ledger::{Entry, LedgerView};
+use crate::copy::copy_cached;
 use crate::memory::{Mapping, Protection, sealed_bytes};
 
 /// A peer's region, and how to get at its bytes.
@@ -26,6 +28,10 @@ pub(super) enum Reach {
     Foreign(u64),
 }
 
+/// Of regions of this size the pages are entered before they are touched. In smaller ones there are too few, and for larger ones the page
+/// table itself would take much memory.
+const ENTERED_BYTES: RangeInclusive<u64> = 1 << 20..=32 << 30;
+
 /// Why an answer cannot be used.
 #[derive(Debug)]
 pub(super) enum Unusable {
@@ -36,8 +42,8 @@ pub(super) enum Unusable {
 }
 
 impl Target {
-    pub(super) fn new(answer: Answer, file: Option<OwnedFd>) -> Result<Target, Unusable> {
-        let reach = match (answer.foreign, file) {
+    pub(super) fn new(answer: Answer, file: Option<OwnedFd>) -> Result<Arc<Target>, Unusable> {
+        let reach = match (answer.foreign, &file) {
             (Some(address), None) if address.checked_add(answer.len).is_some() => Reach::Foreign(address),
             (None, Some(file)) => {
                 let bytes = sealed_bytes(file.as_fd()).filter(|&bytes| bytes as u64 >= answer.len);
@@ -51,12 +57,31 @@ impl Target {
             }
             _ => return Err(Unusable::Garbage),
         };
-        Ok(Target {
+        let target = Arc::new(Target {
             len: answer.len,
             access: answer.access,
             entry: answer.entry,
             reach,
-        })
+        });
+        if let Some(file) = file.filter(|_| ENTERED_BYTES.contains(&answer.len)) {
+            target.enter(file);
+        }
+        Ok(target)
+    }
+
+    /// Has the kernel enter the owner's pages, beside what is moved meanwhile: a page that is touched for the first time takes as long as
+    /// a KiB of it.
+    fn enter(self: &Arc<Target>, file: OwnedFd) {
+        let target = Arc::clone(self);
+        let work = move || {
+            // SAFETY: a plain call, by which this thread makes way for all others.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+            if let Reach::Mapped(mapping) = &target.reach {
+                mapping.enter(file.as_fd(), || Arc::strong_count(&target) > 1);
+            }
+        };
+        // Without a thread the pages are entered one by one, when they are touched.
+        let _ = std::thread::Builder::new().name("weft-pages".into()).spawn(work);
     }
 
     pub(super) fn permits(&self, direction: Direction) -> Result<(), Refusal> {
@@ -127,6 +152,6 @@ impl BorrowedMapping {
             "a read outside a borrowed region"
         );
         // SAFETY: the mapping holds at least `len` bytes and its file cannot shrink; `into` is uniquely borrowed.
-        unsafe { std::ptr::copy(self.as_ptr().add(offset as usize), into.as_mut_ptr(), into.len()) }
+        unsafe { copy_cached(into.as_mut_ptr(), self.as_ptr().add(offset as usize), into.len()) }
     }
 }

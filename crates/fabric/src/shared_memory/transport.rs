@@ -448,7 +448,7 @@ impl SharedMemory {
             Err(refusal) => Err(refusal.into()),
             Ok(_) if files_lost => no_room(libc::EMFILE),
             Ok(answer) => match Target::new(answer, file) {
-                Ok(target) => Ok(Arc::new(target)),
+                Ok(target) => Ok(target),
                 Err(Unusable::NoRoom) => no_room(libc::ENOMEM),
                 Err(Unusable::Garbage) => {
                     path.broken = Some(Loss::Garbage);

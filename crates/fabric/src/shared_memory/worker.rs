@@ -9,7 +9,7 @@ use weft_protocol::{Direction, Leg, Memory};
 use super::foreign::{self, MAX_PIECES, Piece};
 use super::ledger::{Hazard, LedgerView};
 use super::target::{Reach, Target};
-use crate::copy::{Helper, STREAM_MIN_BYTES, copy_streaming};
+use crate::copy::{self, Helper, STREAM_MIN_BYTES, copy_cached, copy_streaming};
 use crate::memory::HostMemory;
 
 /// Copies from here on are shared with the helper; below it, waking it costs more than it saves.
@@ -20,7 +20,7 @@ const UNIT_BYTES: usize = 128 << 10;
 const FOREIGN_UNIT_BYTES: usize = 256 << 10;
 /// How many pieces are laid out at a time, which bounds the memory that a move of tiny pieces takes.
 const MAX_LAID_OUT: usize = 8 * MAX_PIECES;
-/// What is read, summed and passed on at a time, so that it is still in the cache for the next step.
+/// What is read of another process, summed and passed on at a time.
 const BUFFER_BYTES: usize = 32 << 10;
 
 /// What this transport copies with. Everything is used again, so that a move allocates nothing.
@@ -74,7 +74,7 @@ impl Worker {
     pub(super) fn new(hazard: Hazard, helper: bool) -> Worker {
         Worker {
             hazard,
-            helper: helper.then(Helper::new),
+            helper: (helper && several_cores()).then(Helper::new),
             pieces: Vec::with_capacity(MAX_PIECES),
             units: Vec::with_capacity(MAX_PIECES),
             buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
@@ -111,12 +111,12 @@ impl Worker {
         // says that the far one lives, and the guard keeps it so.
         match (part.digest, part.direction) {
             (Some(digest), Direction::Read) => {
-                sum(&self.pieces, &mut self.buffer, way.cached(), true, digest)?;
+                sum(&self.pieces, &mut self.buffer, way, true, digest)?;
             }
             (digest, direction) => {
                 run_units(&mut self.helper, &self.pieces, &self.units, way, direction)?;
                 if let Some(digest) = digest {
-                    sum(&self.pieces, &mut self.buffer, way.cached(), false, digest)?;
+                    sum(&self.pieces, &mut self.buffer, way, false, digest)?;
                 }
             }
         }
@@ -166,14 +166,6 @@ enum Way {
 }
 
 impl Way {
-    /// The same way, for bytes that are needed again at once.
-    fn cached(self) -> Way {
-        match self {
-            Way::Mapped { .. } => Way::Mapped { streaming: false },
-            foreign => foreign,
-        }
-    }
-
     /// # Safety
     /// The near side of every piece, and the far side where it is mapped, must be valid for the access that `direction` means.
     unsafe fn run(self, direction: Direction, pieces: &[Piece]) -> Result<(), i32> {
@@ -190,7 +182,7 @@ impl Way {
                         if streaming {
                             copy_streaming(to, from, piece.len);
                         } else {
-                            std::ptr::copy(from, to, piece.len);
+                            copy_cached(to, from, piece.len);
                         }
                     }
                 }
@@ -234,10 +226,36 @@ fn run_units(
     }
 }
 
-/// Reads the far side of the pieces through a buffer into a checksum; `deliver` passes it on to the near side.
+/// Takes the far side of the pieces up into a checksum; `deliver` passes it on to the near side.
 ///
 /// The far bytes are read once, so what is summed is what is delivered, even if the owner writes at the same time.
 fn sum(pieces: &[Piece], buffer: &mut [u8], way: Way, deliver: bool, digest: &mut Digest) -> Result<(), Fault> {
+    match way {
+        Way::Foreign(pid) => sum_foreign(pid, pieces, buffer, deliver, digest),
+        Way::Mapped { streaming } => {
+            for piece in pieces {
+                let (near, far) = (piece.near as *mut u8, piece.far as *const u8);
+                // SAFETY: `Worker::copy` has laid the pieces out with checks and holds the guard.
+                unsafe {
+                    match deliver {
+                        true => copy::copy_summed(near, far, piece.len, streaming, digest),
+                        false => copy::sum(far, piece.len, digest),
+                    }
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The same through a buffer, which as many pieces share as fit: every time is a system call.
+fn sum_foreign(
+    pid: libc::pid_t,
+    pieces: &[Piece],
+    buffer: &mut [u8],
+    deliver: bool,
+    digest: &mut Digest,
+) -> Result<(), Fault> {
     // The pieces again, cut into batches that fit the buffer.
     let mut batch: [Piece; 64] = [Piece {
         near: 0,
@@ -272,13 +290,13 @@ fn sum(pieces: &[Piece], buffer: &mut [u8], way: Way, deliver: bool, digest: &mu
             piece.near = at;
             at += piece.len;
         }
-        // SAFETY: the near side now lies in the buffer, which was filled only up to its length; the far side is the caller's.
-        unsafe { way.run(Direction::Read, &fetch[..count]) }.map_err(fault)?;
+        // SAFETY: the near side now lies in the buffer, which was filled only up to its length.
+        unsafe { foreign::move_pieces(pid, Direction::Read, &fetch[..count]) }.map_err(fault)?;
         digest.update(&buffer[..filled]);
         if deliver {
             for (from, to) in fetch[..count].iter().zip(&batch) {
                 // SAFETY: `lay_out` has checked the near side; the buffer is ours.
-                unsafe { std::ptr::copy(from.near as *const u8, to.near as *mut u8, to.len) };
+                unsafe { copy_cached(to.near as *mut u8, from.near as *const u8, to.len) };
             }
         }
     }
@@ -291,4 +309,9 @@ fn fault(errno: i32) -> Fault {
         libc::EFAULT => Fault::NoMemory,
         other => Fault::System(other),
     }
+}
+
+/// Whether this process may run on more than one core: on one, a helper is only in the way.
+fn several_cores() -> bool {
+    std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1)
 }

@@ -23,6 +23,8 @@ class Partner:
         self._peer = peer
         self._description: Description | None = None
         self._regions: dict[str, weft.Region] = {}
+        # Rooms for a word each, as many as were needed at a time.
+        self._rooms: list[weft.Memory] = []
 
     @property
     def peer(self) -> weft.Peer:
@@ -68,10 +70,14 @@ class Partner:
     def word(self, region: str, offset: int, deadline: float) -> int:
         """A word of one of its regions, as it is now."""
         table = self.region(region, deadline)
-        room = self._agent.allocate(8)
+        with self._lock:
+            room = self._rooms.pop() if self._rooms else None
+        room = room or self._agent.allocate(8)
+        # A room that is not given back, because the read failed, may still be written to.
         self.peer.read(room, table, [(offset, 8)], local_spans=[(0, 8)], deadline=left(deadline), checksum=True).wait()
         word = room.read_word(0)
-        room.release()
+        with self._lock:
+            self._rooms.append(room)
         return word
 
     @contextmanager

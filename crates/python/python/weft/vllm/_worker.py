@@ -35,7 +35,7 @@ WITHIN = "shared_memory"
 HAND_OFFS_MAX = 32
 
 # A step in which nothing is computed waits so long for a hand-off to end, instead of asking again at once.
-IDLE_STEP_MAX = 0.002
+IDLE_STEP_MAX = 0.005
 
 # What may go wrong with a hand-off without being a mistake of this package.
 EXPECTED = (Mismatch, PushAborted, PushFailed, PushLate, weft.Error)
