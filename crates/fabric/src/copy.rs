@@ -1,7 +1,8 @@
 //! Copying at the speed of the machine.
 //!
 //! [`copy`] streams large blocks past the cache, because a transfer's destination is rarely read by the core that wrote it and
-//! a streaming store spares reading the destination first. [`Helper`] lends a second core to copies that take long.
+//! a streaming store spares reading the destination first; [`copy_cached`] leaves them there. [`copy_summed`] takes a checksum on the way.
+//! [`Helper`] lends a second core to copies that take long.
 
 mod cached;
 mod helper;
