@@ -131,7 +131,7 @@ impl Connection {
             let patient = self.inbound.buffered().len() <= HELLO_BYTES_MAX;
             return if patient { Ok(None) } else { Err(Gone::GARBAGE) };
         };
-        self.inbound.consume(used);
+        self.inbound.consume_head(used);
         Ok(Some(frame))
     }
 }

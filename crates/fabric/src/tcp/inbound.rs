@@ -30,6 +30,8 @@ pub(super) struct Inbound {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    /// The last head was long, and the next may be: it is fetched in one piece.
+    long: bool,
     pub(super) payload: Option<Payload>,
     pub(super) write: Option<IncomingWrite>,
 }
@@ -89,6 +91,7 @@ impl Inbound {
             buffer: vec![0; BUFFER_BYTES],
             start: 0,
             end: 0,
+            long: false,
             payload: None,
             write: None,
         }
@@ -99,7 +102,13 @@ impl Inbound {
         &self.buffer[self.start..self.end]
     }
 
-    pub(super) fn consume(&mut self, len: usize) {
+    /// A head has been decoded.
+    pub(super) fn consume_head(&mut self, len: usize) {
+        self.long = len >= AHEAD_BYTES;
+        self.consume(len);
+    }
+
+    fn consume(&mut self, len: usize) {
         self.start += len;
         if self.start == self.end {
             self.start = 0;
@@ -159,7 +168,7 @@ impl Inbound {
             }
         }
         // A long head that has begun is fetched in larger pieces.
-        let ask = if self.end - self.start >= AHEAD_BYTES {
+        let ask = if self.long || self.end - self.start >= AHEAD_BYTES {
             self.buffer.len() - self.end
         } else {
             AHEAD_BYTES

@@ -257,7 +257,7 @@ impl Path {
             let Some((frame, used)) = frame::decode(connection.inbound.buffered())? else {
                 return Ok(());
             };
-            connection.inbound.consume(used);
+            connection.inbound.consume_head(used);
             match self.phase {
                 Phase::Live => self.on_frame(index, frame, world)?,
                 _ => self.on_opening_frame(index, frame, world)?,

@@ -36,8 +36,10 @@ const KIND_CONSUMED: u8 = 1;
 const KIND_THERE: u8 = 2;
 /// From this size on a message is read from where it lies.
 pub(super) const LONG_BYTES: u64 = 128 << 10;
-/// Bytes of one part. A multiple of every built-in element.
-const PART_BYTES: u64 = (MAX_PARCEL_BYTES - HEAD_BYTES) as u64 / 4096 * 4096;
+/// A part ends with one of these, unless it is the last: a multiple of every built-in element.
+const PART_GRAIN: u64 = 4096;
+/// The most bytes of one part.
+const PART_BYTES: u64 = (MAX_PARCEL_BYTES - HEAD_BYTES) as u64 / PART_GRAIN * PART_GRAIN;
 /// How far a sender may be ahead of its receiver on one lane.
 const WINDOW_BYTES: u64 = 2 << 20;
 /// The receiver says what it has consumed when it is so much.
@@ -255,7 +257,7 @@ impl Far {
         let mut outcome = Ok(());
         shared.act(|world, _| {
             while let Some(job) = &mut out.pushing {
-                let len = (job.head.len - job.pushed).min(PART_BYTES);
+                let len = part_len(job.head.len).min(job.head.len - job.pushed);
                 if out.sent - out.consumed + len > WINDOW_BYTES {
                     return;
                 }
@@ -643,7 +645,7 @@ fn apply(buffers: &Buffers, sink: &Sink<'_>, offset: u64, parcel: Vec<u8>, whole
                 };
                 HostKernels.combine(how, at(*with, offset), from, at(*into, offset), len);
             };
-            if PART_BYTES.is_multiple_of(how.size() as u64) || len == whole {
+            if PART_GRAIN.is_multiple_of(how.size() as u64) || len == whole {
                 return combine(offset, parcel, BYTES_AT);
             }
             // Elements that do not end with a part are put together first.
@@ -653,6 +655,12 @@ fn apply(buffers: &Buffers, sink: &Sink<'_>, offset: u64, parcel: Vec<u8>, whole
             }
         }
     }
+}
+
+/// How long the parts of a message are: as few as there can be, and all about as long, so that of two the first is on its way while the second is
+/// made.
+fn part_len(message: u64) -> u64 {
+    message.div_ceil(message.div_ceil(PART_BYTES).max(1)).next_multiple_of(PART_GRAIN)
 }
 
 fn write_head(buffer: &mut Vec<u8>, channel: u16, consumed: u64, part: Option<(&MessageHead, u64)>) {
