@@ -4,6 +4,8 @@
 //! registers, they are read once, folded and passed on. Folding turns many bytes into 256 that have the same checksum, because
 //! both leave the same remainder when divided by the checksum's polynomial.
 
+use std::mem::MaybeUninit;
+
 use weft_protocol::memory::Digest;
 
 use super::{copy_cached, copy_streaming};
@@ -49,17 +51,18 @@ unsafe fn pass(to: Option<*mut u8>, from: *const u8, len: usize, past_cache: boo
         *digest = Digest::at_state(0);
         digest.update(&folded);
     }
-    let mut buffer = [0u8; BUFFER_BYTES];
+    let mut buffer = [const { MaybeUninit::<u8>::uninit() }; BUFFER_BYTES];
+    let buffer = buffer.as_mut_ptr().cast::<u8>();
     while done < len {
         let n = (len - done).min(BUFFER_BYTES);
-        // SAFETY: within `len` bytes of either pointer; the buffer is ours.
+        // SAFETY: within `len` bytes of either pointer; the buffer is ours, and as much of it is looked at as was filled.
         unsafe {
-            copy_cached(buffer.as_mut_ptr(), from.add(done), n);
-            digest.update(&buffer[..n]);
+            copy_cached(buffer, from.add(done), n);
+            digest.update(std::slice::from_raw_parts(buffer, n));
             match to {
                 None => {}
-                Some(to) if past_cache => copy_streaming(to.add(done), buffer.as_ptr(), n),
-                Some(to) => copy_cached(to.add(done), buffer.as_ptr(), n),
+                Some(to) if past_cache => copy_streaming(to.add(done), buffer, n),
+                Some(to) => copy_cached(to.add(done), buffer, n),
             }
         }
         done += n;

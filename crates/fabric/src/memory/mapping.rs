@@ -73,17 +73,25 @@ impl Mapping {
     }
 
     /// Enters the pages that the mapped file has by now into the page table, a few at a time while `go_on` says so: whoever touches them first
-    /// need not wait for the kernel. Pages that the file does not have yet stay unmade.
-    pub(crate) fn enter(&self, file: BorrowedFd<'_>, go_on: impl Fn() -> bool) {
-        const STEP: usize = 4 << 20;
+    /// need not wait for the kernel. Only the first `len` bytes are looked at, and pages that the file does not have yet stay unmade.
+    pub(crate) fn enter(&self, file: BorrowedFd<'_>, len: usize, go_on: impl Fn() -> bool) {
+        // The kernel lets nobody change the mappings of this process during a step.
+        const STEP: usize = 256 << 10;
+        // Of other files, as those with huge pages, it cannot be told which pages they have.
+        if !is_shared_memory(file) {
+            return;
+        }
+        let len = len.min(self.len);
         let seek = |from: usize, whence: libc::c_int| {
             // SAFETY: a plain call on an open descriptor. Nobody reads or writes this file by its position.
             let found = unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, whence) };
             usize::try_from(found).ok()
         };
         let mut at = 0;
-        while let Some(present) = seek(at, libc::SEEK_DATA).filter(|&present| present < self.len) {
-            let end = seek(present, libc::SEEK_HOLE).map_or(self.len, |end| end.min(self.len));
+        while let Some(present) = seek(at, libc::SEEK_DATA).filter(|&present| present < len) {
+            let Some(end) = seek(present, libc::SEEK_HOLE).map(|end| end.min(len)) else {
+                return;
+            };
             for start in (present..end).step_by(STEP) {
                 // SAFETY: within the mapping; the call changes nothing that the pages hold.
                 let entered = go_on()
@@ -94,6 +102,7 @@ impl Mapping {
                 if !entered {
                     return;
                 }
+                std::thread::yield_now();
             }
             at = end;
         }
@@ -186,6 +195,15 @@ pub(crate) fn seal(file: &OwnedFd, more: libc::c_int) -> Result<(), MemoryError>
     Ok(())
 }
 
+/// Whether a file is memory in pages of the usual size.
+fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: an all-zero statfs is a valid one to be overwritten.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open and the result has a place.
+    let known = unsafe { libc::fstatfs(file.as_raw_fd(), &mut stat) == 0 };
+    known && stat.f_type == libc::TMPFS_MAGIC
+}
+
 /// The size of a file that somebody else made, if it can never shrink: only then is a mapping of it safe from SIGBUS.
 pub(crate) fn sealed_bytes(file: BorrowedFd<'_>) -> Option<usize> {
     // SAFETY: a plain call on an open descriptor; it fails on what is not a memory file.
@@ -220,5 +238,58 @@ fn last_error(step: &'static str, len: usize) -> MemoryError {
         step,
         len,
         source: io::Error::last_os_error(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn faults() -> i64 {
+        // SAFETY: an all-zero rusage is a valid one to be overwritten.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: the result has a place.
+        unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+        usage.ru_minflt
+    }
+
+    fn blocks(file: &OwnedFd) -> i64 {
+        // SAFETY: an all-zero stat is a valid one to be overwritten.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open and the result has a place.
+        unsafe { libc::fstat(file.as_raw_fd(), &mut stat) };
+        stat.st_blocks
+    }
+
+    #[test]
+    fn pages_that_are_there_are_entered_and_others_stay_unmade() {
+        const LEN: usize = 16 << 20;
+        let file = memory_file(c"test", LEN, page_bytes(), 0).unwrap();
+        let owner = Mapping::new(file.as_fd(), LEN, Protection::ReadWrite).unwrap();
+        let made = (4 << 20)..(12 << 20);
+        for offset in made.clone().step_by(page_bytes()) {
+            // SAFETY: within the mapping, which is ours.
+            unsafe { owner.as_ptr().add(offset).write_volatile(1) };
+        }
+        let (reader, before) = (
+            Mapping::new(file.as_fd(), LEN, Protection::ReadOnly).unwrap(),
+            blocks(&file),
+        );
+        // What lies beyond the region is left alone.
+        let region = 10 << 20;
+        reader.enter(file.as_fd(), region, || true);
+        assert_eq!(blocks(&file), before);
+        let touch = |range: std::ops::Range<usize>| {
+            let before = faults();
+            for offset in range.step_by(page_bytes()) {
+                // SAFETY: within the mapping.
+                unsafe { reader.as_ptr().add(offset).read_volatile() };
+            }
+            faults() - before
+        };
+        assert!(touch(made.start..region) < 8, "entered pages were entered again");
+        assert!(touch(region..made.end) >= 8, "what lies beyond was entered");
     }
 }

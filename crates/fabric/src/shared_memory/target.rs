@@ -2,7 +2,8 @@
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock, Weak};
 
 use weft_protocol::{Access, Direction, Refusal};
 
@@ -72,16 +73,24 @@ impl Target {
     /// Has the kernel enter the owner's pages, beside what is moved meanwhile: a page that is touched for the first time takes as long as
     /// a KiB of it.
     fn enter(self: &Arc<Target>, file: OwnedFd) {
-        let target = Arc::clone(self);
-        let work = move || {
-            // SAFETY: a plain call, by which this thread makes way for all others.
-            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
-            if let Reach::Mapped(mapping) = &target.reach {
-                mapping.enter(file.as_fd(), || Arc::strong_count(&target) > 1);
-            }
-        };
-        // Without a thread the pages are entered one by one, when they are touched.
-        let _ = std::thread::Builder::new().name("weft-pages".into()).spawn(work);
+        // One thread for all, and a short queue: what finds no place is entered page by page, when it is touched.
+        static TO_ENTER: OnceLock<SyncSender<(Weak<Target>, OwnedFd)>> = OnceLock::new();
+        let queue = TO_ENTER.get_or_init(|| {
+            let (sender, receiver) = sync_channel::<(Weak<Target>, OwnedFd)>(16);
+            let work = move || {
+                for (target, file) in receiver {
+                    if let Some(target) = target.upgrade()
+                        && let Reach::Mapped(mapping) = &target.reach
+                    {
+                        mapping.enter(file.as_fd(), target.len as usize, || Arc::strong_count(&target) > 1);
+                    }
+                }
+            };
+            // Without a thread nobody receives, and nothing is entered.
+            let _ = std::thread::Builder::new().name("weft-pages".into()).spawn(work);
+            sender
+        });
+        let _ = queue.try_send((Arc::downgrade(self), file));
     }
 
     pub(super) fn permits(&self, direction: Direction) -> Result<(), Refusal> {

@@ -20,6 +20,8 @@ const UNIT_BYTES: usize = 128 << 10;
 const FOREIGN_UNIT_BYTES: usize = 256 << 10;
 /// How many pieces are laid out at a time, which bounds the memory that a move of tiny pieces takes.
 const MAX_LAID_OUT: usize = 8 * MAX_PIECES;
+/// Pieces below this are summed together.
+const SMALL_BYTES: usize = 1024;
 /// What is read of another process, summed and passed on at a time.
 const BUFFER_BYTES: usize = 32 << 10;
 
@@ -233,7 +235,15 @@ fn sum(pieces: &[Piece], buffer: &mut [u8], way: Way, deliver: bool, digest: &mu
     match way {
         Way::Foreign(pid) => sum_foreign(pid, pieces, buffer, deliver, digest),
         Way::Mapped { streaming } => {
-            for piece in pieces {
+            let mut left = pieces;
+            while let Some((piece, rest)) = left.split_first() {
+                let small = run_of_small(left, buffer.len());
+                if small > 1 {
+                    sum_small(&left[..small], buffer, deliver, digest);
+                    left = &left[small..];
+                    continue;
+                }
+                left = rest;
                 let (near, far) = (piece.near as *mut u8, piece.far as *const u8);
                 // SAFETY: `Worker::copy` has laid the pieces out with checks and holds the guard.
                 unsafe {
@@ -245,6 +255,40 @@ fn sum(pieces: &[Piece], buffer: &mut [u8], way: Way, deliver: bool, digest: &mu
             }
             Ok(())
         }
+    }
+}
+
+/// How many of the first pieces are better summed together, because each is short, and fit the buffer.
+fn run_of_small(pieces: &[Piece], room: usize) -> usize {
+    let mut bytes = 0;
+    let together = pieces.iter().take_while(|piece| {
+        bytes += piece.len;
+        piece.len < SMALL_BYTES && bytes <= room
+    });
+    together.count()
+}
+
+/// The same for pieces that fit the buffer together.
+fn sum_small(pieces: &[Piece], buffer: &mut [u8], deliver: bool, digest: &mut Digest) {
+    let mut filled = 0;
+    for piece in pieces {
+        let into = buffer[filled..filled + piece.len].as_mut_ptr();
+        // SAFETY: as in `sum`; the slice of the buffer is of that length.
+        unsafe { copy_cached(into, piece.far as *const u8, piece.len) };
+        filled += piece.len;
+    }
+    digest.update(&buffer[..filled]);
+    let mut from = 0;
+    for piece in pieces.iter().filter(|_| deliver) {
+        // SAFETY: as above.
+        unsafe {
+            copy_cached(
+                piece.near as *mut u8,
+                buffer[from..from + piece.len].as_ptr(),
+                piece.len,
+            )
+        };
+        from += piece.len;
     }
 }
 

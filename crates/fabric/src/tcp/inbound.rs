@@ -30,8 +30,8 @@ pub(super) struct Inbound {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// The last head was long, and the next may be: it is fetched in one piece.
-    long: bool,
+    /// How long the last head was. The next may be as long, and is fetched in one piece; what follows it goes to its place.
+    last_head: usize,
     pub(super) payload: Option<Payload>,
     pub(super) write: Option<IncomingWrite>,
 }
@@ -91,7 +91,7 @@ impl Inbound {
             buffer: vec![0; BUFFER_BYTES],
             start: 0,
             end: 0,
-            long: false,
+            last_head: 0,
             payload: None,
             write: None,
         }
@@ -104,7 +104,7 @@ impl Inbound {
 
     /// A head has been decoded.
     pub(super) fn consume_head(&mut self, len: usize) {
-        self.long = len >= AHEAD_BYTES;
+        self.last_head = len;
         self.consume(len);
     }
 
@@ -168,10 +168,10 @@ impl Inbound {
             }
         }
         // A long head that has begun is fetched in larger pieces.
-        let ask = if self.long || self.end - self.start >= AHEAD_BYTES {
-            self.buffer.len() - self.end
-        } else {
-            AHEAD_BYTES
+        let room = self.buffer.len() - self.end;
+        let ask = match self.end - self.start >= AHEAD_BYTES {
+            true => room,
+            false => self.last_head.clamp(AHEAD_BYTES, room),
         };
         let free = &mut self.buffer[self.end..self.end + ask];
         vectors.push(free.as_mut_ptr(), free.len());

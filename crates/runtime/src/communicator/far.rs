@@ -660,7 +660,9 @@ fn apply(buffers: &Buffers, sink: &Sink<'_>, offset: u64, parcel: Vec<u8>, whole
 /// How long the parts of a message are: as few as there can be, and all about as long, so that of two the first is on its way while the second is
 /// made.
 fn part_len(message: u64) -> u64 {
-    message.div_ceil(message.div_ceil(PART_BYTES).max(1)).next_multiple_of(PART_GRAIN)
+    message
+        .div_ceil(message.div_ceil(PART_BYTES).max(1))
+        .next_multiple_of(PART_GRAIN)
 }
 
 fn write_head(buffer: &mut Vec<u8>, channel: u16, consumed: u64, part: Option<(&MessageHead, u64)>) {
@@ -715,5 +717,33 @@ fn loss(error: &Error) -> Loss {
             ..
         } => Loss::Silent,
         _ => Loss::ClosedByPeer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_as_few_as_can_be_and_end_with_a_grain() {
+        let sizes = [
+            0,
+            1,
+            PART_GRAIN,
+            PART_BYTES,
+            2 * PART_BYTES,
+            LONG_BYTES,
+            10 * LONG_BYTES,
+        ];
+        for len in sizes
+            .into_iter()
+            .flat_map(|size| [size.saturating_sub(1), size, size + 1])
+        {
+            let part = part_len(len);
+            assert!(part <= PART_BYTES, "{len}");
+            assert!(part.is_multiple_of(PART_GRAIN), "{len}");
+            let parts = if len == 0 { 0 } else { len.div_ceil(part) };
+            assert_eq!(parts, len.div_ceil(PART_BYTES), "{len}");
+        }
     }
 }

@@ -70,14 +70,14 @@ class Partner:
     def word(self, region: str, offset: int, deadline: float) -> int:
         """A word of one of its regions, as it is now."""
         table = self.region(region, deadline)
-        with self._lock:
-            room = self._rooms.pop() if self._rooms else None
-        room = room or self._agent.allocate(8)
+        try:
+            room = self._rooms.pop()
+        except IndexError:
+            room = self._agent.allocate(8)
         # A room that is not given back, because the read failed, may still be written to.
         self.peer.read(room, table, [(offset, 8)], local_spans=[(0, 8)], deadline=left(deadline), checksum=True).wait()
         word = room.read_word(0)
-        with self._lock:
-            self._rooms.append(room)
+        self._rooms.append(room)
         return word
 
     @contextmanager
