@@ -17,7 +17,7 @@ from instances import Process, complete, core, engine, free_port, get, label, me
 DEADLINE = 4.0
 LEASE = 8.0
 # Of the others, in which everything has to be handed off, however slow the machine is.
-AT_LEISURE = {"deadline": 120.0, "lease": 120.0}
+AT_LEISURE = {"deadline": 120.0, "lease": 120.0, "agent": {"silence_max": "60s"}}
 # A prompt is computed again within this much more than the deadline of a hand-off, on a slow machine.
 RECOMPUTE_MAX = 60.0
 
