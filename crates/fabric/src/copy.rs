@@ -10,6 +10,8 @@ mod streaming;
 mod summed;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod vectors;
 
 pub use cached::copy_cached;
 pub use helper::Helper;

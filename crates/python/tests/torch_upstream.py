@@ -17,7 +17,10 @@ import unittest
 # torch reads these when its tests are imported, in every process that they start.
 os.environ.setdefault("BACKEND", "weft")
 os.environ.setdefault("WORLD_SIZE", "2")
-os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp(prefix="torch-upstream-"))
+if "TEMP_DIR" not in os.environ:
+    # One for all of them, which goes with the process that made it.
+    scratch = tempfile.TemporaryDirectory(prefix="torch-upstream-")
+    os.environ["TEMP_DIR"] = scratch.name
 
 import torch.testing._internal.common_distributed as common
 

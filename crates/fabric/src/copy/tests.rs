@@ -1,7 +1,6 @@
 //! Every way of copying, on the same bytes.
 
 use super::*;
-use super::{cached, streaming};
 use proptest::prelude::*;
 
 type Copier = unsafe fn(*mut u8, *const u8, usize);
@@ -14,21 +13,21 @@ fn copiers() -> Vec<(&'static str, Copier)> {
         if is_x86_feature_detected!("avx512f") {
             all.push(("avx512", |to, from, len| {
                 // SAFETY: listed only where the CPU has it.
-                unsafe { streaming::x86::stream_avx512(to, from, len) }
+                unsafe { vectors::copy_avx512::<true>(to, from, len) }
             }));
             all.push(("cached avx512", |to, from, len| {
                 // SAFETY: as above.
-                unsafe { cached::x86::copy_avx512(to, from, len) }
+                unsafe { vectors::copy_avx512::<false>(to, from, len) }
             }));
         }
         if is_x86_feature_detected!("avx2") {
             all.push(("avx2", |to, from, len| {
                 // SAFETY: listed only where the CPU has it.
-                unsafe { streaming::x86::stream_avx2(to, from, len) }
+                unsafe { vectors::copy_avx2::<true>(to, from, len) }
             }));
             all.push(("cached avx2", |to, from, len| {
                 // SAFETY: as above.
-                unsafe { cached::x86::copy_avx2(to, from, len) }
+                unsafe { vectors::copy_avx2::<false>(to, from, len) }
             }));
         }
     }

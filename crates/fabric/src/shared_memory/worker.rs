@@ -22,7 +22,7 @@ const FOREIGN_UNIT_BYTES: usize = 256 << 10;
 const MAX_LAID_OUT: usize = 8 * MAX_PIECES;
 /// Pieces below this are summed together.
 const SMALL_BYTES: usize = 1024;
-/// What is read of another process, summed and passed on at a time.
+/// What pieces that are summed together share at a time.
 const BUFFER_BYTES: usize = 32 << 10;
 
 /// What this transport copies with. Everything is used again, so that a move allocates nothing.
@@ -232,69 +232,29 @@ fn run_units(
 ///
 /// The far bytes are read once, so what is summed is what is delivered, even if the owner writes at the same time.
 fn sum(pieces: &[Piece], buffer: &mut [u8], way: Way, deliver: bool, digest: &mut Digest) -> Result<(), Fault> {
-    match way {
-        Way::Foreign(pid) => sum_foreign(pid, pieces, buffer, deliver, digest),
-        Way::Mapped { streaming } => {
-            let mut left = pieces;
-            while let Some((piece, rest)) = left.split_first() {
-                let small = run_of_small(left, buffer.len());
-                if small > 1 {
-                    sum_small(&left[..small], buffer, deliver, digest);
-                    left = &left[small..];
-                    continue;
-                }
-                left = rest;
-                let (near, far) = (piece.near as *mut u8, piece.far as *const u8);
-                // SAFETY: `Worker::copy` has laid the pieces out with checks and holds the guard.
-                unsafe {
-                    match deliver {
-                        true => copy::copy_summed(near, far, piece.len, streaming, digest),
-                        false => copy::sum(far, piece.len, digest),
-                    }
-                }
+    let Way::Mapped { streaming } = way else {
+        return sum_together(way, pieces, buffer, deliver, digest);
+    };
+    for run in pieces.chunk_by(|a, b| a.len.max(b.len) < SMALL_BYTES) {
+        let [piece] = run else {
+            sum_together(Way::Mapped { streaming: false }, run, buffer, deliver, digest)?;
+            continue;
+        };
+        let (near, far) = (piece.near as *mut u8, piece.far as *const u8);
+        // SAFETY: `Worker::copy` has laid the pieces out with checks and holds the guard.
+        unsafe {
+            match deliver {
+                true => copy::copy_summed(near, far, piece.len, streaming, digest),
+                false => copy::sum(far, piece.len, digest),
             }
-            Ok(())
         }
     }
+    Ok(())
 }
 
-/// How many of the first pieces are better summed together, because each is short, and fit the buffer.
-fn run_of_small(pieces: &[Piece], room: usize) -> usize {
-    let mut bytes = 0;
-    let together = pieces.iter().take_while(|piece| {
-        bytes += piece.len;
-        piece.len < SMALL_BYTES && bytes <= room
-    });
-    together.count()
-}
-
-/// The same for pieces that fit the buffer together.
-fn sum_small(pieces: &[Piece], buffer: &mut [u8], deliver: bool, digest: &mut Digest) {
-    let mut filled = 0;
-    for piece in pieces {
-        let into = buffer[filled..filled + piece.len].as_mut_ptr();
-        // SAFETY: as in `sum`; the slice of the buffer is of that length.
-        unsafe { copy_cached(into, piece.far as *const u8, piece.len) };
-        filled += piece.len;
-    }
-    digest.update(&buffer[..filled]);
-    let mut from = 0;
-    for piece in pieces.iter().filter(|_| deliver) {
-        // SAFETY: as above.
-        unsafe {
-            copy_cached(
-                piece.near as *mut u8,
-                buffer[from..from + piece.len].as_ptr(),
-                piece.len,
-            )
-        };
-        from += piece.len;
-    }
-}
-
-/// The same through a buffer, which as many pieces share as fit: every time is a system call.
-fn sum_foreign(
-    pid: libc::pid_t,
+/// The same through a buffer, which as many pieces share as fit: each time costs something, a system call where the far side is not mapped.
+fn sum_together(
+    way: Way,
     pieces: &[Piece],
     buffer: &mut [u8],
     deliver: bool,
@@ -334,8 +294,8 @@ fn sum_foreign(
             piece.near = at;
             at += piece.len;
         }
-        // SAFETY: the near side now lies in the buffer, which was filled only up to its length.
-        unsafe { foreign::move_pieces(pid, Direction::Read, &fetch[..count]) }.map_err(fault)?;
+        // SAFETY: the near side now lies in the buffer, which was filled only up to its length; the far side is the caller's.
+        unsafe { way.run(Direction::Read, &fetch[..count]) }.map_err(fault)?;
         digest.update(&buffer[..filled]);
         if deliver {
             for (from, to) in fetch[..count].iter().zip(&batch) {
