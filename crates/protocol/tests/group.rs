@@ -38,13 +38,13 @@ fn players<'a>(ranks: u32, way: impl Fn(Rank) -> Way<'a>, group: &LoopbackGroup,
             average: case.reduction == Reduction::Avg && case.problem.collective.reduces(),
             scope: Scope::Known,
         };
-        let compiled = Arc::new(Compiled::new(&source, rank).unwrap());
+        let compiled = Compiled::new(&source, rank).unwrap();
         let layout = Layout::new(source.partition, program, rank);
         let bytes = |buffer| layout.elements(buffer) as usize * source.size;
         let memory = [
             Arc::new(VecMemory::new(filled(case, rank, bytes(Buffer::Input)))),
             Arc::new(VecMemory::new(vec![0xaa; bytes(Buffer::Output)])),
-            Arc::new(VecMemory::new(vec![0x55; compiled.scratch(0) as usize])),
+            Arc::new(VecMemory::new(vec![0x55; compiled.scratch() as usize])),
         ];
         if case.problem.in_place {
             // What both share is in the output already, or stays in the input.
@@ -66,17 +66,18 @@ fn players<'a>(ranks: u32, way: impl Fn(Rank) -> Way<'a>, group: &LoopbackGroup,
             memory,
             ended: false,
         };
-        let task = Task {
+        let task = Arc::new(Task {
             compiled,
-            combiners: Arc::new([Combiner::Builtin {
+            combiners: vec![Combiner::Builtin {
                 datatype: case.datatype,
                 reduction: case.reduction,
-            }]),
+            }],
             ranks: case.problem.ranks,
-            record: CallRecord::new(number, 1, case.problem.collective.name()),
-        };
-        let views = player.memory.clone().map(|memory| View::whole(memory));
-        player.execution.begin(task, views, &mut player.exchange).unwrap();
+            record: CallRecord::new(0, 1, case.problem.collective.name()),
+        });
+        let mut views = player.memory.clone().map(|memory| View::whole(memory)).to_vec();
+        let begun = player.execution.begin(&task, number, &mut views, &mut player.exchange);
+        begun.unwrap();
         player
     };
     (0..ranks).map(Rank).map(begin).collect()
@@ -87,7 +88,7 @@ fn play(players: &mut [Player], chance: &mut Seeded) {
     let mut idle = 0;
     while players.iter().any(|player| !player.ended) {
         let player = &mut players[chance.below(players.len() as u64) as usize];
-        let turn = player.execution.turn(&mut player.exchange, &Reference).unwrap();
+        let turn = player.execution.turn(&mut player.exchange, &Reference, 1).unwrap();
         player.ended = turn == Turn::Ended;
         idle = if turn == Turn::Moved { 0 } else { idle + 1 };
         assert!(idle < 100_000, "nobody moves any more");
@@ -180,26 +181,27 @@ fn more_parts_than_channels_share_them() {
         let begin = |rank: Rank| {
             let compiled = Compiled::group(&[source; PARTS], rank, channels).unwrap();
             assert!(compiled.channels() <= channels);
-            let memory: Vec<[Arc<VecMemory>; 3]> = (0..PARTS)
+            let memory: Vec<[Arc<VecMemory>; 2]> = (0..PARTS)
                 .map(|part| {
                     let input = vec![rank.0 as u8 + 10 * part as u8; 9];
-                    let scratch = compiled.scratch(part) as usize;
-                    [input, vec![0; 9], vec![0; scratch]].map(|bytes| Arc::new(VecMemory::new(bytes)))
+                    [input, vec![0; 9]].map(|bytes| Arc::new(VecMemory::new(bytes)))
                 })
                 .collect();
+            let scratch = Arc::new(VecMemory::zeroed(compiled.scratch() as usize));
             let sum = Combiner::Builtin {
                 datatype: Datatype::U8,
                 reduction: Reduction::Sum,
             };
-            let task = Task {
-                compiled: Arc::new(compiled),
-                combiners: vec![sum; PARTS].into(),
+            let task = Arc::new(Task {
+                compiled,
+                combiners: vec![sum; PARTS],
                 ranks: 3,
                 record: CallRecord::new(0, 1, "several"),
-            };
+            });
             let (mut execution, mut exchange) = (Execution::default(), group.exchange(rank));
             let views = memory.iter().flatten().map(|memory| View::whole(memory.clone()));
-            execution.begin(task, views, &mut exchange).unwrap();
+            let mut views: Vec<View> = views.chain([View::whole(scratch)]).collect();
+            execution.begin(&task, 0, &mut views, &mut exchange).unwrap();
             let outputs: Vec<Arc<VecMemory>> = memory.iter().map(|of| of[1].clone()).collect();
             (execution, exchange, outputs)
         };
@@ -207,7 +209,7 @@ fn more_parts_than_channels_share_them() {
         let mut ended = [false; 3];
         for _ in 0..100_000 {
             for (at, (execution, exchange, _)) in ranks.iter_mut().enumerate() {
-                ended[at] |= execution.turn(exchange, &Reference).unwrap() == Turn::Ended;
+                ended[at] |= execution.turn(exchange, &Reference, 1).unwrap() == Turn::Ended;
             }
         }
         assert_eq!(ended, [true; 3], "{channels} channels");

@@ -179,6 +179,7 @@ impl Part {
             self.held = Held::Registered(agent.register_shared(host.clone())?);
         }
         match &self.held {
+            Held::Registered(memory) if memory.is_lent() => Ok(()),
             Held::Registered(memory) => memory.lent().map(drop),
             Held::Foreign(_) => Ok(()),
         }
@@ -202,16 +203,18 @@ impl Part {
         !a.is_empty() && !b.is_empty() && a.start < b.end && b.start < a.end
     }
 
-    /// What an execution sees of it. It has been lent before, where it can be.
-    fn view(&self) -> View {
+    /// What an execution sees of it, and has in its stead. It has been lent before, where it can be.
+    fn into_view(self) -> View {
+        let Part { held, offset, len } = self;
+        let (key, memory): (_, Arc<dyn weft_protocol::Memory>) = match held {
+            Held::Registered(memory) => (memory.inner.lent.get().copied(), memory.inner),
+            Held::Foreign(host) => (None, host),
+        };
         View {
-            memory: self.host().clone(),
-            offset: self.offset,
-            len: self.len,
-            key: match &self.held {
-                Held::Registered(memory) => memory.inner.lent.get().copied(),
-                Held::Foreign(_) => None,
-            },
+            memory,
+            offset,
+            len,
+            key,
         }
     }
 }
@@ -235,19 +238,19 @@ impl Communicator {
         self.inner.nothing.part(0..0)
     }
 
-    fn run(&self, call: Described) -> Result<(), Error> {
-        if !call.is_pairwise()
-            && let Some(mut state) = self.inner.lock_if_free()
-            && state.has_no_call()
-        {
-            let left = state.run(call);
-            tell(state.take_ended(), state);
-            return match left? {
-                None => Ok(()),
-                Some(outcome) => self.pending(outcome).wait(),
-            };
+    /// Runs a call to its end, where nothing is under way that it would have to wait for.
+    fn run_at_once(&self, call: &mut Described) -> Option<Result<(), Error>> {
+        if call.is_pairwise() {
+            return None;
         }
-        self.leave(call).wait()
+        let mut state = self.inner.lock_if_free().filter(|state| state.has_no_call())?;
+        let left = state.run(call);
+        tell(state.take_ended(), state);
+        Some(match left {
+            Ok(None) => Ok(()),
+            Ok(Some(outcome)) => self.pending(outcome).wait(),
+            Err(error) => Err(error),
+        })
     }
 
     fn start(&self, call: Described) -> Pending {

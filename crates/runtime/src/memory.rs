@@ -1,5 +1,6 @@
 //! The handle of registered memory.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use weft_fabric::memory::HostMemory;
 use weft_plan::Time;
 use weft_protocol::atomic::check_word;
+use weft_protocol::memory::Digest;
 use weft_protocol::region::{Access, Region, RegionKey};
 use weft_protocol::transport::Progress;
 use weft_protocol::{AtomicAct, Memory as _, Refusal};
@@ -29,6 +31,28 @@ pub(crate) struct Registered {
     pub(crate) host: Arc<HostMemory>,
     /// Under which key the other ranks of a group read it, once it has been used in a collective.
     pub(crate) lent: OnceLock<RegionKey>,
+}
+
+/// What is registered stays so while something holds its bytes.
+impl weft_protocol::Memory for Registered {
+    fn len(&self) -> u64 {
+        self.host.len()
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.host.read(offset, into);
+    }
+    fn write(&self, offset: u64, from: &[u8]) {
+        self.host.write(offset, from);
+    }
+    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) {
+        self.host.digest(offset, len, digest);
+    }
+    fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
+        self.host.atomic(offset, act)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self.host.as_any()
+    }
 }
 
 impl Memory {
@@ -84,6 +108,10 @@ impl Memory {
     }
     pub fn to_vec(&self) -> Vec<u8> {
         self.inner.host.snapshot()
+    }
+
+    pub(crate) fn is_lent(&self) -> bool {
+        self.inner.lent.get().is_some()
     }
 
     /// Under which key the other ranks of a group may read it.

@@ -85,9 +85,13 @@ impl Exchange for Parcels {
         u16::MAX - 1
     }
 
-    fn begin(&mut self, _: &CallRecord, buffers: &[View]) -> Result<(), Trouble> {
-        self.buffers = buffers.to_vec();
+    fn begin(&mut self, _: &CallRecord, buffers: &mut Vec<View>) -> Result<(), Trouble> {
+        self.buffers = std::mem::take(buffers);
         Ok(())
+    }
+
+    fn buffer(&self, place: u32) -> &View {
+        &self.buffers[place as usize]
     }
 
     fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {
@@ -290,7 +294,7 @@ impl Scene {
             }
             let turn = player
                 .execution
-                .turn(&mut player.exchange, &Reference)
+                .turn(&mut player.exchange, &Reference, 1)
                 .expect("no trouble");
             player.ended |= turn == Turn::Ended;
             if turn == Turn::Waiting {
@@ -317,13 +321,13 @@ impl Scene {
                 average: case.reduction == Reduction::Avg && case.problem.collective.reduces(),
                 scope: Scope::Known,
             };
-            let compiled = Arc::new(Compiled::new(&source, rank).unwrap());
+            let compiled = Compiled::new(&source, rank).unwrap();
             let layout = Layout::new(source.partition, program, rank);
             let bytes = |buffer| layout.elements(buffer) as usize * source.size;
             player.memory = [
                 Arc::new(VecMemory::new(filled(case, rank, bytes(Buffer::Input)))),
                 Arc::new(VecMemory::new(vec![0xaa; bytes(Buffer::Output)])),
-                Arc::new(VecMemory::new(vec![0x55; compiled.scratch(0) as usize])),
+                Arc::new(VecMemory::new(vec![0x55; compiled.scratch() as usize])),
             ];
             let (datatype, reduction) = (case.datatype, case.reduction);
             let how = match custom && reduction != Reduction::Avg {
@@ -333,15 +337,16 @@ impl Scene {
                 },
                 false => Combiner::Builtin { datatype, reduction },
             };
-            let task = Task {
+            let task = Arc::new(Task {
                 compiled,
-                combiners: Arc::new([how]),
+                combiners: vec![how],
                 ranks: case.problem.ranks,
-                record: CallRecord::new(number, 1, case.problem.collective.name()),
-            };
-            let views = player.memory.clone().map(|memory| View::whole(memory));
+                record: CallRecord::new(0, 1, case.problem.collective.name()),
+            });
+            let mut views = player.memory.clone().map(|memory| View::whole(memory)).to_vec();
             player.ended = false;
-            player.execution.begin(task, views, &mut player.exchange).unwrap();
+            let begun = player.execution.begin(&task, number, &mut views, &mut player.exchange);
+            begun.unwrap();
         }
         self.run(|scene| scene.players.iter().all(|player| player.ended));
         for (rank, player) in self.players.iter().enumerate() {

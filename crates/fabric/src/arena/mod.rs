@@ -148,10 +148,11 @@ pub struct Arena {
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
     neighbourhood: Box<dyn Neighbourhood>,
-    /// Of the present call.
-    buffers: Vec<Held>,
-    /// Of messages beside it.
-    lent: Lent<Held>,
+    /// The buffers of the present call, and where they are.
+    views: Vec<View>,
+    bases: Vec<Base>,
+    /// Those of messages beside it.
+    lent: Lent<Beside>,
     call: CallRecord,
     /// Lanes with a message that has not found room yet.
     pushing: usize,
@@ -174,23 +175,21 @@ struct Neighbour {
     mappings: Vec<(RegionKey, Arc<dyn Seen>)>,
 }
 
-/// A buffer of the present call, or of a message beside it.
+/// The first byte of a view, which is held for as long as this.
+#[derive(Clone, Copy, Debug)]
+struct Base(*mut u8);
+
+// SAFETY: a pointer into memory that the view keeps alive, and which has no thread affinity.
+unsafe impl Send for Base {}
+
+/// The buffer of a message beside the present call.
 #[derive(Debug)]
-struct Held {
-    _memory: Arc<dyn weft_protocol::Memory>,
-    base: *mut u8,
-    len: u64,
-    /// Where in the memory behind the key the buffer begins.
-    offset: u64,
-    key: Option<RegionKey>,
+struct Beside {
+    view: View,
+    base: Base,
     /// For a message that stays here until it is read: its place among the lanes, and one more than its slot.
     left_there: Option<(usize, u64)>,
-    /// Neighbours have read it in an earlier call, and may have it in their caches.
-    read: bool,
 }
-
-// SAFETY: the pointer is into memory that the same value keeps alive, and which has no thread affinity.
-unsafe impl Send for Held {}
 
 impl Arena {
     /// Memory for the segment of one rank of `ranks`, for the others to map.
@@ -241,9 +240,10 @@ impl Arena {
             outgoing: (0..lanes).map(|_| Outgoing::default()).collect(),
             incoming: (0..lanes).map(|_| Incoming::default()).collect(),
             neighbourhood,
-            buffers: Vec::new(),
+            views: Vec::new(),
+            bases: Vec::new(),
             lent: Lent::default(),
-            call: CallRecord::new(0, 0, ""),
+            call: CallRecord::NONE,
             pushing: 0,
             reducer: None,
             read: Vec::with_capacity(READ_MAX),
@@ -294,19 +294,29 @@ impl Arena {
         }
     }
 
-    fn held(&self, piece: Piece) -> &Held {
-        match piece.is_lent() {
-            true => self.lent.of(piece.buffer).expect("a buffer that is lent"),
-            false => &self.buffers[piece.buffer as usize],
-        }
+    /// The buffer of a piece, and where the piece begins.
+    fn held(&self, piece: Piece) -> (&View, *mut u8) {
+        let (view, base) = match piece.is_lent() {
+            true => {
+                let beside = self.lent.of(piece.buffer).expect("a buffer that is lent");
+                (&beside.view, beside.base)
+            }
+            false => (&self.views[piece.buffer as usize], self.bases[piece.buffer as usize]),
+        };
+        let end = piece.offset.checked_add(piece.len);
+        assert!(end.is_some_and(|end| end <= view.len), "a piece outside of its buffer");
+        // SAFETY: within the buffer, as just checked.
+        (view, unsafe { base.0.add(piece.offset as usize) })
     }
 
     fn at(&self, piece: Piece) -> *mut u8 {
-        let held = self.held(piece);
-        let end = piece.offset.checked_add(piece.len);
-        assert!(end.is_some_and(|end| end <= held.len), "a piece outside of its buffer");
-        // SAFETY: within the buffer, as just checked.
-        unsafe { held.base.add(piece.offset as usize) }
+        self.held(piece).1
+    }
+
+    /// Whether neighbours have read the buffer of a piece in an earlier call, and may have it in their caches.
+    fn was_read(&self, piece: Piece) -> bool {
+        let key = self.held(piece).0.key;
+        !piece.is_lent() && key.is_some_and(|key| self.read.contains(&key))
     }
 
     /// Whether there is a slot to write on a lane.
@@ -402,21 +412,31 @@ impl Exchange for Arena {
         self.options.channels
     }
 
-    fn begin(&mut self, call: &CallRecord, buffers: &[View]) -> Result<(), Trouble> {
-        self.buffers.clear();
-        for (index, view) in buffers.iter().enumerate() {
-            let unusable = |refusal| Trouble::Unusable {
-                buffer: index as u32,
-                refusal,
-            };
-            let mut held = Held::new(view).map_err(unusable)?;
-            held.read = held.key.is_some_and(|key| self.read.contains(&key));
-            self.buffers.push(held);
+    fn begin(&mut self, call: &CallRecord, buffers: &mut Vec<View>) -> Result<(), Trouble> {
+        self.views.clear();
+        std::mem::swap(&mut self.views, buffers);
+        self.bases.clear();
+        for (index, view) in self.views.iter_mut().enumerate() {
+            match base_of(view) {
+                Ok(base) => self.bases.push(base),
+                Err(refusal) => {
+                    self.views.clear();
+                    let buffer = index as u32;
+                    return Err(Trouble::Unusable { buffer, refusal });
+                }
+            }
         }
         let renamed = call.signature != self.call.signature || call.words != self.call.words;
-        self.call = *call;
+        match renamed {
+            true => self.call = *call,
+            false => self.call.number = call.number,
+        }
         self.own.set_status(call, board::UNDER_WAY, renamed);
         Ok(())
+    }
+
+    fn buffer(&self, place: u32) -> &View {
+        &self.views[place as usize]
     }
 
     fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {
@@ -425,10 +445,8 @@ impl Exchange for Arena {
             return Ok(Offered::Full);
         }
         let head = *head;
-        let at = self.at(from);
-        let held = self.held(from);
-        let offset = held.offset + from.offset;
-        let key = held.key;
+        let (view, at) = self.held(from);
+        let (offset, key) = (view.offset + from.offset, view.key);
         let eager = match key {
             Some(_) => self.options.eager_bytes_max.min(self.options.slot_bytes),
             None => self.options.slot_bytes,
@@ -451,7 +469,7 @@ impl Exchange for Arena {
             let body = Body::There { key, offset };
             let number = self.publish_slot(place, index, &Slot { head, body });
             match self.lent.of_mut(from.buffer).filter(|_| from.is_lent()) {
-                Some(held) => held.left_there = Some((index, number + 1)),
+                Some(beside) => beside.left_there = Some((index, number + 1)),
                 None => self.outgoing[index].left_there = number + 1,
             }
             return Ok(Offered::Open(Ticket::LeftThere(number).id()));
@@ -589,13 +607,19 @@ impl Exchange for Arena {
             self.own.withdraw();
         }
         self.own.set_status(&self.call, board::ENDED, false);
-        self.buffers.clear();
+        self.views.clear();
         Progress::Idle
     }
 
     fn lend(&mut self, _: Rank, view: &View) -> Result<u32, Trouble> {
         let unusable = |refusal| Trouble::Unusable { buffer: 0, refusal };
-        Ok(self.lent.insert(Held::new(view).map_err(unusable)?))
+        let mut view = view.clone();
+        let base = base_of(&mut view).map_err(unusable)?;
+        Ok(self.lent.insert(Beside {
+            view,
+            base,
+            left_there: None,
+        }))
     }
 
     fn take_back(&mut self, _: Rank, buffer: u32) -> Progress {
@@ -608,7 +632,7 @@ impl Exchange for Arena {
                 }
             }
         }
-        if let Some((index, end)) = self.lent.remove(buffer).and_then(|held| held.left_there) {
+        if let Some((index, end)) = self.lent.remove(buffer).and_then(|beside| beside.left_there) {
             let (place, channel) = (index / self.layout.channels, index % self.layout.channels);
             let out = &mut self.outgoing[index];
             if out.consumed < end {
@@ -623,25 +647,19 @@ impl Exchange for Arena {
     }
 }
 
-impl Held {
-    fn new(view: &View) -> Result<Held, Refusal> {
-        let host = view.memory.as_any().downcast_ref::<HostMemory>();
-        let host = host.ok_or(Refusal::Unsupported)?;
-        let end = view.offset.checked_add(view.len);
-        if end.is_none_or(|end| end > view.memory.len()) {
-            return Err(Refusal::OutOfBounds);
-        }
-        Ok(Held {
-            _memory: Arc::clone(&view.memory),
-            // SAFETY: within the memory, as just checked.
-            base: unsafe { host.as_ptr().add(view.offset as usize) },
-            len: view.len,
-            offset: view.offset,
-            key: view.key.filter(|_| host.file().is_some()),
-            left_there: None,
-            read: false,
-        })
+/// Where a view begins. It keeps its key only where neighbours can map the memory.
+fn base_of(view: &mut View) -> Result<Base, Refusal> {
+    let host = view.memory.as_any().downcast_ref::<HostMemory>();
+    let host = host.ok_or(Refusal::Unsupported)?;
+    let end = view.offset.checked_add(view.len);
+    if end.is_none_or(|end| end > weft_protocol::Memory::len(host)) {
+        return Err(Refusal::OutOfBounds);
     }
+    if host.file().is_none() {
+        view.key = None;
+    }
+    // SAFETY: within the memory, as just checked.
+    Ok(Base(unsafe { host.as_ptr().add(view.offset as usize) }))
 }
 
 impl fmt::Debug for Arena {

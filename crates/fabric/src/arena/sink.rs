@@ -38,7 +38,7 @@ impl Arena {
                             .filter(|r| r.datatype() == *datatype && r.reduction() == *reduction);
                         let reducer = known.unwrap_or_else(|| Reducer::new(*datatype, *reduction));
                         self.reducer = Some(reducer);
-                        let (size, read) = (datatype.size(), self.held(target).read);
+                        let (size, read) = (datatype.size(), self.was_read(target));
                         let combine = |bytes: Range<usize>, cache: Cache| {
                             let at = bytes.start;
                             // SAFETY: as above; `with` and `into` are equal or do not overlap, as a sink promises.

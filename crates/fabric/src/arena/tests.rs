@@ -129,7 +129,7 @@ fn swap(lens: &[u64], mapped: [bool; 2], how: Option<&Combiner>) {
     let before: Vec<_> = views.iter().map(|v| (bytes_of(&v[0]), bytes_of(&v[1]))).collect();
     let mut ends = arenas(2, small(), &everybody);
     for (end, views) in ends.iter_mut().zip(&views) {
-        end.begin(&record(3), views).unwrap();
+        end.begin(&record(3), &mut views.clone()).unwrap();
     }
     let mut sent = [(0usize, 0u64); 2];
     let mut got = [(0usize, 0u64); 2];
@@ -233,8 +233,8 @@ fn a_message_of_another_call_is_not_touched() {
     let mut everybody = Everybody::default();
     let views: Vec<_> = (0..2).map(|r| buffers(64, r, None, &mut everybody)).collect();
     let mut ends = arenas(2, small(), &everybody);
-    ends[0].begin(&record(1), &views[0]).unwrap();
-    ends[1].begin(&record(2), &views[1]).unwrap();
+    ends[0].begin(&record(1), &mut views[0].clone()).unwrap();
+    ends[1].begin(&record(2), &mut views[1].clone()).unwrap();
     let (to, from) = (rank(1), rank(0));
     let sent = ends[0].offer(Lane { peer: to, channel: 0 }, &head(1, 8), piece(0, 0, 8));
     assert_eq!(sent, Ok(Offered::Settled));
@@ -274,7 +274,7 @@ fn taken_back(call: u64, abort: Option<&Abort>) -> Trouble {
         .collect();
     let mut ends = arenas(2, small(), &everybody);
     for (end, views) in ends.iter_mut().zip(&views) {
-        end.begin(&record(call), views).unwrap();
+        end.begin(&record(call), &mut views.clone()).unwrap();
     }
     let (to, from) = (rank(1), rank(0));
     let offered = ends[0].offer(Lane { peer: to, channel: 0 }, &head(call, 4096), piece(0, 0, 4096));
@@ -359,7 +359,7 @@ fn a_message_beside_a_call_has_memory_of_its_own() {
         };
         // A call of no messages begins and ends meanwhile, and takes nothing of it away.
         for end in &mut ends {
-            end.begin(&record(0), &[]).unwrap();
+            end.begin(&record(0), &mut Vec::new()).unwrap();
             assert_eq!(end.end(), Progress::Idle);
         }
         loop {
@@ -400,7 +400,7 @@ fn whoever_rests_is_woken_by_news() {
             peer: rank(0),
             channel: 0,
         };
-        sleeper.begin(&record(0), &views[1]).unwrap();
+        sleeper.begin(&record(0), &mut views[1].clone()).unwrap();
         for rests in 0.. {
             sleeper.poll(Time::ZERO).unwrap();
             let taken = sleeper.take(lane, &head(0, 16), &Sink::Copy(piece(1, 0, 16))).unwrap();
@@ -418,7 +418,7 @@ fn whoever_rests_is_woken_by_news() {
     }
     thread::sleep(Duration::from_millis(20));
     let views = buffers(64, 9, None, &mut Everybody::default());
-    other.begin(&record(0), &views).unwrap();
+    other.begin(&record(0), &mut views.clone()).unwrap();
     let lane = Lane {
         peer: rank(1),
         channel: 0,
@@ -443,8 +443,9 @@ fn a_segment_of_other_dimensions_is_refused() {
 #[test]
 fn memory_that_is_not_of_this_host_is_refused() {
     let mut ends = arenas(2, small(), &Everybody::default());
-    let elsewhere = View::whole(Arc::new(memory::VecMemory::zeroed(8)));
-    let begun = ends[0].begin(&record(0), &[elsewhere]);
+    let memory = Arc::new(memory::VecMemory::zeroed(8));
+    let begun = ends[0].begin(&record(0), &mut vec![View::whole(memory.clone())]);
     let refusal = Refusal::Unsupported;
     assert_eq!(begun, Err(Trouble::Unusable { buffer: 0, refusal }));
+    assert_eq!(Arc::strong_count(&memory), 1, "what is refused is not kept");
 }

@@ -9,7 +9,7 @@ mod fuse;
 use std::ops::Range;
 
 use weft_plan::Rank;
-use weft_plan::collective::{Layout, Partition};
+use weft_plan::collective::{Buffer, Layout, Partition};
 use weft_plan::schedule::{Op, Ops, Program, Slice};
 
 use super::exchange::{Lane, Piece};
@@ -27,8 +27,8 @@ pub struct Compiled {
     pub(super) released: Vec<u32>,
     /// The lanes that messages are sent on.
     pub(super) outgoing: Vec<Lane>,
-    /// Bytes of scratch that each part of the call needs, in the order of its parts.
-    pub(super) scratch: Vec<u64>,
+    /// Bytes of scratch that all parts of the call need together.
+    pub(super) scratch: u64,
     pub(super) channels: u16,
 }
 
@@ -99,8 +99,11 @@ pub enum Scope {
     Own,
 }
 
-/// The buffers of each part of a call, in the order in which an exchange is told of them.
-pub const BUFFERS: u32 = 3;
+/// The buffers of each part of a call, in the order in which an exchange is told of them: input and output. Scratch, of all parts together,
+/// comes after those of the last.
+pub const BUFFERS: u32 = 2;
+/// Scratch of a part begins on a cache line.
+const SCRATCH_GRAIN: u64 = 64;
 
 /// A call that cannot be compiled: fix the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -122,7 +125,7 @@ impl Compiled {
         Compiled::group(std::slice::from_ref(source), rank, u16::MAX)
     }
 
-    /// Several at once, each on buffers of its own: the buffers of part *i* begin at [`BUFFERS`] × *i*. Each has channels of its own
+    /// Several at once, each on buffers of its own: those of part *i* begin at [`BUFFERS`] × *i*. Each has channels of its own
     /// as far as there are so many; then they are shared, in the order of the parts, which is the same on all ranks.
     pub fn group(sources: &[Source<'_>], rank: Rank, channels_max: u16) -> Result<Compiled, CompileError> {
         let mut compiled = Compiled::default();
@@ -137,22 +140,28 @@ impl Compiled {
                 first: next,
                 max: channels_max.max(1),
             };
-            let ops = list(source, rank, part as u32, channels)?;
+            let scratch = Place {
+                buffer: sources.len() as u32 * BUFFERS,
+                offset: compiled.scratch,
+            };
+            let ops = list(source, rank, part as u32, channels, scratch)?;
             next = channels.of(needed);
             let used = u32::from(channels.first) + u32::from(needed);
             compiled.channels = compiled.channels.max(used.min(channels_max.into()) as u16);
             let layout = Layout::new(source.partition, source.program, rank);
-            let scratch = layout.elements(weft_plan::collective::Buffer::Scratch) * source.size as u64;
-            compiled.scratch.push(scratch);
+            let needed = layout.elements(Buffer::Scratch) * source.size as u64;
+            let after = compiled.scratch.checked_add(needed);
+            let after = after.and_then(|after| after.checked_next_multiple_of(SCRATCH_GRAIN));
+            compiled.scratch = after.ok_or(CompileError::TooLarge)?;
             flow.add(part as u32, fuse::fuse(ops));
         }
         flow.finish(&mut compiled);
         Ok(compiled)
     }
 
-    /// Bytes of scratch that part `part` needs.
-    pub fn scratch(&self, part: usize) -> u64 {
-        self.scratch.get(part).copied().unwrap_or(0)
+    /// Bytes of scratch that it needs.
+    pub fn scratch(&self) -> u64 {
+        self.scratch
     }
     /// How many channels it uses between two ranks.
     pub fn channels(&self) -> u16 {
@@ -214,8 +223,21 @@ impl Channels {
     }
 }
 
+/// Where the scratch of a part begins.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    buffer: u32,
+    offset: u64,
+}
+
 /// What the program lists for this rank, without what has no bytes.
-fn list(source: &Source<'_>, rank: Rank, part: u32, channels: Channels) -> Result<Vec<Listed>, CompileError> {
+fn list(
+    source: &Source<'_>,
+    rank: Rank,
+    part: u32,
+    channels: Channels,
+    scratch: Place,
+) -> Result<Vec<Listed>, CompileError> {
     let (program, partition) = (source.program, source.partition);
     let shape = program.shape();
     let (ranks, pieces) = (partition.problem().ranks, partition.pieces());
@@ -233,11 +255,7 @@ fn list(source: &Source<'_>, rank: Rank, part: u32, channels: Channels) -> Resul
     }
     let layout = Layout::new(partition, program, rank);
     let size = source.size as u64;
-    let buffers = [
-        weft_plan::collective::Buffer::Input,
-        weft_plan::collective::Buffer::Output,
-        weft_plan::collective::Buffer::Scratch,
-    ];
+    let buffers = [Buffer::Input, Buffer::Output, Buffer::Scratch];
     if buffers
         .iter()
         .any(|&buffer| layout.elements(buffer).checked_mul(size).is_none())
@@ -246,10 +264,25 @@ fn list(source: &Source<'_>, rank: Rank, part: u32, channels: Channels) -> Resul
     }
     let piece = |slice: Slice| {
         let (buffer, elements) = layout.locate(slice);
-        Piece {
-            buffer: part * BUFFERS + buffer as u32,
-            offset: elements.start * size,
-            len: (elements.end - elements.start) * size,
+        let (offset, len) = (elements.start * size, (elements.end - elements.start) * size);
+        let own = part * BUFFERS;
+        match buffer {
+            // A call need not have the buffer of a piece of nothing.
+            _ if len == 0 => Piece {
+                buffer: own,
+                offset: 0,
+                len,
+            },
+            Buffer::Input | Buffer::Output => Piece {
+                buffer: own + buffer as u32,
+                offset,
+                len,
+            },
+            Buffer::Scratch => Piece {
+                buffer: scratch.buffer,
+                offset: scratch.offset + offset,
+                len,
+            },
         }
     };
     let lane = |peer: Rank, channel: weft_plan::schedule::Channel| Lane {
@@ -298,13 +331,9 @@ fn list(source: &Source<'_>, rank: Rank, part: u32, channels: Channels) -> Resul
         }
     }
     if source.average {
-        let (buffer, len) = output(&layout, partition, rank, size);
-        if len > 0 {
-            let at = Piece {
-                buffer: part * BUFFERS + buffer.0,
-                offset: buffer.1,
-                len,
-            };
+        let chunks = partition.problem().chunks(rank, Buffer::Output, partition.pieces());
+        let at = piece(Slice::output(0, chunks));
+        if at.len > 0 {
             listed.push(Listed {
                 step: shape.steps,
                 act: Act::Divide { at },
@@ -313,16 +342,4 @@ fn list(source: &Source<'_>, rank: Rank, part: u32, channels: Channels) -> Resul
         }
     }
     Ok(listed)
-}
-
-/// Where the output of a rank lies: its buffer, the first byte in it, and how many there are.
-fn output(layout: &Layout, partition: &Partition, rank: Rank, size: u64) -> ((u32, u64), u64) {
-    let chunks = partition
-        .problem()
-        .chunks(rank, weft_plan::collective::Buffer::Output, partition.pieces());
-    let (buffer, elements) = layout.locate(Slice::output(0, chunks));
-    (
-        (buffer as u32, elements.start * size),
-        (elements.end - elements.start) * size,
-    )
 }

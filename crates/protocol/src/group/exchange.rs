@@ -31,9 +31,11 @@ pub trait Exchange: Board + fmt::Debug + Send {
     /// lanes of others do not exist.
     fn channels(&self) -> u16;
 
-    /// Makes a call's buffers known and publishes what is being called. Pieces name a buffer by its place in `buffers`. Whatever of
-    /// them the exchange needs beyond this call, it clones.
-    fn begin(&mut self, call: &CallRecord, buffers: &[View]) -> Result<(), Trouble>;
+    /// Takes a call's buffers out of the list and publishes what is being called. Pieces name a buffer by its place in the list.
+    fn begin(&mut self, call: &CallRecord, buffers: &mut Vec<View>) -> Result<(), Trouble>;
+
+    /// A buffer of the call.
+    fn buffer(&self, place: u32) -> &View;
 
     /// Makes `from` the next message to a peer. Unless it answers [`Offered::Settled`], the bytes must not change until
     /// [`settled`](Exchange::settled) says so.

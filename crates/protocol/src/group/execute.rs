@@ -21,22 +21,21 @@
 //! let mut ranks: Vec<_> = (0..2)
 //!     .map(|rank| {
 //!         let input = Arc::new(VecMemory::new(vec![10 * rank as u8 + 1; 3]));
-//!         let task = Task {
-//!             compiled: Arc::new(Compiled::new(&source, Rank(rank)).unwrap()),
-//!             combiners: Arc::new([sum.clone()]),
+//!         let task = Arc::new(Task {
+//!             compiled: Compiled::new(&source, Rank(rank)).unwrap(),
+//!             combiners: vec![sum.clone()],
 //!             ranks: 2,
 //!             record: CallRecord::new(0, 1, "all-reduce sum of 3 u8"),
-//!         };
-//!         let none = Arc::new(VecMemory::zeroed(0));
-//!         let buffers = [View::whole(input), View::whole(outputs[rank as usize].clone()), View::whole(none)];
+//!         });
+//!         let mut buffers = vec![View::whole(input), View::whole(outputs[rank as usize].clone())];
 //!         let (mut execution, mut exchange) = (Execution::default(), group.exchange(Rank(rank)));
-//!         execution.begin(task, buffers, &mut exchange).unwrap();
+//!         execution.begin(&task, 0, &mut buffers, &mut exchange).unwrap();
 //!         (execution, exchange)
 //!     })
 //!     .collect();
 //! let mut ended = 0;
 //! while ended < 2 {
-//!     let turns = ranks.iter_mut().map(|(execution, exchange)| execution.turn(exchange, &Reference));
+//!     let turns = ranks.iter_mut().map(|(execution, exchange)| execution.turn(exchange, &Reference, 1));
 //!     ended = turns.filter(|turn| *turn == Ok(Turn::Ended)).count();
 //! }
 //! assert_eq!(outputs[1].snapshot(), [12, 12, 12]);
@@ -55,10 +54,12 @@ use super::record::{CallRecord, Waiting};
 use crate::transport::Progress;
 
 /// A call of this rank. Kept between calls, it allocates nothing once it has seen one as large.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Execution {
-    task: Option<Task>,
-    buffers: Vec<View>,
+    /// That of the last call, if none is under way: the next one is often like it.
+    task: Option<Arc<Task>>,
+    record: CallRecord,
+    under_way: bool,
     /// By op: how much it still waits for.
     waits: Vec<u32>,
     /// Messages that may go or come.
@@ -71,13 +72,14 @@ pub struct Execution {
     left: usize,
 }
 
-/// What to run.
-#[derive(Clone, Debug)]
+/// What to run: the same for all calls that are alike.
+#[derive(Debug)]
 pub struct Task {
-    pub compiled: Arc<Compiled>,
+    pub compiled: Compiled,
     /// One a part of the call, for those that reduce; the others' are not looked at.
-    pub combiners: Arc<[Combiner]>,
+    pub combiners: Vec<Combiner>,
     pub ranks: u32,
+    /// With any number: each call has its own.
     pub record: CallRecord,
 }
 
@@ -94,19 +96,39 @@ pub enum Turn {
 }
 
 /// Passes over the lanes in one turn, so that whoever turns can look at the clock now and then.
-const PASSES: usize = 16;
+const PASSES: u32 = 16;
+
+impl Default for Execution {
+    fn default() -> Execution {
+        Execution {
+            task: None,
+            record: CallRecord::NONE,
+            under_way: false,
+            waits: Vec::new(),
+            ready: Vec::new(),
+            local: VecDeque::new(),
+            open: Vec::new(),
+            left: 0,
+        }
+    }
+}
 
 impl Execution {
-    /// Starts a call. The buffers are those of its parts, one after the other: input, output and scratch of each.
+    /// Starts the call of this number. Its buffers are taken out of the list: input and output of each part, and what it needs of
+    /// [scratch](Compiled::scratch), if it needs any.
     pub fn begin<E: Exchange + ?Sized>(
         &mut self,
-        task: Task,
-        buffers: impl IntoIterator<Item = View>,
+        task: &Arc<Task>,
+        number: u64,
+        buffers: &mut Vec<View>,
         exchange: &mut E,
     ) -> Result<(), Trouble> {
-        self.buffers.clear();
-        self.buffers.extend(buffers);
-        let compiled = &*task.compiled;
+        if !self.task.as_ref().is_some_and(|last| Arc::ptr_eq(last, task)) {
+            self.record = task.record;
+            self.task = Some(Arc::clone(task));
+        }
+        self.record.number = number;
+        let compiled = &task.compiled;
         self.waits.clear();
         self.waits.extend_from_slice(&compiled.waits);
         self.left = compiled.ops.len();
@@ -119,41 +141,47 @@ impl Execution {
         for &id in &compiled.first {
             queue(&compiled.ops[id as usize], id, &mut self.ready, &mut self.local);
         }
-        exchange.begin(&task.record, &self.buffers)?;
-        self.task = Some(task);
+        exchange.begin(&self.record, buffers)?;
+        self.under_way = true;
         Ok(())
     }
 
-    /// Does what can be done now. After [`Turn::Ended`] and after an error it does nothing more.
-    pub fn turn<E, K>(&mut self, exchange: &mut E, kernels: &K) -> Result<Turn, Trouble>
+    /// Does what can be done now, and looks so often for something that can. After [`Turn::Ended`] and after an error it does nothing
+    /// more.
+    pub fn turn<E, K>(&mut self, exchange: &mut E, kernels: &K, looks: u32) -> Result<Turn, Trouble>
     where
         E: Exchange + ?Sized,
         K: Kernels + ?Sized,
     {
-        let Some(task) = &self.task else { return Ok(Turn::Ended) };
+        let Some(task) = self.task.as_deref().filter(|_| self.under_way) else {
+            return Ok(Turn::Ended);
+        };
         let mut run = Run {
             task,
-            buffers: &self.buffers,
+            record: &self.record,
             waits: &mut self.waits,
             ready: &mut self.ready,
             local: &mut self.local,
             open: &mut self.open,
             left: &mut self.left,
         };
-        let mut moved = false;
-        for _ in 0..PASSES {
+        let (mut moved, mut looks) = (false, looks);
+        for _ in 0..PASSES.max(looks) {
             let again = run.pass(exchange, kernels)?;
             moved |= again;
             if *run.left == 0 {
                 // After a call that went well nothing is open, and this is immediate.
                 if exchange.end() == Progress::Idle {
-                    self.task = None;
+                    self.under_way = false;
                     return Ok(Turn::Ended);
                 }
                 return Ok(Turn::Moved);
             }
             if !again {
-                break;
+                looks = looks.saturating_sub(1);
+                if looks == 0 {
+                    break;
+                }
             }
         }
         Ok(if moved { Turn::Moved } else { Turn::Waiting })
@@ -164,7 +192,7 @@ impl Execution {
         let first = self.ready.iter().copied();
         let offered = self.open.iter().filter_map(|open| open.front()).map(|(id, _)| *id);
         let op = first.chain(offered).min().and_then(|id| {
-            let task = self.task.as_ref()?;
+            let task = self.task.as_ref().filter(|_| self.under_way)?;
             task.compiled.ops.get(id as usize)
         });
         match op {
@@ -183,7 +211,9 @@ impl Execution {
 
     /// Whether anything that could be done now has to do with a rank.
     pub fn awaits(&self, rank: Rank) -> bool {
-        let Some(task) = &self.task else { return false };
+        let Some(task) = self.task.as_ref().filter(|_| self.under_way) else {
+            return false;
+        };
         let offered = self.open.iter().flatten().map(|(id, _)| id);
         self.ready
             .iter()
@@ -198,31 +228,23 @@ impl Execution {
 
     /// What is being called, while something is.
     pub fn record(&self) -> Option<&CallRecord> {
-        self.task.as_ref().map(|task| &task.record)
+        self.under_way.then_some(&self.record)
     }
 
     /// Gives a call up. Call again until it answers [`Progress::Idle`]: then nothing touches the buffers any more.
     pub fn abandon<E: Exchange + ?Sized>(&mut self, exchange: &mut E) -> Progress {
-        if self.task.is_some() && exchange.end() == Progress::Busy {
+        if self.under_way && exchange.end() == Progress::Busy {
             return Progress::Busy;
         }
-        self.task = None;
-        self.buffers.clear();
+        self.under_way = false;
         Progress::Idle
-    }
-
-    /// Lets go of the buffers of a call that has ended.
-    pub fn release(&mut self) {
-        if self.task.is_none() {
-            self.buffers.clear();
-        }
     }
 }
 
 /// An execution taken apart, so that its lists can be changed while its task is looked at.
 struct Run<'a> {
     task: &'a Task,
-    buffers: &'a [View],
+    record: &'a CallRecord,
     waits: &'a mut [u32],
     ready: &'a mut Vec<u32>,
     local: &'a mut VecDeque<u32>,
@@ -261,7 +283,7 @@ impl Run<'_> {
             }
         }
         if let Some(id) = self.local.pop_front() {
-            self.here(&self.task.compiled.ops[id as usize], kernels);
+            self.here(&self.task.compiled.ops[id as usize], exchange, kernels);
             self.ended(id);
             moved = true;
         }
@@ -271,8 +293,8 @@ impl Run<'_> {
     /// Tries to send or to receive. Says whether the op is off the list, and whether anything was done.
     fn message<E: Exchange + ?Sized>(&mut self, op: &Flat, id: u32, exchange: &mut E) -> Result<(bool, bool), Trouble> {
         let head = |len| MessageHead {
-            call: self.task.record.number,
-            signature: self.task.record.signature,
+            call: self.record.number,
+            signature: self.record.signature,
             index: op.index,
             len,
         };
@@ -309,9 +331,13 @@ impl Run<'_> {
     }
 
     /// Does something on this rank alone.
-    fn here<K: Kernels + ?Sized>(&self, op: &Flat, kernels: &K) {
+    fn here<E, K>(&self, op: &Flat, exchange: &E, kernels: &K)
+    where
+        E: Exchange + ?Sized,
+        K: Kernels + ?Sized,
+    {
         let at = |piece: Piece| {
-            let view = &self.buffers[piece.buffer as usize];
+            let view = exchange.buffer(piece.buffer);
             At {
                 memory: &*view.memory,
                 offset: view.offset + piece.offset,

@@ -156,14 +156,18 @@ impl Exchange for LoopbackExchange {
         lock(&self.world).options.channels
     }
 
-    fn begin(&mut self, call: &CallRecord, buffers: &[View]) -> Result<(), Trouble> {
-        self.buffers = buffers.to_vec();
+    fn begin(&mut self, call: &CallRecord, buffers: &mut Vec<View>) -> Result<(), Trouble> {
+        self.buffers = std::mem::take(buffers);
         lock(&self.world).statuses[self.rank.0 as usize] = Some(Status {
             call: *call,
             ended: false,
             waiting: Waiting { step: 0, peer: None },
         });
         Ok(())
+    }
+
+    fn buffer(&self, place: u32) -> &View {
+        &self.buffers[place as usize]
     }
 
     fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {

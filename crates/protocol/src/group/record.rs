@@ -76,6 +76,12 @@ impl CallRecord {
     /// The number of all messages between two ranks of which the others know nothing.
     pub const PAIRWISE: u64 = u64::MAX;
     pub const WORDS: usize = 112;
+    /// What a rank has called that has called nothing.
+    pub const NONE: CallRecord = CallRecord {
+        number: 0,
+        signature: 0,
+        words: [0; CallRecord::WORDS],
+    };
     pub const BYTES: usize = 16 + CallRecord::WORDS;
 
     /// `words` beyond what fits is cut off.

@@ -26,9 +26,9 @@ pub struct Call<'a> {
 /// A call with its buffers, ready to be queued.
 #[derive(Debug)]
 pub(super) struct Described {
-    first: One,
+    pub(super) first: One,
     /// What is grouped with it. A single call, which may be short, allocates nothing.
-    more: Vec<One>,
+    pub(super) more: Vec<One>,
     pub(super) deadline: Time,
 }
 
@@ -36,7 +36,8 @@ pub(super) struct Described {
 #[derive(Debug)]
 pub(super) struct One {
     pub(super) spec: Spec,
-    pub(super) parts: [Part; 2],
+    /// Until it begins.
+    pub(super) parts: Option<[Part; 2]>,
 }
 
 /// What a collective asks for.
@@ -67,7 +68,17 @@ impl Described {
     /// Every buffer of it.
     pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut Part> {
         let all = std::iter::once(&mut self.first).chain(&mut self.more);
-        all.flat_map(|one| &mut one.parts)
+        all.flat_map(|one| one.parts.iter_mut().flatten())
+    }
+
+    /// Takes every buffer out of it: input and output of one collective after the other.
+    pub(super) fn take_parts(&mut self, mut take: impl FnMut(Part)) {
+        for one in std::iter::once(&mut self.first).chain(&mut self.more) {
+            if let Some([input, output]) = one.parts.take() {
+                take(input);
+                take(output);
+            }
+        }
     }
 
     /// Whether it is messages between two ranks and nothing else.
@@ -112,7 +123,10 @@ struct Touched {
 
 impl One {
     fn touched(&self) -> impl Iterator<Item = Touched> {
-        let [input, output] = self.parts.each_ref().map(Part::addresses);
+        let [input, output] = match &self.parts {
+            Some(parts) => parts.each_ref().map(Part::addresses),
+            None => [0..0, 0..0],
+        };
         let by = self.spec.problem.collective;
         let touch = |bytes: Range<usize>, written| Touched { bytes, written, by };
         let both = match self.spec.problem.in_place {
@@ -173,8 +187,13 @@ impl<'a> Call<'a> {
     }
 
     /// Runs it, after the calls that were started before, and waits for its end. Sends and receives wait for no other call.
-    pub fn run(self) -> Result<(), Error> {
-        self.group.run(self.described?)
+    pub fn run(mut self) -> Result<(), Error> {
+        if let Ok(described) = &mut self.described
+            && let Some(outcome) = self.group.run_at_once(described)
+        {
+            return outcome;
+        }
+        self.group.leave(self.described?).wait()
     }
 
     /// Starts it and goes on. The buffers must not be touched until it has ended.
@@ -565,7 +584,7 @@ impl Communicator {
                     deterministic: false,
                     quantized: None,
                 },
-                parts: [input, output],
+                parts: Some([input, output]),
             },
             more: Vec::new(),
             deadline: self.default_deadline(),

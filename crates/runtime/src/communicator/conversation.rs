@@ -56,18 +56,20 @@ impl Conversations {
             return Ok(());
         };
         for one in queued.call.all() {
-            let Collective::SendReceive { from, to } = one.spec.problem.collective else {
+            let (Collective::SendReceive { from, to }, Some([input, output])) =
+                (one.spec.problem.collective, &one.parts)
+            else {
                 continue;
             };
             let (way, peer, part) = match from == self.rank {
-                true => (Way::Send, to, &one.parts[0]),
-                false => (Way::Receive, from, &one.parts[1]),
+                true => (Way::Send, to, input),
+                false => (Way::Receive, from, output),
             };
             let message = Message {
                 way,
                 peer,
                 signature: one.spec.message_signature(),
-                memory: &part.view(),
+                memory: &part.clone().into_view(),
             };
             left.push(self.messages.post(&message, exchange)?);
         }
@@ -100,7 +102,7 @@ impl Conversations {
     pub(super) fn announce(&mut self, exchange: &mut GroupExchange) -> Result<(), Trouble> {
         if let Some(record) = self.record() {
             self.announced = true;
-            exchange.begin(&record, &[])?;
+            exchange.begin(&record, &mut Vec::new())?;
             exchange.publish(self.waiting());
         }
         Ok(())

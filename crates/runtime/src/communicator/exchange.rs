@@ -115,15 +115,29 @@ impl Exchange for GroupExchange {
         self.channels
     }
 
-    fn begin(&mut self, call: &CallRecord, buffers: &[View]) -> Result<(), Trouble> {
+    fn begin(&mut self, call: &CallRecord, buffers: &mut Vec<View>) -> Result<(), Trouble> {
         // Where all see each other's segments, nobody asks.
         if self.far.is_used() {
             self.far.begin_status(call);
-            self.far.begin(buffers);
         }
         match &mut self.arena {
-            Some(arena) => arena.begin(call, buffers),
-            None => Ok(()),
+            Some(arena) => {
+                if self.far.is_used() {
+                    self.far.begin(buffers.iter().cloned());
+                }
+                arena.begin(call, buffers)
+            }
+            None => {
+                self.far.begin(buffers.drain(..));
+                Ok(())
+            }
+        }
+    }
+
+    fn buffer(&self, place: u32) -> &View {
+        match &self.arena {
+            Some(arena) => arena.buffer(place),
+            None => self.far.buffer(place),
         }
     }
 
@@ -168,9 +182,9 @@ impl Exchange for GroupExchange {
     fn end(&mut self) -> Progress {
         if self.far.is_used() {
             self.far.board.set_ended();
-            if self.far.end() == Progress::Busy {
-                return Progress::Busy;
-            }
+        }
+        if self.far.end() == Progress::Busy {
+            return Progress::Busy;
         }
         match &mut self.arena {
             Some(arena) => arena.end(),

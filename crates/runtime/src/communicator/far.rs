@@ -51,8 +51,8 @@ pub(super) struct Far {
     shared: Arc<Shared>,
     pub(super) board: Arc<Board>,
     peers: Vec<Option<PeerId>>,
-    /// Whether a rank is reached this way.
-    used: Vec<bool>,
+    /// Whether any rank is reached this way.
+    is_used: bool,
     channels: u16,
     incoming: Vec<Incoming>,
     outgoing: Vec<Outgoing>,
@@ -135,7 +135,7 @@ impl Far {
             pulling: 0,
             owing: false,
             board,
-            used,
+            is_used: used.contains(&true),
             channels,
             incoming: (0..lanes).map(|_| Incoming::default()).collect(),
             outgoing: (0..lanes).map(|_| Outgoing::default()).collect(),
@@ -148,7 +148,7 @@ impl Far {
 
     /// Whether messages to any rank go this way.
     pub(super) fn is_used(&self) -> bool {
-        self.used.contains(&true)
+        self.is_used
     }
 
     fn group(&self) -> u64 {
@@ -159,9 +159,14 @@ impl Far {
         lane.peer.0 as usize * usize::from(self.channels) + usize::from(lane.channel)
     }
 
-    pub(super) fn begin(&mut self, buffers: &[View]) {
+    pub(super) fn begin(&mut self, buffers: impl Iterator<Item = View>) {
         self.buffers.call.clear();
-        self.buffers.call.extend_from_slice(buffers);
+        self.buffers.call.extend(buffers);
+    }
+
+    /// A buffer of the call.
+    pub(super) fn buffer(&self, place: u32) -> &View {
+        &self.buffers.call[place as usize]
     }
 
     pub(super) fn offer(&mut self, lane: Lane, head: &MessageHead, from: Piece) -> Result<Offered, Trouble> {

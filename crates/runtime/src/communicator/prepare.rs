@@ -11,9 +11,10 @@ use weft_plan::cost::Candidate;
 use weft_plan::datatype::quantized::Quantization;
 use weft_plan::schedule::{Fault, Program, verify};
 use weft_plan::{Bytes, Datatype, Reduction};
-use weft_protocol::group::{CallRecord, Combiner, CompileError, Compiled, Function, Scope, Source};
+use weft_protocol::group::{CallRecord, Combiner, CompileError, Compiled, Function, Scope, Source, Task};
 use weft_protocol::memory::Digest;
 
+use super::call::Described;
 use super::choice::{Choice, Manner};
 use super::schedule::{Schedule, Way};
 
@@ -108,17 +109,16 @@ pub enum CallError {
 
 #[derive(Debug)]
 pub(super) struct Prepared {
-    pub(super) specs: Vec<Spec>,
-    pub(super) compiled: Arc<Compiled>,
-    pub(super) combiners: Arc<[Combiner]>,
-    /// With the number of no call yet.
-    pub(super) record: CallRecord,
-    /// By part: bytes of input, output and scratch.
-    pub(super) bytes: Vec<[u64; 3]>,
+    specs: Vec<Spec>,
+    pub(super) task: Arc<Task>,
+    /// By part: bytes of input and output.
+    bytes: Vec<[u64; 2]>,
+    /// Bytes of scratch to have for it, and for calls that need somewhat more.
+    pub(super) scratch: usize,
 }
 
 impl Prepared {
-    pub(super) fn new(specs: &[Spec], rank: Rank, choice: &mut Choice) -> Result<Prepared, CallError> {
+    pub(super) fn new(specs: Vec<Spec>, rank: Rank, choice: &mut Choice) -> Result<Prepared, CallError> {
         if specs.is_empty() {
             return Err(CallError::Nothing);
         }
@@ -126,12 +126,12 @@ impl Prepared {
             return Err(CallError::MixedGroup);
         }
         let mut chosen = Vec::new();
-        for spec in specs {
+        for spec in &specs {
             chosen.push(Chosen::new(spec, choice)?);
         }
         let sources: Vec<Source<'_>> = chosen
             .iter()
-            .zip(specs)
+            .zip(&specs)
             .map(|(chosen, spec)| Source {
                 program: chosen.program.as_dyn(),
                 partition: &chosen.partition,
@@ -144,20 +144,53 @@ impl Prepared {
             })
             .collect();
         let compiled = Compiled::group(&sources, rank, choice.channels())?;
-        let bytes = sources.iter().enumerate().map(|(part, source)| {
+        let bytes = sources.iter().map(|source| {
             let layout = Layout::new(source.partition, source.program, rank);
-            let of = |buffer| layout.elements(buffer) * source.size as u64;
-            [of(Buffer::Input), of(Buffer::Output), compiled.scratch(part)]
+            [Buffer::Input, Buffer::Output].map(|buffer| layout.elements(buffer) * source.size as u64)
         });
         let bytes = bytes.collect();
+        let scratch = match compiled.scratch() {
+            0 => Some(0),
+            needed => usize::try_from(needed).ok().and_then(usize::checked_next_power_of_two),
+        };
         let words = words(&specs[0], Some(&chosen[0].way), specs.len(), rank);
-        Ok(Prepared {
-            specs: specs.to_vec(),
-            compiled: Arc::new(compiled),
+        let task = Arc::new(Task {
+            compiled,
             combiners: specs.iter().map(Spec::combiner).collect(),
-            record: CallRecord::new(0, signature(specs, &chosen), &words),
+            ranks: specs[0].problem.ranks,
+            record: CallRecord::new(0, signature(&specs, &chosen), &words),
+        });
+        Ok(Prepared {
+            specs,
+            task,
             bytes,
+            scratch: scratch.ok_or(CompileError::TooLarge)?,
         })
+    }
+
+    /// Whether it was prepared for calls like this one.
+    pub(super) fn is_for(&self, call: &Described) -> bool {
+        let more = || call.more.iter().map(|one| &one.spec);
+        self.specs[0] == call.first.spec && self.specs.len() == 1 + call.more.len() && self.specs[1..].iter().eq(more())
+    }
+
+    /// Whether the buffers of a call are what it needs.
+    pub(super) fn check(&self, call: &Described) -> Result<(), CallError> {
+        for (one, needed) in call.all().zip(&self.bytes) {
+            let given = one.parts.iter().flatten();
+            let of = [Buffer::Input, Buffer::Output].into_iter().zip(given).zip(needed);
+            for ((buffer, given), needed) in of {
+                if given.len != *needed {
+                    return Err(CallError::WrongBytes {
+                        collective: one.spec.problem.collective,
+                        buffer,
+                        needed: *needed,
+                        given: given.len,
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 }
 

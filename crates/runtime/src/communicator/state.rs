@@ -7,21 +7,20 @@ use std::time::Duration;
 
 use weft_fabric::Clock;
 use weft_fabric::kernels::HostKernels;
-use weft_plan::collective::Buffer;
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
 use weft_protocol::group::{
-    Abort, Board as _, CallRecord, Cause, CompileError, Exchange as _, Execution, Status, Task, Trouble, Turn, View,
-    Waiting, Witness,
+    Abort, Board as _, CallRecord, Cause, Exchange as _, Execution, Status, Trouble, Turn, View, Waiting, Witness,
 };
 
+use super::Part;
 use super::call::Described;
 use super::choice::Choice;
 use super::conversation::Conversations;
 use super::exchange::GroupExchange;
 use super::failure::CollectiveFailed;
 use super::inbox::{Inbox, Queued};
-use super::prepare::{CallError, Prepared, Spec};
+use super::prepare::{CallError, Prepared};
 use super::schedule::Way;
 use crate::agent::Agent;
 use crate::ending::Ending;
@@ -30,10 +29,12 @@ use crate::memory::Memory;
 
 /// So many calls are kept ready to be made again.
 const PREPARED_MAX: usize = 64;
+/// Looks at the lanes in one turn, where there are cores for all: a look is shorter than the way back to it.
+const LOOKS: u32 = 16;
 /// Turns in which nothing moves before a thread looks at the clock, where there are cores for all.
-const SPINS: u32 = 4000;
+const SPINS: u32 = 250;
 /// Turns between two looks at the outside world while spinning.
-const SPINS_PER_POLL: u32 = 256;
+const SPINS_PER_POLL: u32 = 16;
 /// How long a thread keeps its core while it looks, where there are cores for all. It is longer than the kernel lets others run: a rank that
 /// gave its core away whenever the one that it waits for has lost its own would be gone when that one is back, and so on in turn.
 const SPINNING: Time = Time::from_ms(5);
@@ -56,7 +57,9 @@ pub(super) struct State {
     pub(super) exchange: GroupExchange,
     execution: Execution,
     /// The latest first.
-    prepared: Vec<Arc<Prepared>>,
+    prepared: Vec<Prepared>,
+    /// On their way to the exchange.
+    buffers: Vec<View>,
     scratch: Memory,
     /// The number of the next call.
     number: u64,
@@ -75,8 +78,8 @@ pub(super) type Ended = (Arc<Ending<()>>, Result<(), Error>);
 
 #[derive(Debug)]
 struct Current {
-    /// With its buffers, which are registered until it has ended.
-    call: Described,
+    /// How long it may take.
+    allowed: Time,
     /// By when it ends: known once it has waited for so long that reading the clock does not matter.
     deadline: Option<Time>,
     outcome: Option<Arc<Ending<()>>>,
@@ -94,6 +97,7 @@ struct Stuck {
 /// How long to look before letting others run, and how long to do that before sleeping.
 #[derive(Debug)]
 struct Patience {
+    looks: u32,
     spins_max: u32,
     spins: u32,
     looking_since: Option<Time>,
@@ -128,6 +132,7 @@ impl State {
             exchange,
             execution: Execution::default(),
             prepared: Vec::new(),
+            buffers: Vec::new(),
             number: 0,
             inbox: Arc::default(),
             current: None,
@@ -137,6 +142,7 @@ impl State {
             failed: None,
             patience: Patience {
                 // Where ranks share cores, the one that is waited for needs the core.
+                looks: if ranks_here > cores { 1 } else { LOOKS },
                 spins_max: if ranks_here > cores { 0 } else { SPINS },
                 spins: 0,
                 looking_since: None,
@@ -172,7 +178,7 @@ impl State {
 
     /// Runs a call to its end. There must be none under way. `None`: somebody has to be told something first; the call is left to whoever
     /// takes it further, and its outcome goes to its handle.
-    pub(super) fn run(&mut self, call: Described) -> Result<Option<Arc<Ending<()>>>, Error> {
+    pub(super) fn run(&mut self, call: &mut Described) -> Result<Option<Arc<Ending<()>>>, Error> {
         self.begin(call, None, None)?;
         loop {
             if let Some(outcome) = self.turn() {
@@ -192,11 +198,11 @@ impl State {
             && let Some(queued) = self.queue.pop_front()
         {
             let Queued {
-                call,
+                mut call,
                 outcome,
                 deadline,
             } = queued;
-            if let Err(error) = self.begin(call, Some(deadline), Some(outcome.clone())) {
+            if let Err(error) = self.begin(&mut call, Some(deadline), Some(outcome.clone())) {
                 self.ended.push((outcome, Err(error)));
                 return;
             }
@@ -217,7 +223,7 @@ impl State {
         self.take_in();
         if self.failed.is_none() && !self.is_idle() {
             let called = self.execution.record().copied();
-            let called = called.or(self.conversations.record()).unwrap_or(NO_CALL);
+            let called = called.or(self.conversations.record()).unwrap_or(CallRecord::NONE);
             let abort = Abort {
                 by: self.rank,
                 blamed: self.rank,
@@ -265,42 +271,46 @@ impl State {
 
     fn begin(
         &mut self,
-        mut call: Described,
+        call: &mut Described,
         deadline: Option<Time>,
         outcome: Option<Arc<Ending<()>>>,
     ) -> Result<(), Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let prepared = self.prepare(&call)?;
-        check(&prepared, &call)?;
+        self.prepare(call)?;
+        let prepared = &self.prepared[0];
+        prepared.check(call)?;
         let far = self.exchange.is_far();
         call.parts_mut().try_for_each(|part| part.lend(&self.agent, far))?;
-        let needed = scratch_bytes(&prepared).ok_or(CallError::Compile(CompileError::TooLarge))?;
-        if self.scratch.len() < needed as u64 {
-            self.scratch = self.agent.allocate(needed)?;
-            self.scratch.lent()?;
+        let allowed = call.deadline;
+        self.buffers.clear();
+        call.take_parts(|part| self.buffers.push(part.into_view()));
+        if prepared.scratch > 0 {
+            if self.scratch.len() < prepared.scratch as u64 {
+                self.scratch = self.agent.allocate(prepared.scratch)?;
+                self.scratch.lent()?;
+            }
+            self.buffers.push(Part::from(&self.scratch).into_view());
         }
-        let views = views(&prepared, &call, &self.scratch);
-        let mut record = prepared.record;
-        record.number = self.number;
+        let number = self.number;
         self.number += 1;
-        let task = Task {
-            compiled: prepared.compiled.clone(),
-            combiners: prepared.combiners.clone(),
-            ranks: self.ranks,
-            record,
-        };
         self.patience.reset();
-        if let Err(trouble) = self.execution.begin(task, views, &mut self.exchange) {
+        let begun = self
+            .execution
+            .begin(&prepared.task, number, &mut self.buffers, &mut self.exchange);
+        if let Err(trouble) = begun {
             return Err(self.fail(&Stuck {
-                record,
+                record: CallRecord {
+                    number,
+                    ..prepared.task.record
+                },
                 waiting: NO_WAIT,
                 trouble: Some(trouble),
             }));
         }
         self.current = Some(Current {
-            call,
+            allowed,
             deadline,
             outcome,
         });
@@ -312,18 +322,19 @@ impl State {
         call.all().map(|one| one.spec.runs_by(&mut self.choice)).collect()
     }
 
-    fn prepare(&mut self, call: &Described) -> Result<Arc<Prepared>, CallError> {
-        let same = |prepared: &Arc<Prepared>| prepared.specs.iter().eq(call.all().map(|one| &one.spec));
-        if let Some(at) = self.prepared.iter().position(same) {
-            // What is called again and again stays in front.
-            self.prepared[..=at].rotate_right(1);
-            return Ok(self.prepared[0].clone());
+    /// Brings what was prepared for calls like this one to the front.
+    fn prepare(&mut self, call: &Described) -> Result<(), CallError> {
+        match self.prepared.iter().position(|prepared| prepared.is_for(call)) {
+            Some(0) => {}
+            Some(at) => self.prepared[..=at].rotate_right(1),
+            None => {
+                let specs = call.all().map(|one| one.spec.clone()).collect();
+                let prepared = Prepared::new(specs, self.rank, &mut self.choice)?;
+                self.prepared.truncate(PREPARED_MAX - 1);
+                self.prepared.insert(0, prepared);
+            }
         }
-        let specs: Vec<Spec> = call.all().map(|one| one.spec.clone()).collect();
-        let prepared = Arc::new(Prepared::new(&specs, self.rank, &mut self.choice)?);
-        self.prepared.truncate(PREPARED_MAX - 1);
-        self.prepared.insert(0, prepared.clone());
-        Ok(prepared)
+        Ok(())
     }
 
     /// One look at what is under way, and where nothing moves, one step of waiting. `Some`: the call under way has ended.
@@ -351,7 +362,6 @@ impl State {
     }
 
     fn end_call(&mut self) -> Result<(), Error> {
-        self.execution.release();
         self.current = None;
         Ok(())
     }
@@ -361,7 +371,10 @@ impl State {
     fn look(&mut self) -> Result<Turn, Box<Stuck>> {
         let mut turn = Turn::Waiting;
         if self.current.is_some() {
-            let once = AssertUnwindSafe(|| self.execution.turn(&mut self.exchange, &HostKernels));
+            let once = AssertUnwindSafe(|| {
+                self.execution
+                    .turn(&mut self.exchange, &HostKernels, self.patience.looks)
+            });
             let once = catch_unwind(once).unwrap_or(Err(Trouble::Panicked));
             turn = once.map_err(|trouble| self.stuck_call(Some(trouble)))?;
         }
@@ -384,7 +397,7 @@ impl State {
 
     fn stuck_call(&self, trouble: Option<Trouble>) -> Box<Stuck> {
         Box::new(Stuck {
-            record: self.execution.record().copied().unwrap_or(NO_CALL),
+            record: self.execution.record().copied().unwrap_or(CallRecord::NONE),
             waiting: self.execution.waiting(),
             trouble,
         })
@@ -392,7 +405,7 @@ impl State {
 
     fn stuck_message(&self, trouble: Option<Trouble>) -> Box<Stuck> {
         Box::new(Stuck {
-            record: self.conversations.record().unwrap_or(NO_CALL),
+            record: self.conversations.record().unwrap_or(CallRecord::NONE),
             waiting: self.conversations.waiting(),
             trouble,
         })
@@ -468,7 +481,7 @@ impl State {
     fn check_deadlines(&mut self, now: Time) -> Result<Time, Box<Stuck>> {
         let mut next = Time::MAX;
         if let Some(current) = &mut self.current {
-            let allowed = current.call.deadline;
+            let allowed = current.allowed;
             let own = *current.deadline.get_or_insert(now.saturating_add(allowed));
             // A call that is late behind another one is late because of that one.
             let queued = self.queue.iter().map(|queued| queued.deadline);
@@ -595,12 +608,6 @@ impl State {
     }
 }
 
-/// What a rank has called that has called nothing.
-const NO_CALL: CallRecord = CallRecord {
-    number: 0,
-    signature: 0,
-    words: [0; CallRecord::WORDS],
-};
 const NO_WAIT: Waiting = Waiting { step: 0, peer: None };
 
 impl Stuck {
@@ -615,46 +622,4 @@ impl Patience {
         self.looking_since = None;
         self.looked = false;
     }
-}
-
-/// How much scratch to have for a call and for somewhat larger ones. `None`: more than there are addresses.
-fn scratch_bytes(prepared: &Prepared) -> Option<usize> {
-    let mut parts = prepared.bytes.iter().map(|bytes| bytes[2].checked_next_multiple_of(64));
-    let sum = parts.try_fold(0, |sum: u64, part| sum.checked_add(part?))?;
-    usize::try_from(sum).ok()?.checked_next_power_of_two()
-}
-
-/// Whether the buffers of a call are what it needs.
-fn check(prepared: &Prepared, call: &Described) -> Result<(), Error> {
-    for (one, needed) in call.all().zip(&prepared.bytes) {
-        for (buffer, (given, needed)) in [Buffer::Input, Buffer::Output]
-            .into_iter()
-            .zip(one.parts.iter().zip(needed))
-        {
-            if given.len != *needed {
-                return Err(Error::Call(CallError::WrongBytes {
-                    collective: one.spec.problem.collective,
-                    buffer,
-                    needed: *needed,
-                    given: given.len,
-                }));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The buffers of a call in the order in which its execution wants them: input, output and scratch of each part.
-fn views<'a>(prepared: &'a Prepared, call: &'a Described, scratch: &'a Memory) -> impl Iterator<Item = View> + 'a {
-    let mut scratch_at = 0;
-    call.all().zip(&prepared.bytes).flat_map(move |(one, needed)| {
-        let [input, output] = &one.parts;
-        let start = scratch_at;
-        scratch_at += needed[2].next_multiple_of(64);
-        [
-            input.view(),
-            output.view(),
-            scratch.part(start..start + needed[2]).view(),
-        ]
-    })
 }
