@@ -17,6 +17,7 @@ use crate::ranks::Exercise;
 const PERIOD: u64 = 7;
 /// Where there is a root, it is this rank.
 pub const ROOT: Rank = Rank(0);
+const PAGE_BYTES: u64 = 4096;
 /// How much of a buffer is written or looked at at a time: whole periods of every datatype.
 const CHUNK_PERIODS: u64 = 4096;
 
@@ -146,24 +147,18 @@ impl Ready {
         let own = u64::from(group.rank().0);
         let agent = group.agent();
         let allocate = |elements: u64| acquire(agent, elements * size, exercise.allocation);
-        let stretch = |memory: &Memory, elements: u64| Stretch {
-            memory: memory.clone(),
-            // Where both are in one memory, the smaller buffer is this rank's share of the larger one.
-            at: match elements == share && memory.len() > share * size {
-                true => own * share * size,
-                false => 0,
-            },
-            len: elements * size,
-        };
         let (input, output) = match exercise.in_place && kind.has_in_place() {
             true => {
                 let both = allocate(whole)?;
-                (stretch(&both, inputs), stretch(&both, outputs))
+                // The smaller buffer is this rank's share of the larger one.
+                let stretch = |elements: u64| Stretch {
+                    memory: both.memory.clone(),
+                    at: both.at + if elements == share { own * share * size } else { 0 },
+                    len: elements * size,
+                };
+                (stretch(inputs), stretch(outputs))
             }
-            false => (
-                stretch(&allocate(inputs)?, inputs),
-                stretch(&allocate(outputs)?, outputs),
-            ),
+            false => (allocate(inputs)?, allocate(outputs)?),
         };
         let mut ready = Ready {
             group: group.clone(),
@@ -305,8 +300,15 @@ fn is_near(found: &[u8], expected: &[u8], quantization: Quantization, ranks: u64
         .all(|(found, expected)| (found - expected).abs() <= bound)
 }
 
-fn acquire(agent: &Agent, bytes: u64, allocation: Allocation) -> Result<Memory, Complaint> {
-    ends::acquire(agent, bytes.max(1), allocation)
+/// Memory for a buffer, which begins with a page, as those of others who measure collectives do.
+fn acquire(agent: &Agent, bytes: u64, allocation: Allocation) -> Result<Stretch, Complaint> {
+    let spare = match allocation {
+        Allocation::Mapped => 0,
+        Allocation::Foreign => PAGE_BYTES,
+    };
+    let memory = ends::acquire(agent, bytes.max(1) + spare, allocation)?;
+    let at = memory.as_ptr().align_offset(PAGE_BYTES as usize) as u64;
+    Ok(Stretch { memory, at, len: bytes })
 }
 
 /// What stands in a buffer: a period of elements, over and over.
