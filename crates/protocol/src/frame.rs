@@ -194,13 +194,17 @@ pub fn encode(frame: &Frame, out: &mut Vec<u8>) {
 /// # Panics
 /// Where it is longer than [`MESSAGE_BYTES_MAX`].
 pub fn encode_message(payload: &[u8], out: &mut Vec<u8>) {
-    assert!(
-        payload.len() <= MESSAGE_BYTES_MAX,
-        "a message of {} bytes",
-        payload.len()
-    );
-    out.extend_from_slice(&head(kind::MESSAGE, payload.len()));
+    encode_message_head(payload.len(), out);
     out.extend_from_slice(payload);
+}
+
+/// What precedes a message of `len` bytes, for whoever sends them from where they lie.
+///
+/// # Panics
+/// Where it is longer than [`MESSAGE_BYTES_MAX`].
+pub fn encode_message_head(len: usize, out: &mut Vec<u8>) {
+    assert!(len <= MESSAGE_BYTES_MAX, "a message of {len} bytes");
+    out.extend_from_slice(&head(kind::MESSAGE, len));
 }
 
 /// The first frame in `bytes` and how many of them it takes; `None` while it is not whole yet.

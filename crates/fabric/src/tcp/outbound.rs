@@ -1,8 +1,9 @@
-//! What a connection has to send, in the order in which it will: heads from a small buffer, payloads straight from registered
-//! memory, and zeros where memory had to be let go of in the middle of a frame.
+//! What a connection has to send, in the order in which it will: heads from a small buffer, long messages from where they lie, payloads
+//! straight from registered memory, and zeros where memory had to be let go of in the middle of a frame.
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 
 use weft_plan::{Spans, Time};
 use weft_protocol::frame::{self, Ended, Frame, ReadRequest, WriteRequest};
@@ -26,6 +27,9 @@ const STAGED_BYTES_SOFT: usize = 1 << 20;
 /// Staged heads beyond which the peer must be one that asks and never reads.
 const STAGED_BYTES_HARD: usize = 8 << 20;
 
+/// Shorter messages are copied behind the heads.
+const LONG_MESSAGE_BYTES: usize = 4 << 10;
+
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// The sending half of a connection.
@@ -34,6 +38,10 @@ pub(super) struct Outbound {
     staged: Vec<u8>,
     staged_sent: usize,
     segments: VecDeque<Segment>,
+    /// The long messages in `segments`, in their order.
+    messages: VecDeque<Arc<[u8]>>,
+    /// Bytes of them that have not been sent.
+    message_bytes: usize,
     jobs: VecDeque<Job>,
     /// The serial number of `jobs[0]`.
     first: u64,
@@ -56,9 +64,20 @@ pub(super) enum Flushed {
 #[derive(Clone, Copy, Debug)]
 enum Segment {
     Staged(usize),
-    Payload { job: u64, at: u64, len: u64 },
+    /// What is left of a long message.
+    Message {
+        at: usize,
+    },
+    Payload {
+        job: u64,
+        at: u64,
+        len: u64,
+    },
     Zeros(u64),
-    Trailer { job: u64, at: usize },
+    Trailer {
+        job: u64,
+        at: usize,
+    },
 }
 
 /// A move whose bytes this side sends.
@@ -93,11 +112,14 @@ enum Content {
 impl Outbound {
     /// Heads wait for a slow peer: accept no more of them.
     pub(super) fn is_crowded(&self) -> bool {
-        self.staged.len() - self.staged_sent > STAGED_BYTES_SOFT
+        self.waiting_bytes() > STAGED_BYTES_SOFT
     }
     /// The peer keeps asking for what it does not read.
     pub(super) fn is_abused(&self) -> bool {
-        self.staged.len() - self.staged_sent > STAGED_BYTES_HARD
+        self.waiting_bytes() > STAGED_BYTES_HARD
+    }
+    fn waiting_bytes(&self) -> usize {
+        self.staged.len() - self.staged_sent + self.message_bytes
     }
     /// May the peer have `runs` more runs answered?
     pub(super) fn admits(&self, runs: usize) -> bool {
@@ -108,10 +130,18 @@ impl Outbound {
         stage(&mut self.staged, &mut self.segments, frame);
     }
 
-    pub(super) fn message(&mut self, payload: &[u8]) {
-        let before = self.staged.len();
-        frame::encode_message(payload, &mut self.staged);
+    pub(super) fn message(&mut self, payload: &Arc<[u8]>) {
+        let (before, long) = (self.staged.len(), payload.len() >= LONG_MESSAGE_BYTES);
+        match long {
+            true => frame::encode_message_head(payload.len(), &mut self.staged),
+            false => frame::encode_message(payload, &mut self.staged),
+        }
         append(&mut self.segments, self.staged.len() - before);
+        if long {
+            self.segments.push_back(Segment::Message { at: 0 });
+            self.messages.push_back(Arc::clone(payload));
+            self.message_bytes += payload.len();
+        }
     }
 
     /// Queues a write and returns the number of its job.
@@ -305,7 +335,7 @@ impl Outbound {
             0,
             "the vectors are shared and must have been left empty"
         );
-        let mut staged = self.staged_sent;
+        let (mut staged, mut messages) = (self.staged_sent, self.messages.iter());
         for segment in &self.segments {
             if vectors.is_full() || vectors.bytes() >= SEND_BYTES {
                 break;
@@ -314,6 +344,10 @@ impl Outbound {
                 Segment::Staged(len) => {
                     vectors.push(self.staged[staged..staged + len].as_ptr().cast_mut(), len);
                     staged += len;
+                }
+                Segment::Message { at } => {
+                    let left = &messages.next().expect("a message of every such segment")[at..];
+                    vectors.push(left.as_ptr().cast_mut(), left.len());
                 }
                 Segment::Zeros(len) => {
                     let mut left = usize::try_from(len).unwrap_or(usize::MAX);
@@ -353,6 +387,16 @@ impl Outbound {
                     self.staged_sent += taken as usize;
                     *len -= taken as usize;
                     *len == 0
+                }
+                Segment::Message { at } => {
+                    let whole = self.messages[0].len();
+                    taken = left.min((whole - *at) as u64);
+                    self.message_bytes -= taken as usize;
+                    *at += taken as usize;
+                    if *at == whole {
+                        self.messages.pop_front();
+                    }
+                    *at == whole
                 }
                 Segment::Zeros(len) => {
                     taken = left.min(*len);

@@ -39,7 +39,7 @@ use crate::transport::{Op, PeerAddress, Signal, Transport};
 use announce::Announcement;
 use atomics::Atomics;
 use connect::Peer;
-use parcels::Inbox;
+use parcels::{Inbox, Spare};
 use paths::Path;
 use regions::Regions;
 
@@ -77,6 +77,7 @@ pub struct Core<T: ?Sized + Transport> {
     inboxes: Vec<Inbox>,
     parcels_came: bool,
     closed_groups: VecDeque<u64>,
+    spare: Spare,
     /// Notifications that have left the events, but that the application has not looked at.
     untaken: usize,
     next_peer: u32,
@@ -292,6 +293,7 @@ impl<T: ?Sized + Transport> Core<T> {
             inboxes: Vec::new(),
             parcels_came: false,
             closed_groups: VecDeque::new(),
+            spare: Spare::default(),
             untaken: 0,
             next_peer: 0,
             next_path: 0,

@@ -36,6 +36,9 @@ const UNTAKEN_BYTES_MAX: usize = 1 << 30;
 const RESEND_AFTER: Time = Time::from_ms(20);
 /// Groups that are over and remembered, so that what comes late for them is dropped.
 const CLOSED_GROUPS_MAX: usize = 256;
+/// Buffers of long parcels that are used again, so that memory for them is neither fetched nor cleared each time.
+const SPARE_MAX: usize = 16;
+const SPARE_MIN_BYTES: usize = 8 << 10;
 /// Parcels that may come on a path before this side knows that the session vouches for it.
 const EARLY_MAX: usize = 64;
 
@@ -96,6 +99,31 @@ pub(super) struct Inbox {
     waiting: VecDeque<Parcel>,
 }
 
+/// Buffers of parcels that have come, for others as long. Collectives send the same lengths over and over.
+#[derive(Debug, Default)]
+pub(super) struct Spare(VecDeque<Arc<[u8]>>);
+
+impl Spare {
+    fn keep(&mut self, bytes: Arc<[u8]>) {
+        if bytes.len() >= SPARE_MIN_BYTES {
+            self.0.truncate(SPARE_MAX - 1);
+            self.0.push_front(bytes);
+        }
+    }
+
+    /// A buffer with anything in it, to be written by whoever has asked.
+    fn take(&mut self, len: usize) -> Arc<[u8]> {
+        // A transport may not have let go of it yet.
+        let free = |bytes: &mut Arc<[u8]>| bytes.len() == len && Arc::get_mut(bytes).is_some();
+        let at = match len >= SPARE_MIN_BYTES {
+            true => self.0.iter_mut().position(free),
+            false => None,
+        };
+        let found = at.and_then(|at| self.0.remove(at));
+        found.unwrap_or_else(|| std::iter::repeat_n(0, len).collect())
+    }
+}
+
 /// Whether a message on a path is one of these, and not the session's.
 pub(super) fn is_parcel(message: &[u8]) -> bool {
     matches!(message.first(), Some(&(KIND_PARCEL | KIND_RECEIPT)))
@@ -117,7 +145,7 @@ impl<T: ?Sized + Transport> Core<T> {
         })
     }
 
-    /// Sends a parcel of `len` bytes, which `fill` writes where they go out from. See [`send_parcel`](Core::send_parcel).
+    /// Sends a parcel of `len` bytes, all of which `fill` writes where they go out from. See [`send_parcel`](Core::send_parcel).
     ///
     /// # Panics
     /// Where it is longer than [`MAX_PARCEL_BYTES`].
@@ -134,12 +162,12 @@ impl<T: ?Sized + Transport> Core<T> {
         let Some(peer) = self.peers.at_mut(to.0) else {
             return Err(PeerError::NotConnected);
         };
-        let parcels = &mut peer.parcels;
+        let (parcels, spare) = (&mut peer.parcels, &mut self.spare);
         if parcels.kept_bytes + len > UNCONFIRMED_BYTES_MAX {
             return Ok(false);
         }
         let number = parcels.first + parcels.kept.len() as u64;
-        let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, HEAD_BYTES + len).collect();
+        let mut bytes = spare.take(HEAD_BYTES + len);
         if let Some(bytes) = Arc::get_mut(&mut bytes) {
             bytes[0] = KIND_PARCEL;
             for (at, word) in [number, parcels.expected, group].into_iter().enumerate() {
@@ -220,6 +248,7 @@ impl<T: ?Sized + Transport> Core<T> {
             if let Some(bytes) = parcels.kept.pop_front() {
                 parcels.kept_bytes -= bytes.len();
                 parcels.posted = parcels.posted.saturating_sub(1);
+                self.spare.keep(bytes);
             }
             parcels.first += 1;
             // Those behind it may have been dropped.
@@ -368,5 +397,44 @@ impl<T: ?Sized + Transport> Core<T> {
             (!capabilities.reliable_messages, capabilities.cost.latency, via)
         });
         rated.min().map(|(_, _, via)| via)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_used_again_when_nobody_has_it() {
+        let mut spare = Spare::default();
+        let first = spare.take(SPARE_MIN_BYTES);
+        let (address, held) = (first.as_ptr(), Arc::clone(&first));
+        spare.keep(first);
+        assert_ne!(
+            spare.take(SPARE_MIN_BYTES).as_ptr(),
+            address,
+            "a transport still reads it"
+        );
+        drop(held);
+        assert_ne!(spare.take(SPARE_MIN_BYTES + 1).as_ptr(), address, "it is too short");
+        assert_eq!(spare.take(SPARE_MIN_BYTES).as_ptr(), address);
+    }
+
+    #[test]
+    fn few_buffers_are_kept_and_no_short_ones() {
+        let mut spare = Spare::default();
+        spare.keep(spare_bytes(SPARE_MIN_BYTES - 1));
+        assert!(spare.0.is_empty());
+        (0..2 * SPARE_MAX).for_each(|more| spare.keep(spare_bytes(SPARE_MIN_BYTES + more)));
+        let kept: Vec<usize> = spare.0.iter().map(|bytes| bytes.len() - SPARE_MIN_BYTES).collect();
+        assert_eq!(
+            kept,
+            (SPARE_MAX..2 * SPARE_MAX).rev().collect::<Vec<_>>(),
+            "the latest stay"
+        );
+    }
+
+    fn spare_bytes(len: usize) -> Arc<[u8]> {
+        vec![0; len].into()
     }
 }
