@@ -29,7 +29,8 @@ use crate::memory::Memory;
 
 /// So many calls are kept ready to be made again.
 const PREPARED_MAX: usize = 64;
-/// Looks at the lanes in one turn, where there are cores for all: a look is shorter than the way back to it.
+/// Looks at the lanes in one turn, where there are cores for all and looking is enough to see what has come: a look is shorter than the way
+/// back to it.
 const LOOKS: u32 = 16;
 /// Turns in which nothing moves before a thread looks at the clock, where there are cores for all.
 const SPINS: u32 = 250;
@@ -122,6 +123,8 @@ impl State {
     ) -> Result<State, Error> {
         let cores = weft_fabric::cpu::cores_of_all();
         let rank = exchange.rank();
+        // Where ranks share cores, the one that is waited for needs the core.
+        let crowded = ranks_here > cores;
         Ok(State {
             rank,
             ranks,
@@ -129,6 +132,13 @@ impl State {
             clock: agent.clock(),
             scratch: agent.allocate(4096)?,
             agent,
+            patience: Patience {
+                looks: if crowded || exchange.is_far() { 1 } else { LOOKS },
+                spins_max: if crowded { 0 } else { SPINS },
+                spins: 0,
+                looking_since: None,
+                looked: false,
+            },
             exchange,
             execution: Execution::default(),
             prepared: Vec::new(),
@@ -140,14 +150,6 @@ impl State {
             conversations: Conversations::new(rank, ranks),
             ended: Vec::new(),
             failed: None,
-            patience: Patience {
-                // Where ranks share cores, the one that is waited for needs the core.
-                looks: if ranks_here > cores { 1 } else { LOOKS },
-                spins_max: if ranks_here > cores { 0 } else { SPINS },
-                spins: 0,
-                looking_since: None,
-                looked: false,
-            },
         })
     }
 
