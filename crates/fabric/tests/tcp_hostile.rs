@@ -421,6 +421,23 @@ fn a_peer_that_asks_and_never_reads_is_dropped() {
 }
 
 #[test]
+fn messages_to_a_peer_that_never_reads_are_refused_before_long() {
+    let mut honest = Honest::start();
+    let (_raw, path) = Raw::acceptor(&mut honest);
+    let payload: Arc<[u8]> = vec![1; frame::MESSAGE_BYTES_MAX].into();
+    // What sockets hold is a few megabytes.
+    let refused = (0..1024).position(|nth| {
+        let op = Op {
+            id: OpId(nth),
+            deadline: honest.soon(),
+            body: Body::Message(payload.clone()),
+        };
+        honest.tcp.post(path, &[op], honest.clock.now()) == Ok(0)
+    });
+    assert!(refused.is_some(), "256 MiB were taken for somebody who reads nothing");
+}
+
+#[test]
 fn a_target_refuses_what_is_late_and_stops_in_the_middle() {
     let mut honest = Honest::start();
     let region = honest.region(8192, 9, Access::READ_WRITE);

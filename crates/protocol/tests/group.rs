@@ -8,7 +8,7 @@ use std::sync::Arc;
 use collectives::{Case, filled, programs, reference};
 use proptest::prelude::*;
 use weft_plan::algorithms::{Algorithm, Ring};
-use weft_plan::collective::{Buffer, Collective, Counts, Layout, Partition, Problem};
+use weft_plan::collective::{Buffer, Collective, Counts, Layout, Partition, Problem, Sizes};
 use weft_plan::schedule::{Program, Slice, verify};
 use weft_plan::{Datatype, Rank, Reduction};
 use weft_protocol::group::{
@@ -160,7 +160,7 @@ proptest! {
 
 #[test]
 fn more_parts_than_channels_share_them() {
-    let problem = Problem::new(Collective::AllReduce, 3);
+    let problem = Problem::new(Collective::ReduceScatter { sizes: Sizes::Equal }, 3);
     let program = Ring::new(problem).unwrap();
     let partition = Partition::new(&problem, Counts::Equal(9), program.shape().pieces).unwrap();
     let source = Source {
@@ -183,10 +183,11 @@ fn more_parts_than_channels_share_them() {
             assert!(compiled.channels() <= channels);
             let memory: Vec<[Arc<VecMemory>; 2]> = (0..PARTS)
                 .map(|part| {
-                    let input = vec![rank.0 as u8 + 10 * part as u8; 9];
+                    let input = vec![rank.0 as u8 + 10 * part as u8; 27];
                     [input, vec![0; 9]].map(|bytes| Arc::new(VecMemory::new(bytes)))
                 })
                 .collect();
+            assert!(compiled.scratch() > 0, "all of them share one buffer for it");
             let scratch = Arc::new(VecMemory::zeroed(compiled.scratch() as usize));
             let sum = Combiner::Builtin {
                 datatype: Datatype::U8,

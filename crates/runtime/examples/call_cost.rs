@@ -10,11 +10,7 @@ const ROUNDS: u32 = 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let calls: u32 = std::env::args().nth(1).map_or(Ok(20_000), |calls| calls.parse())?;
-    let directory = std::env::temp_dir().join(format!("weft-call-cost-{}", std::process::id()));
-    std::fs::create_dir_all(&directory)?;
-    let agent = Agent::builder("alone")
-        .set("rendezvous", format!("dir:{}", directory.display()))
-        .start()?;
+    let agent = Agent::builder("alone").set("rendezvous", "process").start()?;
     let group = Communicator::join(&agent, JoinOptions::new("alone", Rank(0), 1))?;
     let (input, output) = (agent.allocate(1024)?, agent.allocate(1024)?);
     let all_reduce = || group.all_reduce(&input, &output, Datatype::F32, Reduction::Sum).run();
@@ -22,7 +18,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("all-reduce  {:4.0} ns", cost_ns(calls, all_reduce)?);
     println!("all-gather  {:4.0} ns", cost_ns(calls, all_gather)?);
     println!("barrier     {:4.0} ns", cost_ns(calls, || group.barrier().run())?);
-    std::fs::remove_dir_all(directory)?;
     Ok(())
 }
 

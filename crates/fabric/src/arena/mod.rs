@@ -175,7 +175,7 @@ struct Neighbour {
     mappings: Vec<(RegionKey, Arc<dyn Seen>)>,
 }
 
-/// The first byte of a view, which is held for as long as this.
+/// The first byte of a view. It goes when the view goes.
 #[derive(Clone, Copy, Debug)]
 struct Base(*mut u8);
 
@@ -313,10 +313,16 @@ impl Arena {
         self.held(piece).1
     }
 
-    /// Whether neighbours have read the buffer of a piece in an earlier call, and may have it in their caches.
+    /// Whether neighbours read the buffer of a piece where it lies, in this call or before, and may have it in their caches.
     fn was_read(&self, piece: Piece) -> bool {
         let key = self.held(piece).0.key;
         !piece.is_lent() && key.is_some_and(|key| self.read.contains(&key))
+    }
+
+    /// Lets go of the buffers of the present call.
+    fn let_go(&mut self) {
+        self.bases.clear();
+        self.views.clear();
     }
 
     /// Whether there is a slot to write on a lane.
@@ -413,14 +419,13 @@ impl Exchange for Arena {
     }
 
     fn begin(&mut self, call: &CallRecord, buffers: &mut Vec<View>) -> Result<(), Trouble> {
-        self.views.clear();
+        self.let_go();
         std::mem::swap(&mut self.views, buffers);
-        self.bases.clear();
         for (index, view) in self.views.iter_mut().enumerate() {
             match base_of(view) {
                 Ok(base) => self.bases.push(base),
                 Err(refusal) => {
-                    self.views.clear();
+                    self.let_go();
                     let buffer = index as u32;
                     return Err(Trouble::Unusable { buffer, refusal });
                 }
@@ -453,7 +458,7 @@ impl Exchange for Arena {
         };
         if from.len <= u64::from(eager) {
             let to = self.own.payload(index, self.outgoing[index].next);
-            // SAFETY: `at` has checked the piece; the slot is free, and no smaller.
+            // SAFETY: `held` has checked the piece; the slot is free, and no smaller.
             unsafe { self.outgoing[index].stores.fill(to, at, from.len as usize) };
             let body = Body::Here(from.len);
             self.publish_slot(place, index, &Slot { head, body });
@@ -607,7 +612,7 @@ impl Exchange for Arena {
             self.own.withdraw();
         }
         self.own.set_status(&self.call, board::ENDED, false);
-        self.views.clear();
+        self.let_go();
         Progress::Idle
     }
 

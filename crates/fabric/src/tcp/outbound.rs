@@ -22,10 +22,10 @@ const DATA_BYTES: u64 = 1 << 20;
 const WINDOW_BYTES: u64 = 1 << 20;
 /// Payload of one system call.
 const SEND_BYTES: usize = 1 << 20;
-/// Staged heads beyond which nothing more is accepted from the caller.
-const STAGED_BYTES_SOFT: usize = 1 << 20;
-/// Staged heads beyond which the peer must be one that asks and never reads.
-const STAGED_BYTES_HARD: usize = 8 << 20;
+/// Heads and messages beyond which nothing more is accepted from the caller.
+const WAITING_BYTES_SOFT: usize = 1 << 20;
+/// Heads and messages beyond which the peer must be one that asks and never reads.
+const WAITING_BYTES_HARD: usize = 8 << 20;
 
 /// Shorter messages are copied behind the heads.
 const LONG_MESSAGE_BYTES: usize = 4 << 10;
@@ -110,13 +110,13 @@ enum Content {
 }
 
 impl Outbound {
-    /// Heads wait for a slow peer: accept no more of them.
+    /// Heads and messages wait for a slow peer: accept no more of them.
     pub(super) fn is_crowded(&self) -> bool {
-        self.waiting_bytes() > STAGED_BYTES_SOFT
+        self.waiting_bytes() > WAITING_BYTES_SOFT
     }
     /// The peer keeps asking for what it does not read.
     pub(super) fn is_abused(&self) -> bool {
-        self.waiting_bytes() > STAGED_BYTES_HARD
+        self.waiting_bytes() > WAITING_BYTES_HARD
     }
     fn waiting_bytes(&self) -> usize {
         self.staged.len() - self.staged_sent + self.message_bytes

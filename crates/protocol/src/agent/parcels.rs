@@ -99,7 +99,7 @@ pub(super) struct Inbox {
     waiting: VecDeque<Parcel>,
 }
 
-/// Buffers of parcels that have come, for others as long. Collectives send the same lengths over and over.
+/// Buffers of parcels that their peer has confirmed, for others as long. Collectives send the same lengths over and over.
 #[derive(Debug, Default)]
 pub(super) struct Spare(VecDeque<Arc<[u8]>>);
 
@@ -168,13 +168,12 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         let number = parcels.first + parcels.kept.len() as u64;
         let mut bytes = spare.take(HEAD_BYTES + len);
-        if let Some(bytes) = Arc::get_mut(&mut bytes) {
-            bytes[0] = KIND_PARCEL;
-            for (at, word) in [number, parcels.expected, group].into_iter().enumerate() {
-                bytes[1 + 8 * at..9 + 8 * at].copy_from_slice(&word.to_le_bytes());
-            }
-            fill(&mut bytes[HEAD_BYTES..]);
+        let written = Arc::get_mut(&mut bytes).expect("a buffer that nobody else has");
+        written[0] = KIND_PARCEL;
+        for (at, word) in [number, parcels.expected, group].into_iter().enumerate() {
+            written[1 + 8 * at..9 + 8 * at].copy_from_slice(&word.to_le_bytes());
         }
+        fill(&mut written[HEAD_BYTES..]);
         parcels.confirmed = parcels.expected;
         parcels.unconfirmed_bytes = 0;
         parcels.kept_bytes += bytes.len();

@@ -101,7 +101,7 @@ pub enum Scope {
 
 /// The buffers of each part of a call, in the order in which an exchange is told of them: input and output. Scratch, of all parts together,
 /// comes after those of the last.
-pub const BUFFERS: u32 = 2;
+const PART_BUFFERS: u32 = 2;
 /// Scratch of a part begins on a cache line.
 const SCRATCH_GRAIN: u64 = 64;
 
@@ -125,13 +125,14 @@ impl Compiled {
         Compiled::group(std::slice::from_ref(source), rank, u16::MAX)
     }
 
-    /// Several at once, each on buffers of its own: those of part *i* begin at [`BUFFERS`] × *i*. Each has channels of its own
+    /// Several at once, each on an input and an output of its own, which are its buffers 2 *i* and 2 *i* + 1. Each has channels of its own
     /// as far as there are so many; then they are shared, in the order of the parts, which is the same on all ranks.
     pub fn group(sources: &[Source<'_>], rank: Rank, channels_max: u16) -> Result<Compiled, CompileError> {
         let mut compiled = Compiled::default();
         let mut flow = Flow::new();
         let mut next = 0;
         for (part, source) in sources.iter().enumerate() {
+            check(source)?;
             let needed = source.program.shape().channels;
             if needed > channels_max {
                 return Err(CompileError::TooManyChannels);
@@ -140,19 +141,18 @@ impl Compiled {
                 first: next,
                 max: channels_max.max(1),
             };
+            let layout = Layout::new(source.partition, source.program, rank);
+            let scratch = layout.elements(Buffer::Scratch).checked_mul(source.size as u64);
+            let after = scratch.and_then(|bytes| compiled.scratch.checked_add(bytes));
+            let after = after.and_then(|after| after.checked_next_multiple_of(SCRATCH_GRAIN));
             let scratch = Place {
-                buffer: sources.len() as u32 * BUFFERS,
-                offset: compiled.scratch,
+                buffer: sources.len() as u32 * PART_BUFFERS,
+                offset: std::mem::replace(&mut compiled.scratch, after.ok_or(CompileError::TooLarge)?),
             };
             let ops = list(source, rank, part as u32, channels, scratch)?;
             next = channels.of(needed);
             let used = u32::from(channels.first) + u32::from(needed);
             compiled.channels = compiled.channels.max(used.min(channels_max.into()) as u16);
-            let layout = Layout::new(source.partition, source.program, rank);
-            let needed = layout.elements(Buffer::Scratch) * source.size as u64;
-            let after = compiled.scratch.checked_add(needed);
-            let after = after.and_then(|after| after.checked_next_multiple_of(SCRATCH_GRAIN));
-            compiled.scratch = after.ok_or(CompileError::TooLarge)?;
             flow.add(part as u32, fuse::fuse(ops));
         }
         flow.finish(&mut compiled);
@@ -223,6 +223,25 @@ impl Channels {
     }
 }
 
+/// Whether a program and sizes are for each other.
+fn check(source: &Source<'_>) -> Result<(), CompileError> {
+    let shape = source.program.shape();
+    let (ranks, pieces) = (source.partition.problem().ranks, source.partition.pieces());
+    if shape.ranks != ranks {
+        return Err(CompileError::WrongRanks {
+            program: shape.ranks,
+            sizes: ranks,
+        });
+    }
+    if shape.pieces != pieces {
+        return Err(CompileError::WrongPieces {
+            program: shape.pieces,
+            sizes: pieces,
+        });
+    }
+    Ok(())
+}
+
 /// Where the scratch of a part begins.
 #[derive(Clone, Copy, Debug)]
 struct Place {
@@ -240,19 +259,6 @@ fn list(
 ) -> Result<Vec<Listed>, CompileError> {
     let (program, partition) = (source.program, source.partition);
     let shape = program.shape();
-    let (ranks, pieces) = (partition.problem().ranks, partition.pieces());
-    if shape.ranks != ranks {
-        return Err(CompileError::WrongRanks {
-            program: shape.ranks,
-            sizes: ranks,
-        });
-    }
-    if shape.pieces != pieces {
-        return Err(CompileError::WrongPieces {
-            program: shape.pieces,
-            sizes: pieces,
-        });
-    }
     let layout = Layout::new(partition, program, rank);
     let size = source.size as u64;
     let buffers = [Buffer::Input, Buffer::Output, Buffer::Scratch];
@@ -265,7 +271,7 @@ fn list(
     let piece = |slice: Slice| {
         let (buffer, elements) = layout.locate(slice);
         let (offset, len) = (elements.start * size, (elements.end - elements.start) * size);
-        let own = part * BUFFERS;
+        let own = part * PART_BUFFERS;
         match buffer {
             // A call need not have the buffer of a piece of nothing.
             _ if len == 0 => Piece {
@@ -342,4 +348,45 @@ fn list(
         }
     }
     Ok(listed)
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_plan::algorithms::Ring;
+    use weft_plan::collective::{Collective, Counts, Problem, Sizes};
+
+    use super::*;
+
+    #[test]
+    fn parts_have_scratch_of_their_own() {
+        const PARTS: u32 = 3;
+        let problem = Problem::new(Collective::ReduceScatter { sizes: Sizes::Equal }, 3);
+        let program = Ring::new(problem).unwrap();
+        let partition = Partition::new(&problem, Counts::Equal(9), program.shape().pieces).unwrap();
+        let source = Source {
+            program: &program,
+            partition: &partition,
+            size: 4,
+            average: false,
+            scope: Scope::Known,
+        };
+        let compiled = Compiled::group(&[source; PARTS as usize], Rank(0), 2).unwrap();
+        let mut end = 0;
+        for part in 0..PARTS {
+            let ops = compiled.ops.iter().filter(|op| op.part == part);
+            let pieces = ops.flat_map(|op| op.act.reads().into_iter().flatten().chain(op.act.writes()));
+            let scratch: Vec<Piece> = pieces.filter(|piece| piece.buffer == PARTS * PART_BUFFERS).collect();
+            assert!(!scratch.is_empty(), "a ring that reduces and scatters needs scratch");
+            assert!(
+                scratch.iter().all(|piece| piece.offset >= end),
+                "part {part} has that of another"
+            );
+            end = scratch
+                .iter()
+                .map(|piece| piece.offset + piece.len)
+                .max()
+                .unwrap_or(end);
+        }
+        assert!(end <= compiled.scratch());
+    }
 }

@@ -31,7 +31,8 @@ pub trait Exchange: Board + fmt::Debug + Send {
     /// lanes of others do not exist.
     fn channels(&self) -> u16;
 
-    /// Takes a call's buffers out of the list and publishes what is being called. Pieces name a buffer by its place in the list.
+    /// Takes a call's buffers out of the list and publishes what is being called. Pieces name a buffer by its place in the list. An
+    /// exchange that cannot keeps none of them.
     fn begin(&mut self, call: &CallRecord, buffers: &mut Vec<View>) -> Result<(), Trouble>;
 
     /// A buffer of the call.

@@ -17,7 +17,7 @@ mod record;
 pub use agree::{Agreement, AgreementMessage, Decision};
 pub use blame::Witness;
 pub use combine::{At, Combiner, Function, Kernels, Reference};
-pub use compile::{BUFFERS, CompileError, Compiled, Scope, Source};
+pub use compile::{CompileError, Compiled, Scope, Source};
 pub use exchange::{Board, Exchange, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
 pub use execute::{Execution, Task, Turn};
 pub use loopback::{LoopbackExchange, LoopbackGroup, LoopbackOptions};

@@ -125,7 +125,11 @@ impl Exchange for GroupExchange {
                 if self.far.is_used() {
                     self.far.begin(buffers.iter().cloned());
                 }
-                arena.begin(call, buffers)
+                let begun = arena.begin(call, buffers);
+                if begun.is_err() {
+                    self.far.begin(std::iter::empty());
+                }
+                begun
             }
             None => {
                 self.far.begin(buffers.drain(..));

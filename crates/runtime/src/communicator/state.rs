@@ -32,10 +32,10 @@ const PREPARED_MAX: usize = 64;
 /// Looks at the lanes in one turn, where there are cores for all and looking is enough to see what has come: a look is shorter than the way
 /// back to it.
 const LOOKS: u32 = 16;
-/// Turns in which nothing moves before a thread looks at the clock, where there are cores for all.
-const SPINS: u32 = 250;
-/// Turns between two looks at the outside world while spinning.
-const SPINS_PER_POLL: u32 = 16;
+/// Looks in which nothing moves before a thread looks at the clock, where there are cores for all.
+const SPINS: u32 = 4000;
+/// Looks between two at the outside world while spinning.
+const SPINS_PER_POLL: u32 = 256;
 /// How long a thread keeps its core while it looks, where there are cores for all. It is longer than the kernel lets others run: a rank that
 /// gave its core away whenever the one that it waits for has lost its own would be gone when that one is back, and so on in turn.
 const SPINNING: Time = Time::from_ms(5);
@@ -178,8 +178,8 @@ impl State {
         std::mem::take(&mut self.ended)
     }
 
-    /// Runs a call to its end. There must be none under way. `None`: somebody has to be told something first; the call is left to whoever
-    /// takes it further, and its outcome goes to its handle.
+    /// Runs a call to its end. There must be none under way. `Some`: somebody has to be told something first; the call is left to whoever
+    /// takes it further, and its outcome goes to this handle.
     pub(super) fn run(&mut self, call: &mut Described) -> Result<Option<Arc<Ending<()>>>, Error> {
         self.begin(call, None, None)?;
         loop {
@@ -187,8 +187,13 @@ impl State {
                 return outcome.map(|()| None);
             }
             self.take_in();
-            if let Some(current) = self.current.as_mut().filter(|_| !self.ended.is_empty()) {
-                return Ok(Some(current.outcome.insert(Arc::default()).clone()));
+            match &mut self.current {
+                // What was taken in has failed, and the call with it.
+                None => return self.failed.clone().map_or(Ok(None), Err),
+                Some(current) if !self.ended.is_empty() => {
+                    return Ok(Some(current.outcome.insert(Arc::default()).clone()));
+                }
+                Some(_) => {}
             }
         }
     }
@@ -267,7 +272,11 @@ impl State {
         self.patience.reset();
         if let Err(trouble) = self.conversations.begin(queued, &mut self.exchange) {
             let stuck = self.stuck_message(Some(trouble));
-            self.fail(&stuck);
+            let error = self.fail(&stuck);
+            // The call under way has been given up as well.
+            if let Some(outcome) = self.current.take().and_then(|current| current.outcome) {
+                self.ended.push((outcome, Err(error)));
+            }
         }
     }
 
@@ -285,14 +294,16 @@ impl State {
         prepared.check(call)?;
         let far = self.exchange.is_far();
         call.parts_mut().try_for_each(|part| part.lend(&self.agent, far))?;
+        if self.scratch.len() < prepared.scratch as u64 {
+            let larger = self.agent.allocate(prepared.scratch)?;
+            larger.lent()?;
+            self.scratch = larger;
+        }
+        // From here on nothing fails before the exchange has the buffers.
         let allowed = call.deadline;
         self.buffers.clear();
         call.take_parts(|part| self.buffers.push(part.into_view()));
         if prepared.scratch > 0 {
-            if self.scratch.len() < prepared.scratch as u64 {
-                self.scratch = self.agent.allocate(prepared.scratch)?;
-                self.scratch.lent()?;
-            }
             self.buffers.push(Part::from(&self.scratch).into_view());
         }
         let number = self.number;
@@ -428,9 +439,11 @@ impl State {
     /// Waits a little.
     fn wait(&mut self) -> Result<(), Box<Stuck>> {
         let far = self.exchange.is_far();
-        self.patience.spins += 1;
+        let before = self.patience.spins;
+        // Messages beside a call are looked at once in a turn.
+        self.patience.spins += if self.current.is_some() { self.patience.looks } else { 1 };
         if !far && self.patience.spins < self.patience.spins_max {
-            if self.patience.spins.is_multiple_of(SPINS_PER_POLL) {
+            if before / SPINS_PER_POLL < self.patience.spins / SPINS_PER_POLL {
                 self.poll(Time::ZERO)?;
             }
             std::hint::spin_loop();
