@@ -13,6 +13,7 @@ use super::pending::Pending;
 use super::prepare::{CallError, Operator, Spec, sizes, words};
 use super::schedule::{Schedule, Way};
 use super::{Communicator, Part};
+use crate::agent::Agent;
 use crate::error::Error;
 
 /// A call being described. Nothing happens before [`run`](Call::run) or [`start`](Call::start).
@@ -65,20 +66,22 @@ impl Asked {
 }
 
 impl Described {
-    /// Every buffer of it.
-    pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut Part> {
-        let all = std::iter::once(&mut self.first).chain(&mut self.more);
-        all.flat_map(|one| one.parts.iter_mut().flatten())
+    /// Makes sure that other ranks can read its buffers where they lie, where that is worth it.
+    pub(super) fn lend(&mut self, agent: &Agent, far: bool) -> Result<(), Error> {
+        self.first.lend(agent, far)?;
+        self.more.iter_mut().try_for_each(|one| one.lend(agent, far))
     }
 
     /// Takes every buffer out of it: input and output of one collective after the other.
     pub(super) fn take_parts(&mut self, mut take: impl FnMut(Part)) {
-        for one in std::iter::once(&mut self.first).chain(&mut self.more) {
+        let mut take_both = |one: &mut One| {
             if let Some([input, output]) = one.parts.take() {
                 take(input);
                 take(output);
             }
-        }
+        };
+        take_both(&mut self.first);
+        self.more.iter_mut().for_each(take_both);
     }
 
     /// Whether it is messages between two ranks and nothing else.
@@ -122,6 +125,14 @@ struct Touched {
 }
 
 impl One {
+    fn lend(&mut self, agent: &Agent, far: bool) -> Result<(), Error> {
+        let Some([input, output]) = &mut self.parts else {
+            return Ok(());
+        };
+        input.lend(agent, far)?;
+        output.lend(agent, far)
+    }
+
     fn touched(&self) -> impl Iterator<Item = Touched> {
         let [input, output] = match &self.parts {
             Some(parts) => parts.each_ref().map(Part::addresses),

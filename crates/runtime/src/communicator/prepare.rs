@@ -14,7 +14,7 @@ use weft_plan::{Bytes, Datatype, Reduction};
 use weft_protocol::group::{CallRecord, Combiner, CompileError, Compiled, Function, Scope, Source, Task};
 use weft_protocol::memory::Digest;
 
-use super::call::Described;
+use super::call::{Described, One};
 use super::choice::{Choice, Manner};
 use super::schedule::{Schedule, Way};
 
@@ -176,21 +176,24 @@ impl Prepared {
 
     /// Whether the buffers of a call are what it needs.
     pub(super) fn check(&self, call: &Described) -> Result<(), CallError> {
-        for (one, needed) in call.all().zip(&self.bytes) {
-            let given = one.parts.iter().flatten();
-            let of = [Buffer::Input, Buffer::Output].into_iter().zip(given).zip(needed);
-            for ((buffer, given), needed) in of {
-                if given.len != *needed {
-                    return Err(CallError::WrongBytes {
-                        collective: one.spec.problem.collective,
-                        buffer,
-                        needed: *needed,
-                        given: given.len,
-                    });
-                }
+        let check = |one: &One, needed: &[u64; 2]| {
+            let Some(given) = &one.parts else { return Ok(()) };
+            let given = given.each_ref().map(|part| part.len);
+            let wrong = |buffer: Buffer, at: usize| CallError::WrongBytes {
+                collective: one.spec.problem.collective,
+                buffer,
+                needed: needed[at],
+                given: given[at],
+            };
+            match (given[0] == needed[0], given[1] == needed[1]) {
+                (true, true) => Ok(()),
+                (false, _) => Err(wrong(Buffer::Input, 0)),
+                (true, false) => Err(wrong(Buffer::Output, 1)),
             }
-        }
-        Ok(())
+        };
+        check(&call.first, &self.bytes[0])?;
+        let mut more = call.more.iter().zip(&self.bytes[1..]);
+        more.try_for_each(|(one, needed)| check(one, needed))
     }
 }
 

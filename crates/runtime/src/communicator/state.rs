@@ -31,7 +31,7 @@ use crate::memory::Memory;
 const PREPARED_MAX: usize = 64;
 /// Looks at the lanes in one turn, where there are cores for all and looking is enough to see what has come: a look is shorter than the way
 /// back to it.
-const LOOKS: u32 = 16;
+const LOOKS: u32 = 32;
 /// Looks in which nothing moves before a thread looks at the clock, where there are cores for all.
 const SPINS: u32 = 4000;
 /// Looks between two at the outside world while spinning.
@@ -261,11 +261,9 @@ impl State {
     fn begin_messages(&mut self, mut queued: Queued) {
         let far = self.exchange.is_far();
         let checked = queued.call.all().try_for_each(|one| one.spec.check_message());
-        let mut parts = queued.call.parts_mut();
         let lent = checked
             .map_err(Error::from)
-            .and_then(|()| parts.try_for_each(|part| part.lend(&self.agent, far)));
-        drop(parts);
+            .and_then(|()| queued.call.lend(&self.agent, far));
         if let Err(error) = lent {
             return self.ended.push((queued.outcome, Err(error)));
         }
@@ -293,7 +291,7 @@ impl State {
         let prepared = &self.prepared[0];
         prepared.check(call)?;
         let far = self.exchange.is_far();
-        call.parts_mut().try_for_each(|part| part.lend(&self.agent, far))?;
+        call.lend(&self.agent, far)?;
         if self.scratch.len() < prepared.scratch as u64 {
             let larger = self.agent.allocate(prepared.scratch)?;
             larger.lent()?;
