@@ -31,6 +31,7 @@ def on_ranks(name, size, folder, *arguments, dead=()):
     for rank, (process, output) in enumerate(zip(ranks, told)):
         if rank not in dead:
             assert process.returncode == 0, f"rank {rank}:\n{output}"
+            assert "left at the end" not in output, f"rank {rank}:\n{output}"
     return told
 
 
@@ -47,6 +48,10 @@ def test_training(name, tmp_path):
 
 def test_checkpoint(tmp_path):
     on_ranks("checkpoint", 2, tmp_path, str(tmp_path / "checkpoint"))
+
+
+def test_leaving_without_destroying_the_group(tmp_path):
+    on_ranks("leaving", 2, tmp_path)
 
 
 def test_a_killed_rank_is_named(tmp_path):

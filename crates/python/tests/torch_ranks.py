@@ -1,11 +1,22 @@
 """What each rank of a test in test_torch.py does: `torch_ranks.py NAME RANK SIZE STORE`."""
 
+import atexit
 import functools
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
+
+
+@atexit.register
+def _tell_who_is_left():
+    """Called last, because it was the first to ask for it: a thread that is still there would be ended in the middle of a call."""
+    left = [thread.name for thread in threading.enumerate() if thread.name == "weft-torch"]
+    if left:
+        print(f"left at the end: {left}")
+
 
 import torch
 import torch.distributed as dist
@@ -394,6 +405,21 @@ def checkpoint(rank, size, folder):
     set_model_state_dict(loaded, state)
     for ours, theirs in zip(loaded.parameters(), saved.parameters(), strict=True):
         same(ours.to_local(), theirs.to_local())
+
+
+def leaving(rank, size):
+    """Ends with everything that has a thread behind it still there."""
+    sent, received = torch.full((4096,), float(rank)), torch.empty(4096)
+    work = [dist.isend(sent, (rank + 1) % size), dist.irecv(received, (rank - 1) % size)]
+    for each in work:
+        each.wait()
+    reduced = torch.ones(8)
+    future = dist.all_reduce(reduced, async_op=True).get_future()
+    future.wait()
+    assert received[0] == (rank - 1) % size and reduced[0] == size
+    threads = [thread for thread in threading.enumerate() if thread.name == "weft-torch"]
+    assert threads, "there is something to leave behind"
+    sys.exit(0)
 
 
 def killed(rank, size):

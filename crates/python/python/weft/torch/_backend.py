@@ -4,6 +4,7 @@ Every call ends in one call of `Communicator._raw` with addresses and lengths. T
 or after; what follows a call that is under way is done by whoever first sees that it has ended.
 """
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -60,6 +61,8 @@ _OPERATORS = {
 _OPERATORS_OF_BOOL = {_SUM: _MAX, _PROD: _MIN}
 _PLAIN = frozenset(kind for kind, (_, times) in _DATATYPES.items() if times == 1)
 _NOTHING = (0, 0)
+# How long whoever leaves waits for a thread that may have something to wait for itself.
+FAREWELL = 1.0
 
 
 class Work(c10d.Work):
@@ -146,10 +149,18 @@ class _Completions:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="weft-torch", daemon=True)
             self._thread.start()
+            atexit.register(self.close)
         self._queue.put((work, future))
 
     def close(self) -> None:
+        """Ends the thread. One that is still there when the interpreter ends is ended in the middle of whatever it does, and the process with it."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
         self._queue.put(None)
+        if thread is not threading.current_thread():
+            thread.join(FAREWELL)
+        atexit.unregister(self.close)
 
     def _run(self) -> None:
         while (entry := self._queue.get()) is not None:

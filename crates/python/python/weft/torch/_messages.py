@@ -153,6 +153,34 @@ class Box:
             message.end(dist.DistBackendError("the process group has been destroyed"))
 
 
+class Threads:
+    """Threads that end once the agent is closed, and are waited for then.
+
+    One that is still there when the interpreter ends is ended in the middle of whatever it does, and the process with it.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[threading.Thread] = set()
+
+    def start(self, do: Callable[..., None], *arguments: object) -> threading.Thread:
+        def run() -> None:
+            try:
+                do(*arguments)
+            finally:
+                self._running.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, name="weft-torch", daemon=True)
+        self._running.add(thread)
+        thread.start()
+        return thread
+
+    def wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        for thread in list(self._running):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+
+
 class Mailroom:
     """Sorts what comes to an agent by group, source and tag."""
 
@@ -165,6 +193,7 @@ class Mailroom:
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        self.threads = Threads()
 
     def box(self, name: str, rank: int, agents: Sequence[str]) -> Box:
         box = Box(self, name, rank, agents)
@@ -216,9 +245,7 @@ class Mailroom:
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
-                    room = weakref.ref(self)
-                    self._thread = threading.Thread(target=_listen, args=(room,), name="weft-torch", daemon=True)
-                    self._thread.start()
+                    self._thread = self.threads.start(_listen, weakref.ref(self))
 
     def _sort(self, peer: weft.Peer, payload: bytes) -> None:
         kind, key, source, tag, number, size = _HEAD.unpack_from(payload)
@@ -240,8 +267,7 @@ class Mailroom:
 
             def deliver(message: Message) -> None:
                 if _fits(message, size):
-                    reader = threading.Thread(target=self._read, args=(peer, message, key, number), daemon=True)
-                    reader.start()
+                    self.threads.start(self._read, peer, message, key, number)
 
         with self._lock:
             box = self._boxes.get(key)

@@ -10,8 +10,8 @@ from torch._C._distributed_c10d import ProcessGroup
 
 import weft
 
-from ._backend import Backend, Group
-from ._messages import Mailroom
+from ._backend import FAREWELL, Backend, Group
+from ._messages import Mailroom, Threads
 
 
 class Home:
@@ -25,10 +25,16 @@ class Home:
         log = os.environ.get("WEFT_LOG", "error")
         self.agent = weft.Agent(name, listen=listen, secret=secret, log=log)
         self.mailroom = Mailroom(self.agent)
-        self._closing = weakref.finalize(self, self.agent.close)
+        # At the latest when the interpreter ends.
+        self._closing = weakref.finalize(self, _leave, self.agent, self.mailroom.threads)
 
     def card(self) -> str:
         return json.dumps([self.agent.name, self.agent.address, self.agent.epoch])
+
+
+def _leave(agent: weft.Agent, threads: Threads) -> None:
+    agent.close()
+    threads.wait(FAREWELL)
 
 
 # By secret. Ranks of several jobs may live in one process one after the other, and in tests even at once.
