@@ -115,11 +115,7 @@ impl Spare {
     fn take(&mut self, len: usize) -> Arc<[u8]> {
         // A transport may not have let go of it yet.
         let free = |bytes: &mut Arc<[u8]>| bytes.len() == len && Arc::get_mut(bytes).is_some();
-        let at = match len >= SPARE_MIN_BYTES {
-            true => self.0.iter_mut().position(free),
-            false => None,
-        };
-        let found = at.and_then(|at| self.0.remove(at));
+        let found = self.0.iter_mut().position(free).and_then(|at| self.0.remove(at));
         found.unwrap_or_else(|| std::iter::repeat_n(0, len).collect())
     }
 }

@@ -132,7 +132,7 @@ impl Compiled {
         let mut flow = Flow::new();
         let mut next = 0;
         for (part, source) in sources.iter().enumerate() {
-            check(source)?;
+            let layout = layout(source, rank)?;
             let needed = source.program.shape().channels;
             if needed > channels_max {
                 return Err(CompileError::TooManyChannels);
@@ -141,15 +141,15 @@ impl Compiled {
                 first: next,
                 max: channels_max.max(1),
             };
-            let layout = Layout::new(source.partition, source.program, rank);
-            let scratch = layout.elements(Buffer::Scratch).checked_mul(source.size as u64);
-            let after = scratch.and_then(|bytes| compiled.scratch.checked_add(bytes));
+            let after = compiled
+                .scratch
+                .checked_add(layout.elements(Buffer::Scratch) * source.size as u64);
             let after = after.and_then(|after| after.checked_next_multiple_of(SCRATCH_GRAIN));
             let scratch = Place {
                 buffer: sources.len() as u32 * PART_BUFFERS,
                 offset: std::mem::replace(&mut compiled.scratch, after.ok_or(CompileError::TooLarge)?),
             };
-            let ops = list(source, rank, part as u32, channels, scratch)?;
+            let ops = list(source, &layout, rank, part as u32, channels, scratch);
             next = channels.of(needed);
             let used = u32::from(channels.first) + u32::from(needed);
             compiled.channels = compiled.channels.max(used.min(channels_max.into()) as u16);
@@ -223,8 +223,8 @@ impl Channels {
     }
 }
 
-/// Whether a program and sizes are for each other.
-fn check(source: &Source<'_>) -> Result<(), CompileError> {
+/// Where everything is in the buffers of a rank, if program and sizes are for each other and the bytes of every buffer can be counted.
+fn layout(source: &Source<'_>, rank: Rank) -> Result<Layout, CompileError> {
     let shape = source.program.shape();
     let (ranks, pieces) = (source.partition.problem().ranks, source.partition.pieces());
     if shape.ranks != ranks {
@@ -239,7 +239,13 @@ fn check(source: &Source<'_>) -> Result<(), CompileError> {
             sizes: pieces,
         });
     }
-    Ok(())
+    let layout = Layout::new(source.partition, source.program, rank);
+    let buffers = [Buffer::Input, Buffer::Output, Buffer::Scratch];
+    let countable = |buffer: &Buffer| layout.elements(*buffer).checked_mul(source.size as u64).is_some();
+    match buffers.iter().all(countable) {
+        true => Ok(layout),
+        false => Err(CompileError::TooLarge),
+    }
 }
 
 /// Where the scratch of a part begins.
@@ -252,22 +258,15 @@ struct Place {
 /// What the program lists for this rank, without what has no bytes.
 fn list(
     source: &Source<'_>,
+    layout: &Layout,
     rank: Rank,
     part: u32,
     channels: Channels,
     scratch: Place,
-) -> Result<Vec<Listed>, CompileError> {
+) -> Vec<Listed> {
     let (program, partition) = (source.program, source.partition);
     let shape = program.shape();
-    let layout = Layout::new(partition, program, rank);
     let size = source.size as u64;
-    let buffers = [Buffer::Input, Buffer::Output, Buffer::Scratch];
-    if buffers
-        .iter()
-        .any(|&buffer| layout.elements(buffer).checked_mul(size).is_none())
-    {
-        return Err(CompileError::TooLarge);
-    }
     let piece = |slice: Slice| {
         let (buffer, elements) = layout.locate(slice);
         let (offset, len) = (elements.start * size, (elements.end - elements.start) * size);
@@ -347,7 +346,7 @@ fn list(
             });
         }
     }
-    Ok(listed)
+    listed
 }
 
 #[cfg(test)]

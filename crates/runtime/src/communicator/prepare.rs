@@ -170,8 +170,7 @@ impl Prepared {
 
     /// Whether it was prepared for calls like this one.
     pub(super) fn is_for(&self, call: &Described) -> bool {
-        let more = || call.more.iter().map(|one| &one.spec);
-        self.specs[0] == call.first.spec && self.specs.len() == 1 + call.more.len() && self.specs[1..].iter().eq(more())
+        self.specs[0] == call.first.spec && self.specs[1..].iter().eq(call.more.iter().map(|one| &one.spec))
     }
 
     /// Whether the buffers of a call are what it needs.
