@@ -7,14 +7,14 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use weft_plan::platform::Memcpy;
-use weft_plan::{Bandwidth, Bytes, Time};
+use weft_plan::{Bandwidth, Bytes, Picos, Time};
 
 /// What was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calibration {
     pub memcpy: Memcpy,
     /// One system call that does nothing.
-    pub system_call: Time,
+    pub system_call: Picos,
     /// The largest cache of the first core, which it shares with others where cores share one.
     pub cache: Bytes,
 }
@@ -74,7 +74,7 @@ fn copy_bandwidth(size: Bytes, budget: Duration) -> Bandwidth {
 }
 
 /// The least time of a system call.
-fn system_call(budget: Duration) -> Time {
+fn system_call(budget: Duration) -> Picos {
     const CALLS: u64 = 100;
     let best = best_of(budget, || {
         for _ in 0..CALLS {
@@ -82,7 +82,7 @@ fn system_call(budget: Duration) -> Time {
             black_box(unsafe { libc::syscall(libc::SYS_getppid) });
         }
     });
-    Time::from_ps(best.as_ps() / CALLS)
+    Picos::from_ps(best.as_ps() / CALLS)
 }
 
 /// As the kernel tells it of the first core.
@@ -102,7 +102,7 @@ fn cache() -> Bytes {
 }
 
 /// The shortest of as many repeats as the budget allows, three at least.
-fn best_of(budget: Duration, mut work: impl FnMut()) -> Time {
+fn best_of(budget: Duration, mut work: impl FnMut()) -> Picos {
     let start = Instant::now();
     let mut best = Duration::MAX;
     let mut repeats = 0;
@@ -113,7 +113,7 @@ fn best_of(budget: Duration, mut work: impl FnMut()) -> Time {
         repeats += 1;
     }
     // A clock that did not move would be an infinite bandwidth.
-    Time::from(best).max(Time::from_ns(1))
+    Picos::from(best).max(Picos::from_ns(1))
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ mod tests {
             });
             assert!(measured.memcpy.streaming > Bandwidth::default());
             assert!(measured.memcpy.cached > Bandwidth::default());
-            assert!(measured.system_call > Time::ZERO);
+            assert!(measured.system_call > Picos::ZERO);
             assert!(measured.cache > Bytes(0));
         }
     }

@@ -8,13 +8,19 @@ use weft_plan::Time;
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin: Instant,
+    already: Time,
 }
 
 impl Clock {
     pub fn start() -> Clock {
-        Clock { origin: Instant::now() }
+        Clock::reading(Time::ZERO)
+    }
+    /// A clock that reads `already` now, as that of an agent which has run for so long.
+    pub fn reading(already: Time) -> Clock {
+        let origin = Instant::now();
+        Clock { origin, already }
     }
     pub fn now(&self) -> Time {
-        self.origin.elapsed().into()
+        self.already.saturating_add(self.origin.elapsed().into())
     }
 }

@@ -14,7 +14,7 @@ pub(crate) struct FarClock {
 
 #[derive(Clone, Copy, Debug)]
 struct Bound {
-    /// Theirs minus ours, at the most, in picoseconds.
+    /// Theirs minus ours, at the most, in nanoseconds.
     ahead: i128,
     /// When it was learnt, on our clock.
     at: Time,
@@ -29,7 +29,7 @@ impl FarClock {
     /// We sent `sent`, the peer answered with its reading, and the answer is here `now`.
     pub(crate) fn learn(&mut self, sent: Time, read: Time, now: Time) {
         let fresh = Bound {
-            ahead: i128::from(read.as_ps()) - i128::from(sent.as_ps()),
+            ahead: i128::from(read.as_ns()) - i128::from(sent.as_ns()),
             at: sent,
         };
         let better = self.known.is_none_or(|old| ahead(&fresh, now) <= ahead(&old, now));
@@ -51,13 +51,13 @@ impl FarClock {
     /// May the peer's clock have reached `deadline`? Without an exchange nobody knows, so it may.
     pub(crate) fn may_have_reached(&self, deadline: Time, now: Time) -> bool {
         let Some(bound) = &self.known else { return true };
-        i128::from(now.as_ps()) + ahead(bound, now) >= i128::from(deadline.as_ps())
+        i128::from(now.as_ns()) + ahead(bound, now) >= i128::from(deadline.as_ns())
     }
 }
 
 fn ahead(bound: &Bound, now: Time) -> i128 {
-    // One more, because the division rounds down.
-    bound.ahead + i128::from(now.saturating_sub(bound.at).as_ps()) * DRIFT_PPM / 1_000_000 + 1
+    // Two more: the division rounds down, and so does every reading of a clock.
+    bound.ahead + i128::from(now.saturating_sub(bound.at).as_ns()) * DRIFT_PPM / 1_000_000 + 2
 }
 
 #[cfg(test)]
@@ -88,10 +88,10 @@ mod tests {
                 let sent = t;
                 let read = theirs(t + there);
                 t += there + back;
-                clock.learn(Time::from_ps(sent), Time::from_ps(read), Time::from_ps(t));
+                clock.learn(Time::from_ns(sent), Time::from_ns(read), Time::from_ns(t));
             }
             t += later;
-            prop_assert!(clock.may_have_reached(Time::from_ps(theirs(t)), Time::from_ps(t)));
+            prop_assert!(clock.may_have_reached(Time::from_ns(theirs(t)), Time::from_ns(t)));
         }
     }
 

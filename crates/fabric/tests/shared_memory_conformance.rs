@@ -62,6 +62,17 @@ impl Harness for OverSharedMemory {
     }
 }
 
+mod bounced_after_213_days {
+    use super::*;
+    /// Past what 64 bits of picoseconds hold.
+    fn aged() -> OverSharedMemory {
+        let mut over = OverSharedMemory::new(false, Foreign::Bounce);
+        over.clock = Clock::reading(Time::from_secs(213 * 86_400 + 18_000));
+        over
+    }
+    weft_protocol::conformance_tests!(aged());
+}
+
 mod mapped {
     use super::*;
     weft_protocol::conformance_tests!(OverSharedMemory::new(true, Foreign::Auto));

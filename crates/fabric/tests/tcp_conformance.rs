@@ -72,6 +72,23 @@ impl Harness for OverTcp {
     }
 }
 
+/// 64 bits of picoseconds last 213 days, and that was the end of time once; those of nanoseconds last 584 years.
+fn aged(clock: Time) -> OverTcp {
+    let mut over = OverTcp::new(1);
+    over.clock = Clock::reading(clock);
+    over
+}
+
+mod after_213_days {
+    weft_protocol::conformance_tests!(super::aged(super::Time::from_secs(213 * 86_400 + 18_000)));
+}
+
+mod an_hour_before_the_end_of_time {
+    weft_protocol::conformance_tests!(super::aged(
+        super::Time::MAX.saturating_sub(super::Time::from_secs(3_600))
+    ));
+}
+
 mod one_connection {
     weft_protocol::conformance_tests!(super::OverTcp::new(1));
 }

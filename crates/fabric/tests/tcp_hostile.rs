@@ -442,7 +442,7 @@ fn a_target_refuses_what_is_late_and_stops_in_the_middle() {
     let mut honest = Honest::start();
     let region = honest.region(8192, 9, Access::READ_WRITE);
     let mut raw = Raw::opener(&mut honest);
-    raw.say(&write_request(&region, 1, Time::from_ps(1)));
+    raw.say(&write_request(&region, 1, Time::from_ns(1)));
     assert_eq!(
         raw.hear(&mut honest),
         Frame::WriteAck {
@@ -710,7 +710,7 @@ fn an_atomic_request_that_is_late_or_wrong_changes_nothing() {
         (rightful, Ok(0)),
         (
             AtomicRequest {
-                deadline: Time::from_ps(1),
+                deadline: Time::from_ns(1),
                 ..rightful
             },
             Err(Refusal::Late),

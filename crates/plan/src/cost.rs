@@ -11,7 +11,7 @@ mod select;
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::{Bandwidth, Bytes, Time};
+use crate::units::{Bandwidth, Bytes, Picos};
 
 pub use critical::critical_path;
 pub use fit::{Fit, FitError, Measurement, fit};
@@ -25,24 +25,24 @@ pub use select::{Candidate, Segment, Selector, UnknownCandidate};
 #[serde(deny_unknown_fields)]
 pub struct LinkCost {
     /// From post to completion of an empty operation.
-    pub latency: Time,
+    pub latency: Picos,
     /// Added by each span that is not adjacent to the one before it.
     #[serde(default)]
-    pub per_span: Time,
+    pub per_span: Picos,
     pub bandwidth: Bandwidth,
 }
 
 impl LinkCost {
     /// Of a way that nobody goes.
     pub const NOTHING: LinkCost = LinkCost {
-        latency: Time::ZERO,
-        per_span: Time::ZERO,
+        latency: Picos::ZERO,
+        per_span: Picos::ZERO,
         bandwidth: Bandwidth::MAX,
     };
 
     /// How long a transfer of `bytes` in `spans` pieces takes on an idle link.
-    pub fn time(&self, bytes: Bytes, spans: u64) -> Time {
-        let spans = Time::from_ps(self.per_span.as_ps().saturating_mul(spans));
+    pub fn time(&self, bytes: Bytes, spans: u64) -> Picos {
+        let spans = Picos::from_ps(self.per_span.as_ps().saturating_mul(spans));
         self.latency
             .saturating_add(spans)
             .saturating_add(self.bandwidth.time_for(bytes))

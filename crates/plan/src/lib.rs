@@ -31,4 +31,4 @@ pub use platform::{Machine, Platform};
 pub use route::{Route, route};
 pub use schedule::Program;
 pub use spans::{Run, Span, Spans};
-pub use units::{Bandwidth, Bytes, Rank, Time};
+pub use units::{Bandwidth, Bytes, Picos, Rank, Time};

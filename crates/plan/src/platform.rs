@@ -25,7 +25,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::cost::LinkCost;
-use crate::units::{Bandwidth, Bytes, Time};
+use crate::units::{Bandwidth, Bytes, Picos};
 
 pub use cores::{CoreListError, Cores};
 pub use endpoint::{Endpoint, EndpointError, Part};
@@ -92,10 +92,10 @@ pub struct Memcpy {
 #[serde(deny_unknown_fields)]
 pub struct Arena {
     /// From one rank's word to another's having seen it.
-    pub latency: Time,
+    pub latency: Picos,
     /// The same where there are more ranks than cores, so that the other may have to be given a core first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turn: Option<Time>,
+    pub turn: Option<Picos>,
     /// How fast a rank copies what another has, while the other does the same.
     pub copy: Memcpy,
     /// How fast it reduces that with its own, in bytes of the result.

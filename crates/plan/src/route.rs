@@ -20,7 +20,7 @@ use thiserror::Error;
 
 use crate::cost::LinkCost;
 use crate::place::{Place, PlaceKind};
-use crate::units::{Bytes, Time};
+use crate::units::{Bytes, Picos};
 
 /// What is to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ pub fn route<'a>(journey: &Journey, carriers: &[Carrier<'a>]) -> Result<Route<'a
         ways.push(vec![start, near(Place::DRAM), far(Place::DRAM), goal]);
     }
 
-    let mut best: Option<(Time, Vec<Stage<'a>>)> = None;
+    let mut best: Option<(Picos, Vec<Stage<'a>>)> = None;
     for way in ways {
         if let Some((time, stages)) = cheapest(&way, journey, carriers)
             && best.as_ref().is_none_or(|(least, _)| time < *least)
@@ -161,8 +161,8 @@ struct Site {
 }
 
 /// The cheapest transport for each stage of a way; `None` where some stage has none.
-fn cheapest<'a>(way: &[Site], journey: &Journey, carriers: &[Carrier<'a>]) -> Option<(Time, Vec<Stage<'a>>)> {
-    let mut total = Time::ZERO;
+fn cheapest<'a>(way: &[Site], journey: &Journey, carriers: &[Carrier<'a>]) -> Option<(Picos, Vec<Stage<'a>>)> {
+    let mut total = Picos::ZERO;
     let mut stages = Vec::with_capacity(way.len() - 1);
     for pair in way.windows(2) {
         let (from, to) = (pair[0], pair[1]);
@@ -210,8 +210,8 @@ mod tests {
             from: Kinds::of(&[from]),
             to: Kinds::of(&[to]),
             cost: LinkCost {
-                latency: Time::from_us(us),
-                per_span: Time::ZERO,
+                latency: Picos::from_us(us),
+                per_span: Picos::ZERO,
                 bandwidth: Bandwidth::MAX,
             },
         }
@@ -292,8 +292,8 @@ mod tests {
         let quick = Carrier {
             transport: "quick",
             cost: LinkCost {
-                latency: Time::from_us(1),
-                per_span: Time::ZERO,
+                latency: Picos::from_us(1),
+                per_span: Picos::ZERO,
                 bandwidth: Bandwidth::from_gigabytes_per_sec(1.0),
             },
             ..TCP
@@ -301,7 +301,7 @@ mod tests {
         let wide = Carrier {
             transport: "wide",
             cost: LinkCost {
-                latency: Time::from_us(100),
+                latency: Picos::from_us(100),
                 bandwidth: Bandwidth::from_gigabytes_per_sec(50.0),
                 ..quick.cost
             },
@@ -335,7 +335,7 @@ mod tests {
         ) {
             let all = [DOWN, UP, TCP, RDMA, SLOW_RDMA, WRITE];
             let carriers: Vec<Carrier> = picks.into_iter().map(|(i, us)| {
-                Carrier { cost: LinkCost { latency: Time::from_us(us), ..all[i].cost }, ..all[i] }
+                Carrier { cost: LinkCost { latency: Picos::from_us(us), ..all[i].cost }, ..all[i] }
             }).collect();
             let Ok(Route::Staged { stages }) = route(&journey(from, to, same_host), &carriers) else { return Ok(()) };
             prop_assert!((2..=3).contains(&stages.len()));

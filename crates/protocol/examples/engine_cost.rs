@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-use weft_plan::{Bandwidth, LinkCost, Place, Spans, Time};
+use weft_plan::{Bandwidth, LinkCost, Picos, Place, Spans, Time};
 use weft_protocol::transfer::{Engine, Lane, LaneId, Limits, PeerId, Request};
 use weft_protocol::{Access, Direction, Done, Epoch, Leg, Region, RegionKey, RemoteRegion, VecMemory};
 
@@ -66,8 +66,8 @@ fn lane(id: LaneId) -> Lane {
         peer: PeerId(0),
         transport: "nothing",
         cost: LinkCost {
-            latency: Time::from_us(1),
-            per_span: Time::ZERO,
+            latency: Picos::from_us(1),
+            per_span: Picos::ZERO,
             bandwidth: Bandwidth::from_bytes_per_sec(10_000_000_000),
         },
         preference: 0,

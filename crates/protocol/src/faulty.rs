@@ -124,7 +124,7 @@ impl<T: Transport> Faulty<T> {
         match &signal {
             Signal::Completed { .. } | Signal::Message { .. } | Signal::Arrived { .. } => {
                 if self.faults.delay > 0.0 && self.random.chance(self.faults.delay) {
-                    let late = Time::from_ps(self.random.below(self.faults.delay_max.as_ps().max(1)));
+                    let late = Time::from_ns(self.random.below(self.faults.delay_max.as_ns().max(1)));
                     self.held.push((now.saturating_add(late), signal));
                     return;
                 }

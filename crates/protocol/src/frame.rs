@@ -273,23 +273,23 @@ fn encode_body(frame: &Frame, w: &mut Writer) -> u8 {
             w.u64_fixed(MAGIC).varint(u64::from(*version)).u128_fixed(*path);
             w.varint(u64::from(*index))
                 .varint(u64::from(*connections))
-                .varint(sent.as_ps());
+                .varint(sent.as_ns());
             kind::HELLO
         }
         Frame::Welcome { version, echo, sent } => {
             w.u64_fixed(MAGIC)
                 .varint(u64::from(*version))
-                .varint(echo.as_ps())
-                .varint(sent.as_ps());
+                .varint(echo.as_ns())
+                .varint(sent.as_ns());
             kind::WELCOME
         }
         Frame::Ready => kind::READY,
         Frame::Ping { sent } => {
-            w.varint(sent.as_ps());
+            w.varint(sent.as_ns());
             kind::PING
         }
         Frame::Pong { echo, read } => {
-            w.varint(echo.as_ps()).varint(read.as_ps());
+            w.varint(echo.as_ns()).varint(read.as_ns());
             kind::PONG
         }
         Frame::ReadRequest(request) => {
@@ -459,7 +459,7 @@ fn magic(r: &mut Reader<'_>) -> Result<(), DecodeError> {
 }
 
 fn time(r: &mut Reader<'_>) -> Result<Time, DecodeError> {
-    r.varint().map(Time::from_ps)
+    r.varint().map(Time::from_ns)
 }
 
 fn flags(r: &mut Reader<'_>, known: u8) -> Result<u8, DecodeError> {
@@ -489,7 +489,7 @@ fn spans(r: &mut Reader<'_>) -> Result<Spans, DecodeError> {
 }
 
 fn encode_request(w: &mut Writer, op: u64, deadline: Time, key: &RegionKey) {
-    w.varint(op).varint(deadline.as_ps()).key(key);
+    w.varint(op).varint(deadline.as_ns()).key(key);
 }
 
 fn decode_request(r: &mut Reader<'_>) -> Result<(u64, Time, RegionKey), DecodeError> {
@@ -556,7 +556,7 @@ mod tests {
     }
 
     fn any_time() -> impl Strategy<Value = Time> {
-        any::<u64>().prop_map(Time::from_ps)
+        any::<u64>().prop_map(Time::from_ns)
     }
 
     fn any_atomic() -> impl Strategy<Value = Frame> {

@@ -19,7 +19,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use weft_plan::{Bandwidth, LinkCost, Time};
+use weft_plan::{Bandwidth, LinkCost, Picos, Time};
 
 use crate::atomic::Atomic;
 use crate::error::{Failure, Loss, Refusal};
@@ -75,8 +75,8 @@ impl Loopback {
                 reliable_messages: true,
                 atomics: true,
                 cost: LinkCost {
-                    latency: Time::from_ns(500),
-                    per_span: Time::from_ns(20),
+                    latency: Picos::from_ns(500),
+                    per_span: Picos::from_ns(20),
                     bandwidth: Bandwidth::from_bytes_per_sec(5_000_000_000),
                 },
                 numa: None,

@@ -39,7 +39,7 @@ impl<T: Transport> Throttled<T> {
     /// Takes the tokens for an operation if there are any. The last one may overdraw, or nothing larger than a burst would ever pass.
     fn admit(&mut self, op: &Op, now: Time) -> bool {
         let ahead = self.busy_until.saturating_sub(now);
-        if ahead > Time::ZERO && ahead >= self.rate.bandwidth.time_for(self.rate.burst) {
+        if ahead > Time::ZERO && ahead >= Time::from(self.rate.bandwidth.time_for(self.rate.burst)) {
             return false;
         }
         let bytes = match &op.body {
@@ -50,7 +50,7 @@ impl<T: Transport> Throttled<T> {
         self.busy_until = self
             .busy_until
             .max(now)
-            .saturating_add(self.rate.bandwidth.time_for(Bytes(bytes)));
+            .saturating_add(self.rate.bandwidth.time_for(Bytes(bytes)).into());
         true
     }
 }

@@ -331,7 +331,7 @@ impl Unable {
         let mut capabilities = inner.capabilities().clone();
         capabilities.name = "quick";
         capabilities.address = PeerAddress(format!("quick:{}", capabilities.address.rest()));
-        capabilities.cost.latency = Time::from_ns(1);
+        capabilities.cost.latency = weft_plan::Picos::from_ns(1);
         capabilities.atomics = atomics;
         Box::new(Unable {
             inner,

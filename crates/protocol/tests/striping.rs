@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use weft_plan::{Bandwidth, Bytes, LinkCost, Place, Spans, Time};
+use weft_plan::{Bandwidth, Bytes, LinkCost, Picos, Place, Spans, Time};
 use weft_protocol::transfer::{Engine, Lane, LaneId, Limits, PeerId, Request, TransferEvent};
 use weft_protocol::{
     Access, Body, Direction, Done, Epoch, Leg, Loss, OpId, Region, RegionKey, RemoteRegion, VecMemory,
@@ -17,8 +17,8 @@ fn lane(id: u32, transport: &'static str, gigabytes_per_sec: f64) -> Lane {
         peer: PeerId(0),
         transport,
         cost: LinkCost {
-            latency: Time::from_us(10),
-            per_span: Time::ZERO,
+            latency: Picos::from_us(10),
+            per_span: Picos::ZERO,
             bandwidth: Bandwidth::from_gigabytes_per_sec(gigabytes_per_sec),
         },
         preference: 0,
@@ -80,7 +80,9 @@ impl Wires {
             let Body::Move(part) = &post.op.body else { continue };
             let (id, bytes) = (post.lane.0, part.range.end - part.range.start);
             let busy = self.busy_until.entry(id).or_default();
-            *busy = (*busy).max(now).saturating_add(self.speeds[&id].time_for(Bytes(bytes)));
+            *busy = (*busy)
+                .max(now)
+                .saturating_add(self.speeds[&id].time_for(Bytes(bytes)).into());
             self.queues.entry(id).or_default().push_back((*busy, post.op.id));
             *self.carried.entry(id).or_default() += bytes;
         }

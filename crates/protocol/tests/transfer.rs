@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use weft_plan::{Bandwidth, LinkCost, Place, Span, Spans, Time};
+use weft_plan::{Bandwidth, LinkCost, Picos, Place, Span, Spans, Time};
 use weft_protocol::memory::Digest;
 use weft_protocol::transfer::{Engine, Lane, LaneId, Limits, PeerId, Post, Request, TransferEvent, TransferId};
 use weft_protocol::{
@@ -251,8 +251,8 @@ impl World {
                     peer: PeerId(peer),
                     transport: ["fast", "slow"][class],
                     cost: LinkCost {
-                        latency: Time::from_us([1, 10][class]),
-                        per_span: Time::ZERO,
+                        latency: Picos::from_us([1, 10][class]),
+                        per_span: Picos::ZERO,
                         bandwidth: Bandwidth::from_bytes_per_sec([10_000_000_000, 1_000_000_000][class]),
                     },
                     preference: 0,

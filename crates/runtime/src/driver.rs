@@ -447,7 +447,7 @@ impl Shared {
         } else {
             world.own_timeout()
         };
-        due.is_some_and(|due| due.as_ps() < asleep_until)
+        due.is_some_and(|due| due.as_ns() < asleep_until)
     }
 
     fn is_asleep(&self) -> bool {
@@ -535,7 +535,7 @@ impl Shared {
             }
             // Set under the mutex: whoever changes the world after this sees it and rings.
             let due = world.next_timeout().unwrap_or(Time::MAX);
-            self.asleep_until.store(due.as_ps().max(1), Ordering::Relaxed);
+            self.asleep_until.store(due.as_ns().max(1), Ordering::Relaxed);
             drop(world);
             self.finish(&mut later);
             let rung = self
@@ -572,7 +572,7 @@ impl Shared {
             return true;
         }
         let until = self.driven_until.load(Ordering::Relaxed);
-        until != 0 && self.clock.now() < Time::from_ps(until).saturating_add(GRACE)
+        until != 0 && self.clock.now() < Time::from_ns(until).saturating_add(GRACE)
     }
 
     /// Does what had to wait for the mutex to be free.
@@ -611,7 +611,7 @@ impl Drop for Driving<'_> {
         if self.active {
             self.shared
                 .driven_until
-                .store(self.shared.clock.now().as_ps(), Ordering::Relaxed);
+                .store(self.shared.clock.now().as_ns(), Ordering::Relaxed);
             self.shared.drivers.fetch_sub(1, Ordering::Relaxed);
         }
     }

@@ -14,7 +14,7 @@ use weft_plan::platform::System;
 use weft_plan::platform::fabric::{Cluster, Fabric, FabricError, Topology, Wire};
 use weft_plan::workload::model::Model;
 use weft_plan::workload::training::{Batch, Job, Parallel};
-use weft_plan::{Bandwidth, Bytes, Rank, Time};
+use weft_plan::{Bandwidth, Bytes, Picos, Rank};
 use weft_sim::flow::{self, FlowOptions, Transfer, permutation};
 use weft_sim::packet::{self, PacketOptions};
 use weft_sim::scenario::Scenario;
@@ -52,7 +52,7 @@ fn cluster(ranks: u32, tiers: Option<u32>) -> Result<Topology, FabricError> {
         node_ports: 8,
         scale_up: Some(Wire {
             bandwidth: Bandwidth::from_gigabytes_per_sec(450.0),
-            latency: Time::from_ns(250),
+            latency: Picos::from_ns(250),
         }),
         fabric: Fabric::RailClos {
             nodes: ranks / 8,
@@ -62,7 +62,7 @@ fn cluster(ranks: u32, tiers: Option<u32>) -> Result<Topology, FabricError> {
             oversubscription: 1,
             wire: Wire {
                 bandwidth: Bandwidth::from_gigabytes_per_sec(50.0),
-                latency: Time::from_ns(500),
+                latency: Picos::from_ns(500),
             },
         },
     };
@@ -100,7 +100,7 @@ fn packets(hosts: u32) -> Outcome {
             oversubscription: 1,
             wire: Wire {
                 bandwidth: Bandwidth::from_bytes_per_sec(12_500_000_000),
-                latency: Time::from_us(1),
+                latency: Picos::from_us(1),
             },
         },
     };
@@ -111,7 +111,7 @@ fn packets(hosts: u32) -> Outcome {
             from,
             to,
             bytes: Bytes(2_000_000),
-            start: Time::ZERO,
+            start: Picos::ZERO,
         })
         .collect();
     let report = packet::run_transfers(&topology, &list, &PacketOptions::default())?;
@@ -131,7 +131,7 @@ fn packets(hosts: u32) -> Outcome {
 fn closed_forms(ranks: u32) -> Outcome {
     let system = System::named("dgx-h100")?;
     let (mut done, mut slowest) = (0, 0.0f64);
-    let (mut name, mut time) = ("", Time::ZERO);
+    let (mut name, mut time) = ("", Picos::ZERO);
     for named in Collective::NAMES {
         let Some(collective) = Collective::named(named, Rank(0), Rank(1)) else {
             continue;

@@ -7,6 +7,7 @@ use weft_protocol::session::{Config, Secret};
 use weft_protocol::{Epoch, Progress};
 
 use crate::transport::{Fabric, SimTransport};
+use crate::wire::AgentClock;
 use crate::world::{NodeId, World};
 
 /// Turns after which an agent that still has something to do must be going in circles.
@@ -26,6 +27,8 @@ pub struct Birth {
     pub paths: usize,
     pub heartbeat: Time,
     pub silence_max: Time,
+    /// What its clock reads at the start: agents are allowed to be old.
+    pub clock: Time,
 }
 
 /// One life of an agent. Dropping it ends the life, as the death of its process would.
@@ -33,7 +36,7 @@ pub struct Birth {
 pub struct SimAgent {
     pub core: Core<SimTransport>,
     world: World,
-    start: Time,
+    clock: AgentClock,
 }
 
 impl SimAgent {
@@ -47,7 +50,7 @@ impl SimAgent {
             reach,
             preference: 0,
             paths,
-            transport: Box::new(SimTransport::start(world, birth.node, fabric, birth.epoch)),
+            transport: Box::new(SimTransport::start(world, birth.node, fabric, birth.epoch, birth.clock)),
         };
         let host = Fabric {
             packet_bytes: birth.rails.first().map_or(4096, |network| network.packet_bytes),
@@ -73,18 +76,18 @@ impl SimAgent {
         SimAgent {
             core: Core::new(settings, slots, random),
             world: world.clone(),
-            start: world.now(),
+            clock: AgentClock::new(world.now(), birth.clock),
         }
     }
 
     /// The time on this agent's own clock.
     pub fn now(&self) -> Time {
-        self.world.now().saturating_sub(self.start)
+        self.clock.read(self.world.now())
     }
 
     /// A time of this agent's clock on the world's.
     pub fn on_world_clock(&self, time: Time) -> Time {
-        self.start.saturating_add(time)
+        self.clock.on_world_clock(time)
     }
 
     /// Turns the agent until it has nothing to do, and collects what happened.

@@ -9,7 +9,7 @@
 //! ```
 //! use weft_plan::algorithms::Ring;
 //! use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
-//! use weft_plan::{Bytes, Collective, Problem, Time};
+//! use weft_plan::{Bytes, Collective, Problem, Picos};
 //! use weft_sim::flow::{self, FlowOptions};
 //! let wire = Wire { bandwidth: "100 GB/s".parse()?, latency: "1 µs".parse()? };
 //! let fabric = Fabric::SingleSwitch { ports: 4, wire };
@@ -18,7 +18,7 @@
 //! let ring = Ring::new(problem).unwrap();
 //! let report = flow::run_program(&topology, &problem, &ring, Bytes(4_000_000), &FlowOptions::default())?;
 //! // Six steps of a megabyte: 10 µs each, and twice the latency of a link.
-//! assert_eq!(report.time, Time::from_us(72));
+//! assert_eq!(report.time, Picos::from_us(72));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -35,7 +35,7 @@ use thiserror::Error;
 use weft_plan::collective::Problem;
 use weft_plan::platform::fabric::{LinkId, Routing, Topology};
 use weft_plan::schedule::Program;
-use weft_plan::{Bandwidth, Bytes, Rank, Time};
+use weft_plan::{Bandwidth, Bytes, Picos, Rank};
 
 use crate::checks::RunError;
 
@@ -50,7 +50,7 @@ pub struct FlowOptions {
     /// Of the hash that chooses among ways.
     pub seed: u64,
     /// What a message costs its ends beyond the links, once.
-    pub message_overhead: Time,
+    pub message_overhead: Picos,
     /// How fast a rank reduces what has come, and copies.
     pub reduction: Bandwidth,
     pub copy: Bandwidth,
@@ -68,7 +68,7 @@ impl Default for FlowOptions {
         FlowOptions {
             routing: Routing::Spray,
             seed: 0,
-            message_overhead: Time::ZERO,
+            message_overhead: Picos::ZERO,
             reduction: Bandwidth::MAX,
             copy: Bandwidth::MAX,
             faults: Vec::new(),
@@ -83,8 +83,8 @@ impl Default for FlowOptions {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkFault {
     pub link: LinkId,
-    pub from: Time,
-    pub until: Time,
+    pub from: Picos,
+    pub until: Picos,
     /// From zero to one.
     pub left: f64,
 }
@@ -95,7 +95,7 @@ pub struct Transfer {
     pub from: Rank,
     pub to: Rank,
     pub bytes: Bytes,
-    pub start: Time,
+    pub start: Picos,
 }
 
 impl Transfer {
@@ -131,7 +131,7 @@ pub fn run_transfers(
     topology: &Topology,
     transfers: &[Transfer],
     options: &FlowOptions,
-) -> Result<(Report, Vec<Time>), FlowError> {
+) -> Result<(Report, Vec<Picos>), FlowError> {
     list::run(topology, transfers, options)
 }
 

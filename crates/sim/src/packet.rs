@@ -8,16 +8,16 @@
 //!
 //! ```
 //! use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
-//! use weft_plan::{Bytes, Rank, Time};
+//! use weft_plan::{Bytes, Rank, Picos};
 //! use weft_sim::flow::Transfer;
 //! use weft_sim::packet::{self, PacketOptions};
 //! let wire = Wire { bandwidth: "100 Gb/s".parse()?, latency: "1 µs".parse()? };
 //! let fabric = Fabric::SingleSwitch { ports: 2, wire };
 //! let topology = Cluster { node_ranks: 1, node_ports: 1, scale_up: None, fabric }.build()?;
-//! let one = Transfer { from: Rank(0), to: Rank(1), bytes: Bytes(4096), start: Time::ZERO };
+//! let one = Transfer { from: Rank(0), to: Rank(1), bytes: Bytes(4096), start: Picos::ZERO };
 //! let report = packet::run_transfers(&topology, &[one], &PacketOptions::default())?;
 //! // Twice onto a wire, and twice along it.
-//! assert_eq!(report.ends, [Time::from_ns(2 * 332 + 2000)]);
+//! assert_eq!(report.ends, [Picos::from_ns(2 * 332 + 2000)]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -32,7 +32,7 @@ use thiserror::Error;
 use weft_plan::collective::Problem;
 use weft_plan::platform::fabric::{Routing, Topology};
 use weft_plan::schedule::Program;
-use weft_plan::{Bandwidth, Bytes, Time};
+use weft_plan::{Bandwidth, Bytes, Picos};
 
 use crate::checks::RunError;
 use crate::flow::{Hot, LinkFault, MessageSpan, StepSpan, Transfer};
@@ -54,9 +54,9 @@ pub struct PacketOptions {
     /// How likely a data packet is to be lost at each link.
     pub loss: f64,
     /// After how long without news a sender sends again.
-    pub timeout: Time,
+    pub timeout: Picos,
     /// What a message costs its ends beyond the links, once.
-    pub message_overhead: Time,
+    pub message_overhead: Picos,
     pub reduction: Bandwidth,
     pub copy: Bandwidth,
     pub faults: Vec<LinkFault>,
@@ -114,8 +114,8 @@ impl Default for PacketOptions {
             queue: 12 * 4150,
             seed: 1,
             loss: 0.0,
-            timeout: Time::from_us(500),
-            message_overhead: Time::ZERO,
+            timeout: Picos::from_us(500),
+            message_overhead: Picos::ZERO,
             reduction: Bandwidth::MAX,
             copy: Bandwidth::MAX,
             faults: Vec::new(),
@@ -163,9 +163,9 @@ pub enum PacketError {
 /// How long it took, and what happened to packets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PacketReport {
-    pub time: Time,
+    pub time: Picos,
     /// Of each transfer of a list; none of a program.
-    pub ends: Vec<Time>,
+    pub ends: Vec<Picos>,
     /// Messages of a program, or transfers.
     pub messages: u64,
     pub events: u64,

@@ -31,7 +31,7 @@ mod shipped;
 use serde::{Deserialize, Serialize};
 use weft_plan::platform::fabric::{Cluster, Fabric, FabricError, Routing, Topology, Wire};
 use weft_plan::platform::{PlatformError, System};
-use weft_plan::{Bandwidth, Bytes, Rank, Time};
+use weft_plan::{Bandwidth, Bytes, Picos, Rank};
 
 use crate::training::TrainingChoice;
 
@@ -101,10 +101,10 @@ pub struct SystemChoice {
     pub oversubscription: u32,
     /// Of a cable and the switch behind it.
     #[serde(default = "link_latency")]
-    pub link_latency: Time,
+    pub link_latency: Picos,
     /// Between a GPU and the switch of its node.
     #[serde(default = "scale_up_latency")]
-    pub scale_up_latency: Time,
+    pub scale_up_latency: Picos,
 }
 
 fn two() -> u32 {
@@ -116,11 +116,11 @@ fn sixty_four() -> u32 {
 fn unshared() -> u32 {
     1
 }
-fn link_latency() -> Time {
-    Time::from_ns(500)
+fn link_latency() -> Picos {
+    Picos::from_ns(500)
 }
-fn scale_up_latency() -> Time {
-    Time::from_ns(250)
+fn scale_up_latency() -> Picos {
+    Picos::from_ns(250)
 }
 
 /// What is done.
@@ -165,7 +165,7 @@ pub struct Listed {
     pub to: Rank,
     pub bytes: Bytes,
     #[serde(default)]
-    pub start: Time,
+    pub start: Picos,
 }
 
 /// What ranks do beside the network.
@@ -174,7 +174,7 @@ pub struct Listed {
 pub struct Work {
     /// Of each message, at its ends.
     #[serde(default)]
-    pub message_overhead: Time,
+    pub message_overhead: Picos,
     /// No time at all where nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduction: Option<Bandwidth>,
@@ -232,10 +232,10 @@ pub struct Fault {
     /// How much of its bandwidth is left: none where it is down.
     pub left: f64,
     #[serde(default)]
-    pub from: Time,
+    pub from: Picos,
     /// Never again where nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub until: Option<Time>,
+    pub until: Option<Picos>,
 }
 
 impl Scenario {

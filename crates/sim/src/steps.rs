@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 
 use weft_plan::platform::fabric::Level;
-use weft_plan::{Bandwidth, Bytes, Time};
+use weft_plan::{Bandwidth, Bytes, Picos};
 
 use crate::flow::classes::Classes;
 use crate::flow::demand::{Kind, Like, Look, Messages, Quick, Work};
@@ -205,8 +205,8 @@ impl<'a, 'b> Steps<'a, 'b> {
                 count: start.count,
                 bytes: Bytes(start.bytes as u64),
                 reduces: start.reduces,
-                begin: Time::from_ps(start.begun),
-                end: Time::from_ps(there),
+                begin: Picos::from_ps(start.begun),
+                end: Picos::from_ps(there),
             });
         }
         if start.reduces {
@@ -326,8 +326,8 @@ impl<'a, 'b> Steps<'a, 'b> {
             if traced && self.spans.len() < SPANS_MAX {
                 self.spans.push(StepSpan {
                     step: state.step,
-                    begin: Time::from_ps(state.begun),
-                    end: Time::from_ps(state.ended),
+                    begin: Picos::from_ps(state.begun),
+                    end: Picos::from_ps(state.ended),
                     ..self.traced[(actor / self.stride) as usize]
                 });
             }

@@ -6,7 +6,7 @@
 mod pipeline;
 
 use serde::{Deserialize, Serialize};
-use weft_plan::Time;
+use weft_plan::Picos;
 use weft_plan::cost::roofline::Recipe;
 use weft_plan::platform::System;
 use weft_plan::workload::model::{Model, ModelError};
@@ -54,8 +54,8 @@ pub struct StageSpan {
     /// Which, where it is about one.
     pub microbatch: Option<u32>,
     pub chunk: u32,
-    pub begin: Time,
-    pub end: Time,
+    pub begin: Picos,
+    pub end: Picos,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -151,7 +151,7 @@ fn spans(job: &Job, step: &Step) -> Vec<StageSpan> {
     let laid_out = turns.iter().map(|turn| turn.end).fold(0.0, f64::max);
     let whole = busy + bubble + handover;
     let stretch = if laid_out > 0.0 { whole / laid_out } else { 0.0 };
-    let time = |seconds: f64| Time::from_ps((seconds * 1e12).round() as u64);
+    let time = |seconds: f64| Picos::from_ps((seconds * 1e12).round() as u64);
     let exchanged = if busy > 0.0 { exchange / busy } else { 0.0 };
     let mut spans = Vec::with_capacity(turns.len() * 3);
     for turn in turns {

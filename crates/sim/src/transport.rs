@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use weft_plan::{Bandwidth, LinkCost, Time};
+use weft_plan::{Bandwidth, LinkCost, Picos, Time};
 use weft_protocol::{
     Capabilities, Epoch, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey, RegionTable,
     Signal, Transport,
 };
 
-use crate::wire::{End, Half, Packet, Side, Wire};
+use crate::wire::{AgentClock, End, Half, Packet, Side, Wire};
 use crate::world::{NodeId, World};
 
 /// A kind of link, and what its ends can do.
@@ -38,8 +38,8 @@ impl Fabric {
         rail: 0,
         local: false,
         cost: LinkCost {
-            latency: Time::from_us(5),
-            per_span: Time::from_ns(20),
+            latency: Picos::from_us(5),
+            per_span: Picos::from_ns(20),
             bandwidth: Bandwidth::from_bytes_per_sec(25_000_000_000),
         },
         packet_bytes: 4096,
@@ -56,8 +56,8 @@ impl Fabric {
         name: "simulated_memory",
         local: true,
         cost: LinkCost {
-            latency: Time::from_ns(300),
-            per_span: Time::from_ns(5),
+            latency: Picos::from_ns(300),
+            per_span: Picos::from_ns(5),
             bandwidth: Bandwidth::from_bytes_per_sec(10_000_000_000),
         },
         ..Fabric::NETWORK
@@ -73,16 +73,16 @@ pub struct SimTransport {
 }
 
 impl SimTransport {
-    /// Starts an end on a node. Its clock reads zero now.
-    pub fn start(world: &World, node: NodeId, fabric: Fabric, epoch: Epoch) -> SimTransport {
+    /// Starts an end on a node. Its owner's clock reads `reading` now.
+    pub fn start(world: &World, node: NodeId, fabric: Fabric, epoch: Epoch, reading: Time) -> SimTransport {
         let mut state = world.lock();
         let end = state.ends.len();
-        let start = state.now;
+        let clock = AgentClock::new(state.now, reading);
         state.ends.push(End {
             node,
             alive: true,
             fabric,
-            start,
+            clock,
             table: RegionTable::new(epoch),
             paths: Default::default(),
             inbox: Vec::new(),
@@ -168,9 +168,9 @@ impl Transport for SimTransport {
         let wire = state.next_wire;
         state.next_wire += 1;
         let path = state.ends[self.end].new_path(wire, Side::Opener);
-        let mut clock_error = || match state.faults.clock_error_max.as_ps() {
+        let mut clock_error = || match state.faults.clock_error_max.as_ns() {
             0 => Time::ZERO,
-            max => Time::from_ps(state.chance.below(max)),
+            max => Time::from_ns(state.chance.below(max)),
         };
         let opener = Half::new(near, Some((self.end, path)), clock_error());
         let acceptor = Half::new(far, None, clock_error());

@@ -28,14 +28,36 @@ pub(crate) struct End {
     pub(crate) node: NodeId,
     pub(crate) alive: bool,
     pub(crate) fabric: Fabric,
-    /// The zero of this life's clock.
-    pub(crate) start: Time,
+    pub(crate) clock: AgentClock,
     pub(crate) table: RegionTable,
     pub(crate) paths: BTreeMap<PathId, (u32, Side)>,
     pub(crate) inbox: Vec<Signal>,
     /// Slots that have been released while a peer was inside.
     pub(crate) leaving: BTreeSet<u32>,
     pub(crate) next_path: u32,
+}
+
+/// What an agent's clock reads, and when: no two agents need have started together, nor recently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AgentClock {
+    /// On the world's clock.
+    start: Time,
+    /// On the agent's, at that moment.
+    reading: Time,
+}
+
+impl AgentClock {
+    pub(crate) fn new(start: Time, reading: Time) -> AgentClock {
+        AgentClock { start, reading }
+    }
+    /// What the agent's clock reads when the world's reads `now`.
+    pub(crate) fn read(self, now: Time) -> Time {
+        self.reading.saturating_add(now.saturating_sub(self.start))
+    }
+    /// A time of the agent's clock on the world's.
+    pub(crate) fn on_world_clock(self, time: Time) -> Time {
+        self.start.saturating_add(time.saturating_sub(self.reading))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use weft_plan::Time;
 use weft_plan::platform::fabric::Topology;
+use weft_plan::{Picos, Time};
 use weft_protocol::seeded::Seeded;
 
 use crate::faults::{Faults, Tally};
@@ -310,7 +310,7 @@ impl State {
             .carrier
             .as_mut()
             .and_then(|carrier| carrier.next_time())
-            .map(Time::from_ps);
+            .map(|ps| Picos::from_ps(ps).into());
         queued.into_iter().chain(carried).min()
     }
 
@@ -319,7 +319,7 @@ impl State {
         let Some(carrier) = &mut self.carrier else {
             return false;
         };
-        let Some(at) = carrier.next_time().map(Time::from_ps) else {
+        let Some(at) = carrier.next_time().map(|ps| Time::from(Picos::from_ps(ps))) else {
             return false;
         };
         if self.queue.peek().is_some_and(|Reverse(next)| next.at < at) {
@@ -328,7 +328,7 @@ impl State {
         self.now = self.now.max(at);
         match carrier.step() {
             Fate::Arrived(cargo) => {
-                self.trace.fold(&[at.as_ps(), u64::from(cargo.wire)]);
+                self.trace.fold(&[at.as_ns(), u64::from(cargo.wire)]);
                 self.deliver(cargo.wire, cargo.from.other(), cargo.packet);
             }
             Fate::Lost(cargo) => {
@@ -346,7 +346,7 @@ impl State {
         }
         let Reverse(Scheduled { at, seq, what }) = self.queue.pop()?;
         self.now = self.now.max(at);
-        self.trace.fold(&[at.as_ps(), seq]);
+        self.trace.fold(&[at.as_ns(), seq]);
         match what {
             Happening::Tick(token) => return Some(Some(token)),
             Happening::Attempt {

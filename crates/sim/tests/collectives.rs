@@ -210,6 +210,7 @@ impl Scene {
                 paths: 2,
                 heartbeat: Time::from_ms(100),
                 silence_max: Time::from_secs(20),
+                clock: Time::ZERO,
             };
             Player {
                 exchange: Parcels {
@@ -302,7 +303,7 @@ impl Scene {
             }
         }
         if let Some(next) = player.exchange.agent.next_timeout() {
-            let next = next.max(self.world.now().saturating_add(Time::from_ps(1)));
+            let next = next.max(self.world.now().saturating_add(Time::from_ns(1)));
             if player.wake.is_none_or(|at| next < at) {
                 player.wake = Some(next);
                 self.world.at(next, index as u64);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use weft_plan::platform::fabric::{Cluster, Wire};
-use weft_plan::{Bandwidth, Time};
+use weft_plan::{Bandwidth, Picos, Time};
 use weft_protocol::conformance::{Ends, Harness, Side};
 use weft_protocol::{Epoch, Memory, VecMemory};
 use weft_sim::packet::PacketOptions;
@@ -44,7 +44,7 @@ impl Simulated {
             oversubscription: 1,
             wire: Wire {
                 bandwidth: Bandwidth::from_bytes_per_sec(12_500_000_000),
-                latency: Time::from_us(1),
+                latency: Picos::from_us(1),
             },
         };
         let cluster = Cluster {
@@ -67,9 +67,21 @@ impl Harness for Simulated {
         let here = self.world.add_node("here", "host");
         let there = self.world.add_node("there", "host");
         Ends {
-            initiator: Box::new(SimTransport::start(&self.world, here, self.fabric, Epoch(7))),
+            initiator: Box::new(SimTransport::start(
+                &self.world,
+                here,
+                self.fabric,
+                Epoch(7),
+                Time::ZERO,
+            )),
             initiator_epoch: Epoch(7),
-            target: Box::new(SimTransport::start(&self.world, there, self.fabric, Epoch(9))),
+            target: Box::new(SimTransport::start(
+                &self.world,
+                there,
+                self.fabric,
+                Epoch(9),
+                Time::ZERO,
+            )),
             target_epoch: Epoch(9),
         }
     }

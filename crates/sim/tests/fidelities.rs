@@ -9,13 +9,13 @@ use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::collective::{Collective, Counts, Partition, Problem, Sizes};
 use weft_plan::cost::{Placement, Profile, critical_path};
 use weft_plan::platform::fabric::{Cluster, Fabric, Topology, Wire};
-use weft_plan::{Bandwidth, Bytes, LinkCost, Rank, Time};
+use weft_plan::{Bandwidth, Bytes, LinkCost, Picos, Rank};
 use weft_sim::flow::{self, FlowOptions};
 use weft_sim::packet::{self, PacketOptions};
 
 const WIRE: Wire = Wire {
     bandwidth: Bandwidth::from_bytes_per_sec(50_000_000_000),
-    latency: Time::from_ns(500),
+    latency: Picos::from_ns(500),
 };
 
 fn switch(ranks: u32) -> Topology {
@@ -33,8 +33,8 @@ fn switch(ranks: u32) -> Topology {
 
 fn placement(ranks: u32) -> Placement {
     let link = LinkCost {
-        latency: Time::from_us(1),
-        per_span: Time::ZERO,
+        latency: Picos::from_us(1),
+        per_span: Picos::ZERO,
         bandwidth: WIRE.bandwidth,
     };
     Placement {

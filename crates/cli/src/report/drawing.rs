@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use weft_plan::Time;
+use weft_plan::Picos;
 use weft_plan::platform::fabric::{LinkId, Topology, Vertex};
 use weft_sim::flow::Hot;
 
@@ -147,7 +147,7 @@ impl Drawing {
     }
 
     /// Adds how busy links were, by what each of them carried in that time; nothing where nobody looked at links.
-    pub fn look(&mut self, name: &str, topology: &Topology, carried: &[f64], time: Time, hot: &[Hot]) {
+    pub fn look(&mut self, name: &str, topology: &Topology, carried: &[f64], time: Picos, hot: &[Hot]) {
         let seconds = time.as_secs_f64();
         let mut loads = Vec::new();
         let mut hottest = Vec::new();
@@ -399,7 +399,7 @@ mod tests {
             "flow",
             &topology,
             &vec![1e6; topology.links() as usize],
-            Time::from_ms(1),
+            Picos::from_ms(1),
             &[],
         );
         assert!(serde_json::to_string(&drawing).unwrap().len() < 400_000);
@@ -412,7 +412,7 @@ mod tests {
         // Port 2 to the switch: half of what it can in that time.
         carried[8 + 2] = 12.5e9 * 1e-3 / 2.0;
         let mut drawing = Drawing::new(&topology);
-        drawing.look("flow", &topology, &carried, Time::from_ms(1), &[]);
+        drawing.look("flow", &topology, &carried, Picos::from_ms(1), &[]);
         let view = &drawing.views[0];
         assert_eq!(view.loads[2], [0.5, 0.5, 0.0, 0.0]);
         assert_eq!(view.hottest[2], "port 2 → switch");

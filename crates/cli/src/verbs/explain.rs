@@ -366,7 +366,7 @@ fn proof(problem: &Problem, summary: &Summary) -> String {
 /// What most of the time goes to.
 fn because(prediction: &Prediction) -> String {
     let whole = prediction.time.as_secs_f64().max(1e-12);
-    let share = |part: weft_plan::Time| (part.as_secs_f64() / whole * 100.0).round();
+    let share = |part: weft_plan::Picos| (part.as_secs_f64() / whole * 100.0).round();
     format!(
         "{} step{} ({} % latency, {} % transfer, {} % copying and reducing)",
         prediction.steps,
@@ -421,7 +421,7 @@ struct Row {
 
 impl Row {
     fn new(candidate: Candidate, prediction: &Prediction) -> Row {
-        let us = |time: weft_plan::Time| time.as_secs_f64() * 1e6;
+        let us = |time: weft_plan::Picos| time.as_secs_f64() * 1e6;
         Row {
             candidate: candidate.into(),
             predicted_us: us(prediction.time),

@@ -3,7 +3,7 @@
 use clap::Args;
 use console::style;
 use serde_json::json;
-use weft_plan::Time;
+use weft_plan::Picos;
 use weft_plan::platform::System;
 use weft_plan::workload::model::Model;
 use weft_plan::workload::serving::{
@@ -46,10 +46,10 @@ pub struct PlanServing {
     cached: u32,
     /// The first token comes within this time
     #[arg(long, value_name = "TIME", default_value = "2 s")]
-    first_token: Time,
+    first_token: Picos,
     /// Each further token comes within this time
     #[arg(long, value_name = "TIME", default_value = "50 ms")]
-    per_token: Time,
+    per_token: Picos,
     /// How many answers to show
     #[arg(long, default_value_t = 5)]
     keep: usize,
@@ -193,7 +193,7 @@ fn named(pool: &Pool) -> String {
 
 /// What keeps a candidate from taking one request more.
 fn reason(asked: &PlanServing, estimate: &Estimate) -> String {
-    let near = |seen: Time, target: Time| seen.as_secs_f64() > 0.97 * target.as_secs_f64();
+    let near = |seen: Picos, target: Picos| seen.as_secs_f64() > 0.97 * target.as_secs_f64();
     match estimate.limit {
         Limit::Memory => "no memory for more caches".to_owned(),
         Limit::Prefill => "prompts are not read faster".to_owned(),
@@ -222,7 +222,7 @@ fn as_json(found: &[Candidate], simulated: Option<&Report>) -> String {
     let line = |candidate: &Candidate| {
         let Deployment { prefill, decode, .. } = &candidate.deployment;
         let estimate = &candidate.estimate;
-        let ms = |time: Time| time.as_secs_f64() * 1e3;
+        let ms = |time: Picos| time.as_secs_f64() * 1e3;
         json!({
             "prefill": prefill.as_ref().map(pool),
             "decode": pool(decode),

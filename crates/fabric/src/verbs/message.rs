@@ -205,17 +205,17 @@ impl Frame {
                 w.u8(kind::BYE);
             }
             Frame::AtomicAsk(ask) => {
-                w.u8(kind::ATOMIC_ASK).varint(ask.serial).varint(ask.deadline.as_ps());
+                w.u8(kind::ATOMIC_ASK).varint(ask.serial).varint(ask.deadline.as_ns());
                 w.key(&ask.key).varint(ask.offset).act(ask.act);
             }
             Frame::AtomicAnswer { serial, found } => {
                 w.u8(kind::ATOMIC_ANSWER).varint(*serial).found(*found);
             }
             Frame::ReadClock { sent } => {
-                w.u8(kind::READ_CLOCK).varint(sent.as_ps());
+                w.u8(kind::READ_CLOCK).varint(sent.as_ns());
             }
             Frame::Clock { sent, read } => {
-                w.u8(kind::CLOCK).varint(sent.as_ps()).varint(read.as_ps());
+                w.u8(kind::CLOCK).varint(sent.as_ns()).varint(read.as_ns());
             }
         }
         w.buf
@@ -293,7 +293,7 @@ fn answer<'a, T>(
 }
 
 fn time(r: &mut Reader<'_>) -> Result<Time, DecodeError> {
-    r.varint().map(Time::from_ps)
+    r.varint().map(Time::from_ns)
 }
 
 /// Runs may overlap, so that a few of them can name more bytes than anybody has.

@@ -137,14 +137,14 @@ impl VerbsOptions {
 
     /// How long a device may have requests without completing any: much longer than it should take to give up a peer.
     pub(super) fn stall_max(&self) -> Time {
-        let patience = self.timeout.as_ps().saturating_mul(u64::from(self.retries) + 1);
-        Time::from_ps(patience.saturating_mul(4)).max(STALL_MIN)
+        let patience = self.timeout.as_ns().saturating_mul(u64::from(self.retries) + 1);
+        Time::from_ns(patience.saturating_mul(4)).max(STALL_MIN)
     }
 
     /// The timeout as devices take it: the exponent of a multiple of 4.096 µs. Zero would mean for ever, so one is the least.
     pub(super) fn timeout_code(&self) -> u8 {
         const UNIT: Time = Time::from_ns(4_096);
-        let steps = self.timeout.as_ps().div_ceil(UNIT.as_ps()).max(1);
+        let steps = self.timeout.as_ns().div_ceil(UNIT.as_ns()).max(1);
         (steps.next_power_of_two().trailing_zeros() as u8).clamp(1, 31)
     }
 }

@@ -11,7 +11,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use super::{LinkCost, Placement};
 use crate::collective::Partition;
 use crate::schedule::{Channel, Op, Ops, Program};
-use crate::units::{Bandwidth, Bytes, Rank, Time};
+use crate::units::{Bandwidth, Bytes, Picos, Rank};
 
 /// The time at which the last rank ends, for chunks as `partition` cuts them and elements of `element` bytes; `None` where the program
 /// comes to no end.
@@ -35,7 +35,7 @@ pub fn critical_path(
     partition: &Partition,
     element: Bytes,
     placement: &Placement,
-) -> Option<Time> {
+) -> Option<Picos> {
     let ranks = program.shape().ranks as usize;
     let mut world = World {
         program,
@@ -46,10 +46,10 @@ pub fn critical_path(
         rails: vec![Port::default(); placement.grid.nodes as usize],
         channels: HashMap::new(),
         events: (0..ranks as u32)
-            .map(|rank| Reverse((Time::ZERO, Rank(rank))))
+            .map(|rank| Reverse((Picos::ZERO, Rank(rank))))
             .collect(),
         ops: Ops::new(),
-        last: Time::ZERO,
+        last: Picos::ZERO,
     };
     world.turn()
 }
@@ -57,8 +57,8 @@ pub fn critical_path(
 /// When something is free again, in each direction.
 #[derive(Clone, Copy, Debug, Default)]
 struct Port {
-    sends: Time,
-    takes: Time,
+    sends: Picos,
+    takes: Picos,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -66,8 +66,8 @@ struct Actor {
     step: u32,
     pending: u32,
     /// When the ops of the step that have ended so far have all ended.
-    ended: Time,
-    core: Time,
+    ended: Picos,
+    core: Picos,
     local: Port,
     across: Port,
 }
@@ -95,13 +95,13 @@ struct World<'a> {
     /// By node: all its rails as one.
     rails: Vec<Port>,
     channels: HashMap<(Rank, Rank, Channel), Queue>,
-    events: BinaryHeap<Reverse<(Time, Rank)>>,
+    events: BinaryHeap<Reverse<(Picos, Rank)>>,
     ops: Ops,
-    last: Time,
+    last: Picos,
 }
 
 impl World<'_> {
-    fn turn(&mut self) -> Option<Time> {
+    fn turn(&mut self) -> Option<Picos> {
         let steps = self.program.shape().steps;
         let mut left = self.ranks.len();
         while let Some(Reverse((now, rank))) = self.events.pop() {
@@ -116,7 +116,7 @@ impl World<'_> {
     }
 
     /// A rank comes to its next step.
-    fn begin(&mut self, rank: Rank, now: Time) {
+    fn begin(&mut self, rank: Rank, now: Picos) {
         let mut ops = std::mem::take(&mut self.ops);
         let actor = &mut self.ranks[rank.0 as usize];
         let list = ops.fill(self.program, rank, actor.step);
@@ -158,7 +158,7 @@ impl World<'_> {
     }
 
     /// A message whose ends have both come.
-    fn carry(&mut self, from: Rank, to: Rank, message: Waiting, now: Time) {
+    fn carry(&mut self, from: Rank, to: Rank, message: Waiting, now: Picos) {
         if message.bytes == Bytes(0) && !message.signal {
             // No elements: executors leave it out.
             self.end_op(from, now);
@@ -175,8 +175,8 @@ impl World<'_> {
         let bytes = link.bandwidth.time_for(message.bytes);
         let bytes = if local { self.crowded(bytes) } else { bytes };
         let busy = bytes.saturating_add(link.per_span);
-        let mut free = Time::ZERO;
-        let mut hold = |port: &mut Time, busy: Time| {
+        let mut free = Picos::ZERO;
+        let mut hold = |port: &mut Picos, busy: Picos| {
             *port = (*port).max(now).saturating_add(busy);
             free = free.max(*port);
         };
@@ -201,14 +201,14 @@ impl World<'_> {
     }
 
     /// Keeps the core of a rank busy from `from` on, or from when it is free.
-    fn work(&mut self, rank: Rank, bytes: Bytes, rate: Bandwidth, from: Time) {
+    fn work(&mut self, rank: Rank, bytes: Bytes, rate: Bandwidth, from: Picos) {
         let time = self.crowded(rate.time_for(bytes));
         let actor = &mut self.ranks[rank.0 as usize];
         actor.core = actor.core.max(from).saturating_add(time);
         actor.ended = actor.ended.max(actor.core);
     }
 
-    fn end_op(&mut self, rank: Rank, at: Time) {
+    fn end_op(&mut self, rank: Rank, at: Picos) {
         let actor = &mut self.ranks[rank.0 as usize];
         actor.ended = actor.ended.max(at);
         actor.pending -= 1;
@@ -218,7 +218,7 @@ impl World<'_> {
         }
     }
 
-    fn crowded(&self, time: Time) -> Time {
-        Time::from_ps((time.as_ps() as f64 * self.placement.crowding()) as u64)
+    fn crowded(&self, time: Picos) -> Picos {
+        Picos::from_ps((time.as_ps() as f64 * self.placement.crowding()) as u64)
     }
 }

@@ -34,7 +34,7 @@ use thiserror::Error;
 use crate::algorithms::Grid;
 use crate::collective::Collective;
 use crate::platform::System;
-use crate::units::{Bytes, Time};
+use crate::units::{Bytes, Picos};
 
 pub use experts::{Direction, ExpertLoad, TokenExchange};
 pub use options::Options;
@@ -82,15 +82,15 @@ pub enum Protocol {
 /// How long, by what, and what makes it so long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
-    pub time: Time,
+    pub time: Picos,
     pub algorithm: DeviceAlgorithm,
     pub protocol: Protocol,
     /// On the way of the last byte.
     pub hops: u32,
     /// Launch, hops and filling.
-    pub latency: Time,
+    pub latency: Picos,
     /// Bytes on the busiest link, and copies.
-    pub transfer: Time,
+    pub transfer: Picos,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -6,14 +6,14 @@
 use thiserror::Error;
 
 use super::LinkCost;
-use crate::units::{Bandwidth, Bytes, Time};
+use crate::units::{Bandwidth, Bytes, Picos};
 
 /// How long one transfer took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measurement {
     pub bytes: Bytes,
     pub spans: u64,
-    pub time: Time,
+    pub time: Picos,
 }
 
 /// The cost that explains the measurements best, and how well it does.
@@ -41,10 +41,10 @@ pub enum FitError {
 ///
 /// ```
 /// use weft_plan::cost::{Measurement, fit};
-/// use weft_plan::{Bandwidth, Bytes, LinkCost, Time};
+/// use weft_plan::{Bandwidth, Bytes, LinkCost, Picos};
 /// let cost = LinkCost {
-///     latency: Time::from_us(3),
-///     per_span: Time::from_ns(50),
+///     latency: Picos::from_us(3),
+///     per_span: Picos::from_ns(50),
 ///     bandwidth: Bandwidth::from_gigabytes_per_sec(8.0),
 /// };
 /// let measured = [(4096, 1), (4096 * 64, 64), (1 << 20, 1), (1 << 26, 1024)]
@@ -61,7 +61,7 @@ pub fn fit(measurements: &[Measurement]) -> Result<Fit, FitError> {
             needed: NEEDED,
         });
     }
-    if let Some(index) = measurements.iter().position(|m| m.time == Time::ZERO) {
+    if let Some(index) = measurements.iter().position(|m| m.time == Picos::ZERO) {
         return Err(FitError::NoTime { index });
     }
     if measurements.iter().all(|m| m.bytes == measurements[0].bytes) {
@@ -70,8 +70,8 @@ pub fn fit(measurements: &[Measurement]) -> Result<Fit, FitError> {
 
     let [latency, per_span, per_byte] = least_squares(measurements);
     let cost = LinkCost {
-        latency: Time::from_ps(latency.round() as u64),
-        per_span: Time::from_ps(per_span.round() as u64),
+        latency: Picos::from_ps(latency.round() as u64),
+        per_span: Picos::from_ps(per_span.round() as u64),
         bandwidth: if per_byte > 0.0 {
             // A float that does not fit becomes the largest integer.
             Bandwidth::from_bytes_per_sec((1e12 / per_byte).round().max(1.0) as u64)
@@ -188,8 +188,8 @@ mod tests {
 
     fn cost(latency_ns: u64, per_span_ns: u64, megabytes_per_sec: u64) -> LinkCost {
         LinkCost {
-            latency: Time::from_ns(latency_ns),
-            per_span: Time::from_ns(per_span_ns),
+            latency: Picos::from_ns(latency_ns),
+            per_span: Picos::from_ns(per_span_ns),
             bandwidth: Bandwidth::from_bytes_per_sec(megabytes_per_sec * 1_000_000),
         }
     }
@@ -215,7 +215,7 @@ mod tests {
         ) {
             let mut list = grid(cost(latency, per_span, rate));
             for (m, thousandths) in list.iter_mut().zip(noise) {
-                m.time = Time::from_ps((m.time.as_ps() as f64 * (1.0 + thousandths as f64 / 1000.0)) as u64);
+                m.time = Picos::from_ps((m.time.as_ps() as f64 * (1.0 + thousandths as f64 / 1000.0)) as u64);
             }
             prop_assert!(fit(&list).unwrap().mean_relative_error < 0.06);
         }
@@ -223,7 +223,7 @@ mod tests {
         #[test]
         fn any_measurements_give_a_cost_or_a_reason(list in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>(), 0u32..64), 0..12)) {
             let list: Vec<Measurement> = list.into_iter()
-                .map(|(bytes, spans, ps, shift)| Measurement { bytes: Bytes(bytes >> shift), spans: spans >> shift, time: Time::from_ps(ps >> shift) })
+                .map(|(bytes, spans, ps, shift)| Measurement { bytes: Bytes(bytes >> shift), spans: spans >> shift, time: Picos::from_ps(ps >> shift) })
                 .collect();
             if let Ok(fit) = fit(&list) {
                 prop_assert!(fit.cost.bandwidth > Bandwidth::default());
@@ -236,7 +236,7 @@ mod tests {
         let truth = cost(1_000, 100, 10_000);
         let list: Vec<Measurement> = grid(truth).into_iter().filter(|m| m.spans == 1).collect();
         let fit = fit(&list).unwrap();
-        assert_eq!(fit.cost.per_span, Time::ZERO);
+        assert_eq!(fit.cost.per_span, Picos::ZERO);
         assert!(near(fit.cost.latency.as_ps(), 1_100_000, 0.01), "{fit:?}");
     }
 
@@ -246,11 +246,11 @@ mod tests {
         let list = [(4096, 20), (8192, 15), (16384, 10)].map(|(bytes, us)| Measurement {
             bytes: Bytes(bytes),
             spans: 1,
-            time: Time::from_us(us),
+            time: Picos::from_us(us),
         });
         let fit = fit(&list).unwrap();
         assert_eq!(fit.cost.bandwidth, Bandwidth::MAX);
-        assert!(fit.cost.latency > Time::from_us(10) && fit.cost.latency < Time::from_us(20));
+        assert!(fit.cost.latency > Picos::from_us(10) && fit.cost.latency < Picos::from_us(20));
     }
 
     #[test]
@@ -258,12 +258,12 @@ mod tests {
         let one = Measurement {
             bytes: Bytes(1),
             spans: 1,
-            time: Time::from_ns(1),
+            time: Picos::from_ns(1),
         };
         assert_eq!(fit(&[one]), Err(FitError::TooFew { given: 1, needed: 2 }));
         assert_eq!(fit(&[one, one]), Err(FitError::OneSize));
         let none = Measurement {
-            time: Time::ZERO,
+            time: Picos::ZERO,
             ..one
         };
         assert_eq!(fit(&[one, none]), Err(FitError::NoTime { index: 1 }));

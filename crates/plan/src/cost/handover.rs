@@ -1,6 +1,6 @@
 //! How long a KV cache takes from the memory of one machine's GPUs to that of another's, with nothing else on the links.
 
-use crate::units::{Bandwidth, Bytes, Time};
+use crate::units::{Bandwidth, Bytes, Picos};
 
 /// What a hand-over takes before its first byte and after its last: metadata, registration look-ups, the notification.
 /// Calibrated against the vLLM sweep with Mooncake (kv_transfer).
@@ -13,9 +13,9 @@ const PEAK: f64 = 0.89;
 const OPERATIONS: f64 = 1.48e6;
 
 /// A hand-over of so many bytes over NICs that together have this rate, an engine's metadata included.
-pub fn handover(bytes: Bytes, nics: Bandwidth) -> Time {
+pub fn handover(bytes: Bytes, nics: Bandwidth) -> Picos {
     let rate = nics.bytes_per_sec().max(1) as f64 * BLOCKS;
-    Time::from_ps(((START + bytes.0 as f64 / rate) * 1e12) as u64)
+    Picos::from_ps(((START + bytes.0 as f64 / rate) * 1e12) as u64)
 }
 
 /// The rate of a stream of blocks of one size, with enough of them under way.

@@ -29,7 +29,7 @@ use super::{LinkCost, Placement};
 use crate::collective::{Buffer, Problem};
 use crate::platform::Memcpy;
 use crate::schedule::{Op, Ops, Phase, Program, Shape, Slice};
-use crate::units::{Bytes, Rank, Time};
+use crate::units::{Bytes, Picos, Rank};
 
 /// A program of more ranks × steps than this is looked at by its phases, where it has some.
 const EVERY_STEP: u64 = 1 << 16;
@@ -74,15 +74,15 @@ struct Traffic {
 /// How long, and what makes it so long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prediction {
-    pub time: Time,
+    pub time: Picos,
     /// Steps in which somebody does something.
     pub steps: u32,
     /// Waiting for messages to come at all.
-    pub latency: Time,
+    pub latency: Picos,
     /// Bytes and gaps on links.
-    pub transfer: Time,
+    pub transfer: Picos,
     /// Copying and reducing.
-    pub work: Time,
+    pub work: Picos,
 }
 
 impl Profile {
@@ -363,6 +363,6 @@ fn add(steps: &mut Vec<Repeated>, next: Repeated) {
     }
 }
 
-fn picoseconds(value: f64) -> Time {
-    Time::from_ps(value.round() as u64)
+fn picoseconds(value: f64) -> Picos {
+    Picos::from_ps(value.round() as u64)
 }

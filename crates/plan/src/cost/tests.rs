@@ -6,8 +6,8 @@ use crate::units::Rank;
 
 fn cluster(grid: Grid) -> Placement {
     let link = |latency, gap, gigabytes| LinkCost {
-        latency: Time::from_ns(latency),
-        per_span: Time::from_ns(gap),
+        latency: Picos::from_ns(latency),
+        per_span: Picos::from_ns(gap),
         bandwidth: Bandwidth::from_gigabytes_per_sec(gigabytes),
     };
     Placement {

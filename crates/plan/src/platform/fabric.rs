@@ -29,7 +29,7 @@ mod torus;
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::{Bandwidth, Time};
+use crate::units::{Bandwidth, Picos};
 use clos::Clos;
 use dragonfly::Dragonfly;
 use mesh::Mesh;
@@ -44,7 +44,7 @@ pub use topology::{Cluster, Level, Topology};
 #[serde(deny_unknown_fields)]
 pub struct Wire {
     pub bandwidth: Bandwidth,
-    pub latency: Time,
+    pub latency: Picos,
 }
 
 /// A network as a generator and its parameters.

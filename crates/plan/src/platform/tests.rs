@@ -1,7 +1,7 @@
 use super::*;
 use crate::harness;
 use crate::place::Place;
-use crate::units::Time;
+use crate::units::Picos;
 use proptest::prelude::*;
 
 const TWO_NODES: &str = r#"
@@ -50,7 +50,7 @@ fn a_file_is_read_and_written_back() {
     assert_eq!(a.core_count(), 5);
     assert_eq!(a.nics[0].bandwidth, Some(Bandwidth::from_bytes_per_sec(50_000_000_000)));
     assert_eq!(platform.links[0].to.part, Part::Place(Place::Dram { numa: Some(0) }));
-    assert_eq!(platform.links[0].cost.per_span, Time::ZERO);
+    assert_eq!(platform.links[0].cost.per_span, Picos::ZERO);
     assert_eq!(Platform::from_toml(&platform.to_toml()), Ok(platform));
 }
 

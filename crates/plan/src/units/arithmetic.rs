@@ -3,9 +3,9 @@
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Mul, Sub, SubAssign};
 
-use super::{Bandwidth, Bytes, Time};
+use super::{Bandwidth, Bytes, Picos, Time};
 
-// The three quantities add up alike; a trait would make the constants and const functions of each unreachable.
+// The four quantities add up alike; a trait would make the constants and const functions of each unreachable.
 macro_rules! checked_arithmetic {
     ($quantity:ident) => {
         impl $quantity {
@@ -87,6 +87,7 @@ macro_rules! checked_arithmetic {
 
 checked_arithmetic!(Bytes);
 checked_arithmetic!(Time);
+checked_arithmetic!(Picos);
 checked_arithmetic!(Bandwidth);
 
 #[cfg(test)]
@@ -97,7 +98,7 @@ mod tests {
     fn sums_are_checked() {
         assert_eq!(Bytes(3) + Bytes(4), Bytes(7));
         assert_eq!(Bytes(3).checked_sub(Bytes(4)), None);
-        assert_eq!(Time::MAX.checked_add(Time::from_ps(1)), None);
+        assert_eq!(Picos::MAX.checked_add(Picos::from_ps(1)), None);
         assert_eq!([Bytes(1), Bytes(2)].into_iter().sum::<Bytes>(), Bytes(3));
         assert_eq!(Bandwidth::from_bytes_per_sec(5) * 3, Bandwidth::from_bytes_per_sec(15));
     }
@@ -111,6 +112,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "does not fit into 64 bits")]
     fn an_overflow_panics_with_its_numbers() {
-        let _ = Time::MAX * 2;
+        let _ = Picos::MAX * 2;
     }
 }

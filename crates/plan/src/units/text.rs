@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use thiserror::Error;
 
-use super::{Bandwidth, Bytes, Time};
+use super::{Bandwidth, Bytes, Picos, Time};
 
 /// Text that is not the quantity it should be.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -52,7 +52,7 @@ const fn bits(name: &'static str, numerator: u64) -> Unit {
     }
 }
 
-/// What the three quantities differ in.
+/// What the quantities differ in.
 trait Quantity: Sized {
     const EXPECTED: &'static str;
     const KNOWN: &'static str;
@@ -86,6 +86,27 @@ impl Quantity for Bytes {
 }
 
 impl Quantity for Time {
+    const EXPECTED: &'static str = "a time such as \"250 ms\", or a number of nanoseconds";
+    const KNOWN: &'static str = "ns, µs (or us), ms, s, min, h, d";
+    const UNITS: &'static [Unit] = &[
+        unit("ns", 1),
+        // The micro sign, the Greek letter, and what a plain keyboard has.
+        unit("\u{b5}s", 1_000),
+        unit("\u{3bc}s", 1_000),
+        unit("us", 1_000),
+        unit("ms", 1_000_000),
+        unit("s", 1_000_000_000),
+        unit("min", 60_000_000_000),
+        unit("h", 3_600_000_000_000),
+        unit("d", 86_400_000_000_000),
+    ];
+    const BARE: bool = false;
+    fn from_base(value: u64) -> Time {
+        Time(value)
+    }
+}
+
+impl Quantity for Picos {
     const EXPECTED: &'static str = "a time such as \"12.3 µs\", or a number of picoseconds";
     const KNOWN: &'static str = "ps, ns, µs (or us), ms, s, min, h";
     const UNITS: &'static [Unit] = &[
@@ -101,8 +122,8 @@ impl Quantity for Time {
         unit("h", 3_600_000_000_000_000),
     ];
     const BARE: bool = false;
-    fn from_base(value: u64) -> Time {
-        Time(value)
+    fn from_base(value: u64) -> Picos {
+        Picos(value)
     }
 }
 
@@ -203,7 +224,8 @@ fn decimal(number: &str) -> Option<(u128, u128)> {
 /// Units for printing, from small to large.
 type Ladder = &'static [(&'static str, u64)];
 
-const TIMES: Ladder = &[
+const TIMES: Ladder = &[("ns", 1), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+const PICOS: Ladder = &[
     ("ps", 1),
     ("ns", 1_000),
     ("µs", 1_000_000),
@@ -258,6 +280,12 @@ impl fmt::Display for Bytes {
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         print(f, self.0, TIMES)
+    }
+}
+
+impl fmt::Display for Picos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        print(f, self.0, PICOS)
     }
 }
 
@@ -349,7 +377,7 @@ impl<Q: Quantity> de::Visitor<'_> for QuantityVisitor<Q> {
     }
 }
 
-// Traits of others cannot be implemented for every `Quantity` at once, so each of the three is named here.
+// Traits of others cannot be implemented for every `Quantity` at once, so each is named here.
 macro_rules! written_by_people {
     ($quantity:ident) => {
         impl FromStr for $quantity {
@@ -375,6 +403,7 @@ macro_rules! written_by_people {
 
 written_by_people!(Bytes);
 written_by_people!(Time);
+written_by_people!(Picos);
 written_by_people!(Bandwidth);
 
 #[cfg(test)]
@@ -415,15 +444,15 @@ mod tests {
 
     #[test]
     fn times_and_bandwidths_as_people_write_them() {
-        assert_eq!("12.3 µs".parse(), Ok(Time::from_ns(12_300)));
-        assert_eq!("12.3us".parse(), Ok(Time::from_ns(12_300)));
-        assert_eq!("250ms".parse(), Ok(Time::from_ms(250)));
-        assert_eq!("10s".parse(), Ok(Time::from_secs(10)));
-        assert_eq!("2 min".parse(), Ok(Time::from_secs(120)));
-        assert_eq!("0".parse(), Ok(Time::ZERO));
-        assert_eq!(Time::from_ns(12_300).to_string(), "12.3 µs");
-        assert_eq!(format!("{:.1}", Time::from_ns(999_960)), "1.0 ms");
-        assert_eq!(format!("{:.2}", Time::from_ps(999)), "999 ps");
+        assert_eq!("12.3 µs".parse(), Ok(Picos::from_ns(12_300)));
+        assert_eq!("12.3us".parse(), Ok(Picos::from_ns(12_300)));
+        assert_eq!("250ms".parse(), Ok(Picos::from_ms(250)));
+        assert_eq!("10s".parse(), Ok(Picos::from_secs(10)));
+        assert_eq!("2 min".parse(), Ok(Picos::from_secs(120)));
+        assert_eq!("0".parse(), Ok(Picos::ZERO));
+        assert_eq!(Picos::from_ns(12_300).to_string(), "12.3 µs");
+        assert_eq!(format!("{:.1}", Picos::from_ns(999_960)), "1.0 ms");
+        assert_eq!(format!("{:.2}", Picos::from_ps(999)), "999 ps");
         assert_eq!("25 GB/s".parse(), Ok(Bandwidth::from_bytes_per_sec(25_000_000_000)));
         assert_eq!("400 Gb/s".parse(), Ok(Bandwidth::from_bytes_per_sec(50_000_000_000)));
         assert_eq!(Bandwidth::from_bytes_per_sec(12_500_000_000).to_string(), "12.5 GB/s");
@@ -432,6 +461,8 @@ mod tests {
             Ok(Time::MAX),
             "the end of time reads back"
         );
+        assert_eq!("214 d".parse(), Ok(Time::from_secs(214 * 86_400)));
+        assert_eq!(Time::from_ns(12_300).to_string(), "12.3 µs");
     }
 
     #[test]
@@ -439,18 +470,18 @@ mod tests {
         use UnitError::*;
         let text = |s: &str| s.to_owned();
         assert_eq!("".parse::<Bytes>(), Err(Empty));
-        assert_eq!("  ".parse::<Time>(), Err(Empty));
+        assert_eq!("  ".parse::<Picos>(), Err(Empty));
         assert_eq!("-1 KiB".parse::<Bytes>(), Err(Negative { text: text("-1 KiB") }));
         assert_eq!("KiB".parse::<Bytes>(), Err(BadNumber { text: text("KiB") }));
-        assert_eq!("1.2.3 s".parse::<Time>(), Err(BadNumber { text: text("1.2.3 s") }));
-        assert_eq!(". s".parse::<Time>(), Err(BadNumber { text: text(". s") }));
-        assert!(matches!("3 parsecs".parse::<Time>(), Err(BadUnit { unit, .. }) if unit == "parsecs"));
+        assert_eq!("1.2.3 s".parse::<Picos>(), Err(BadNumber { text: text("1.2.3 s") }));
+        assert_eq!(". s".parse::<Picos>(), Err(BadNumber { text: text(". s") }));
+        assert!(matches!("3 parsecs".parse::<Picos>(), Err(BadUnit { unit, .. }) if unit == "parsecs"));
         assert!(matches!("3 GB".parse::<Bandwidth>(), Err(BadUnit { .. })));
         assert!(matches!("1e9".parse::<Bytes>(), Err(BadUnit { unit, .. }) if unit == "e9"));
-        assert!(matches!("10".parse::<Time>(), Err(NoUnit { .. })));
+        assert!(matches!("10".parse::<Picos>(), Err(NoUnit { .. })));
         assert!(matches!("20000 PB".parse::<Bytes>(), Err(Overflow { .. })));
-        assert!(matches!("6000 h".parse::<Time>(), Err(Overflow { .. })));
-        assert!(matches!("0.0001 ps".parse::<Time>(), Err(TooSmall { .. })));
+        assert!(matches!("6000 h".parse::<Picos>(), Err(Overflow { .. })));
+        assert!(matches!("0.0001 ps".parse::<Picos>(), Err(TooSmall { .. })));
         assert!(matches!("9".repeat(400).parse::<Bytes>(), Err(BadNumber { text }) if text.len() == 64));
     }
 
@@ -459,7 +490,7 @@ mod tests {
         #[derive(Debug, PartialEq, Serialize, Deserialize)]
         struct File {
             size: Bytes,
-            wait: Time,
+            wait: Picos,
             rate: Bandwidth,
         }
         let file: File = toml::from_str("size = 4096\nwait = '1.5 µs'\nrate = '100 Gb/s'").unwrap();
@@ -479,6 +510,7 @@ mod tests {
             let value = value >> shift;
             prop_assert_eq!(Bytes(value).to_string().parse(), Ok(Bytes(value)));
             prop_assert_eq!(Time(value).to_string().parse(), Ok(Time(value)));
+            prop_assert_eq!(Picos(value).to_string().parse(), Ok(Picos(value)));
             prop_assert_eq!(Bandwidth(value).to_string().parse(), Ok(Bandwidth(value)));
         }
 
@@ -487,7 +519,7 @@ mod tests {
             let value = value >> shift;
             let near = |back: u64| (back as f64 - value as f64).abs() <= 0.006 * value as f64;
             let bytes: Bytes = format!("{:.precision$}", Bytes(value)).parse().unwrap();
-            let time: Time = format!("{:.precision$}", Time(value)).parse().unwrap();
+            let time: Picos = format!("{:.precision$}", Picos(value)).parse().unwrap();
             let rate: Bandwidth = format!("{:.precision$}", Bandwidth(value)).parse().unwrap();
             prop_assert!(near(bytes.0) && near(time.0) && near(rate.0), "{bytes} {time} {rate} of {value}");
         }
@@ -497,6 +529,7 @@ mod tests {
             for text in [text.clone(), number.clone(), format!("{number} KiB"), format!("{number}{text}")] {
                 let _ = text.parse::<Bytes>();
                 let _ = text.parse::<Time>();
+                let _ = text.parse::<Picos>();
                 let _ = text.parse::<Bandwidth>();
             }
         }

@@ -106,7 +106,7 @@ impl Atomics {
         queue.lanes.push(Lane {
             via,
             transport: capabilities.name,
-            latency: capabilities.cost.latency,
+            latency: capabilities.cost.latency.into(),
             inflight: 0,
             inflight_max: (capabilities.max_inflight_ops / PLACES_SHARE).max(1),
         });

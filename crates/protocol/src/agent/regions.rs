@@ -113,7 +113,7 @@ impl Regions {
             return Err(Refusal::NotReadable);
         }
         // Longer than the peer believes by what two clocks may drift apart.
-        let margin = Time::from_ps(duration.as_ps() / 1000).saturating_add(Time::from_ms(1));
+        let margin = Time::from_ns(duration.as_ns() / 1000).saturating_add(Time::from_ms(1));
         let until = now.saturating_add(duration).saturating_add(margin);
         let slot = key.slot;
         match self.leases.iter_mut().find(|l| (l.peer, l.id) == (peer, id)) {

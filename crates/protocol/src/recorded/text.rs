@@ -1,4 +1,4 @@
-//! The text of a recording: one line an entry, words separated by one space, the time in picoseconds first.
+//! The text of a recording: one line an entry, words separated by one space, the time in nanoseconds first.
 //!
 //! ```text
 //! 0 open x6c6f6f703a62 = path 0
@@ -31,7 +31,7 @@ pub struct ParseError {
 impl fmt::Display for Recording {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (time, entry) in &self.entries {
-            writeln!(f, "{} {entry}", time.as_ps())?;
+            writeln!(f, "{} {entry}", time.as_ns())?;
         }
         Ok(())
     }
@@ -87,7 +87,7 @@ impl fmt::Display for Entry {
 
 impl fmt::Display for PostedOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "op {} {} ", self.id.0, self.deadline.as_ps())?;
+        write!(f, "op {} {} ", self.id.0, self.deadline.as_ns())?;
         match &self.body {
             PostedBody::Message(payload) => write!(f, "message {}", hex(payload)),
             PostedBody::Atomic { far_slot, offset, act } => match act {
@@ -119,7 +119,7 @@ impl fmt::Display for PostedOp {
 
 fn parse_line(line: &str) -> Option<(Time, Entry)> {
     let mut words = line.split_whitespace();
-    let time = Time::from_ps(number(&mut words)?);
+    let time = Time::from_ns(number(&mut words)?);
     let entry = match words.next()? {
         "open" => {
             let peer = PeerAddress(String::from_utf8(unhex(words.next()?)?).ok()?);
@@ -163,7 +163,7 @@ fn parse_line(line: &str) -> Option<(Time, Entry)> {
 
 fn parse_op(words: &mut SplitWhitespace<'_>) -> Option<PostedOp> {
     let id = OpId(number(words)?);
-    let deadline = Time::from_ps(number(words)?);
+    let deadline = Time::from_ns(number(words)?);
     let body = match words.next()? {
         "message" => PostedBody::Message(unhex(words.next()?)?),
         "add" => PostedBody::Atomic {
@@ -404,7 +404,7 @@ mod tests {
         ];
         (any::<u64>(), any::<u64>(), body).prop_map(|(id, deadline, body)| PostedOp {
             id: OpId(id),
-            deadline: Time::from_ps(deadline),
+            deadline: Time::from_ns(deadline),
             body,
         })
     }
@@ -450,7 +450,7 @@ mod tests {
     proptest! {
         #[test]
         fn text_and_recording_are_one(entries in prop::collection::vec((any::<u64>(), any_entry()), 0..12)) {
-            let entries = entries.into_iter().map(|(ps, entry)| (Time::from_ps(ps), entry)).collect();
+            let entries = entries.into_iter().map(|(ps, entry)| (Time::from_ns(ps), entry)).collect();
             let recording = Recording { entries };
             prop_assert_eq!(recording.to_string().parse::<Recording>(), Ok(recording));
         }

@@ -127,7 +127,7 @@ impl Session {
     pub(super) fn repeat_greeting(&mut self, now: Time) {
         let handshake = &mut self.handshake;
         if handshake.repeat_at.is_some_and(|at| at <= now) {
-            handshake.pause = Time::from_ps(handshake.pause.as_ps().saturating_mul(2));
+            handshake.pause = handshake.pause.saturating_mul(2);
             handshake.repeat_at = Some(now.saturating_add(handshake.pause));
             handshake.repeated = true;
             self.made.push_back((handshake.via, handshake.last.clone()));
@@ -330,7 +330,7 @@ impl Session {
     }
 
     fn opened(&self, transcript: &Transcript, role: Role, theirs: Greeting, version: u16) -> Open {
-        let bearable = Time::from_ps(theirs.silence_max.as_ps() / 4).max(HEARTBEAT_MIN);
+        let bearable = Time::from_ns(theirs.silence_max.as_ns() / 4).max(HEARTBEAT_MIN);
         Open {
             session: transcript.session(),
             keys: transcript.keys(role),

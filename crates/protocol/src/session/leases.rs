@@ -128,7 +128,7 @@ impl Leases {
         };
         match granted {
             Ok(duration) => {
-                let margin = Time::from_ps(duration.as_ps() / 1000).saturating_add(Time::from_ms(1));
+                let margin = Time::from_ns(duration.as_ns() / 1000).saturating_add(Time::from_ms(1));
                 let until = now.saturating_add(duration).saturating_add(margin);
                 // A renewal never shortens: the user may be counting on what it had.
                 let until = lent.until.map_or(until, |before| before.max(until));

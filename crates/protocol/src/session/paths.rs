@@ -288,7 +288,7 @@ impl Path {
         self.announced = Some(now);
         self.joins += 1;
         self.next_join = now.saturating_add(self.join_pause);
-        self.join_pause = Time::from_ps(self.join_pause.as_ps().saturating_mul(2)).min(JOIN_PAUSE_MAX);
+        self.join_pause = self.join_pause.saturating_mul(2).min(JOIN_PAUSE_MAX);
     }
 
     /// Something authentic came in. True if that makes the path a joined one.

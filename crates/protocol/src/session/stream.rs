@@ -187,7 +187,7 @@ impl Outbox {
             let sample = now.saturating_sub(sent_at);
             brought.sample = Some((via, sample));
             self.round_trip = Some(match self.round_trip {
-                Some(before) => Time::from_ps(before.as_ps() / 8 * 7 + sample.as_ps() / 8),
+                Some(before) => Time::from_ns(before.as_ns() / 8 * 7 + sample.as_ns() / 8),
                 None => sample,
             });
         }
@@ -292,11 +292,11 @@ impl Outbox {
     }
 
     fn patience(&self) -> Time {
-        let round_trip = self.round_trip.unwrap_or(RESEND_MIN).as_ps();
-        let base = Time::from_ps(round_trip.saturating_mul(2))
+        let round_trip = self.round_trip.unwrap_or(RESEND_MIN).as_ns();
+        let base = Time::from_ns(round_trip.saturating_mul(2))
             .saturating_add(ACK_DELAY)
             .max(RESEND_MIN);
-        let grown = Time::from_ps(base.as_ps().saturating_mul(1 << self.backoff));
+        let grown = Time::from_ns(base.as_ns().saturating_mul(1 << self.backoff));
         grown.min(RESEND_MAX.max(base))
     }
 

@@ -400,7 +400,7 @@ impl Session {
     /// Signs of life come when there was nothing else to send; more often, and on every path, when nothing is heard.
     fn next_heartbeat(&self) -> Option<Time> {
         let heartbeat = self.open.as_ref()?.heartbeat;
-        let hurried = self.sent.saturating_add(Time::from_ps(heartbeat.as_ps() / 4));
+        let hurried = self.sent.saturating_add(Time::from_ns(heartbeat.as_ns() / 4));
         let due = self
             .sent
             .saturating_add(heartbeat)
@@ -414,7 +414,7 @@ impl Session {
 
     fn worried_from(&self) -> Time {
         // The peer knows this end's patience and shows itself four times as often, so two signs of life are overdue.
-        let half = Time::from_ps(self.config.silence_max.as_ps() / 2);
+        let half = Time::from_ns(self.config.silence_max.as_ns() / 2);
         self.heard.saturating_add(half)
     }
 

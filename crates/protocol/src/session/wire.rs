@@ -201,7 +201,7 @@ impl Greeting {
         // being able to read the rest.
         w.buf.extend_from_slice(&self.nonce);
         w.str(&self.name).u64_fixed(self.epoch.0).str(&self.host);
-        w.varint(self.silence_max.as_ps());
+        w.varint(self.silence_max.as_ns());
         w.varint(self.addresses.len() as u64);
         for address in &self.addresses {
             w.str(&address.0);
@@ -214,7 +214,7 @@ impl Greeting {
         let name = read_name(r)?;
         let epoch = Epoch(r.u64_fixed()?);
         let host = r.str(MAX_NAME_BYTES)?.to_owned();
-        let silence_max = Time::from_ps(r.varint()?);
+        let silence_max = Time::from_ns(r.varint()?);
         let count = read_count(r, MAX_ADDRESSES)?;
         let mut addresses = Vec::with_capacity(count);
         for _ in 0..count {
@@ -410,9 +410,9 @@ impl<'a> Control<'a> {
             Control::Revoke { tag } => w.u8(6).varint(*tag),
             Control::Fence { label } => w.u8(7).varint(*label),
             Control::FenceDone { label } => w.u8(8).varint(*label),
-            Control::LeaseAsk { id, region, duration } => w.u8(9).varint(id.0).key(region).varint(duration.as_ps()),
-            Control::LeaseRenew { id, duration } => w.u8(10).varint(id.0).varint(duration.as_ps()),
-            Control::LeaseAnswer { id, granted: Ok(time) } => w.u8(11).varint(id.0).varint(time.as_ps()),
+            Control::LeaseAsk { id, region, duration } => w.u8(9).varint(id.0).key(region).varint(duration.as_ns()),
+            Control::LeaseRenew { id, duration } => w.u8(10).varint(id.0).varint(duration.as_ns()),
+            Control::LeaseAnswer { id, granted: Ok(time) } => w.u8(11).varint(id.0).varint(time.as_ns()),
             Control::LeaseAnswer {
                 id,
                 granted: Err(refusal),
@@ -463,15 +463,15 @@ impl<'a> Control<'a> {
             9 => Control::LeaseAsk {
                 id: LeaseId(r.varint()?),
                 region: r.key()?,
-                duration: Time::from_ps(r.varint()?),
+                duration: Time::from_ns(r.varint()?),
             },
             10 => Control::LeaseRenew {
                 id: LeaseId(r.varint()?),
-                duration: Time::from_ps(r.varint()?),
+                duration: Time::from_ns(r.varint()?),
             },
             11 => Control::LeaseAnswer {
                 id: LeaseId(r.varint()?),
-                granted: Ok(Time::from_ps(r.varint()?)),
+                granted: Ok(Time::from_ns(r.varint()?)),
             },
             12 => Control::LeaseAnswer {
                 id: LeaseId(r.varint()?),

@@ -1,6 +1,6 @@
 //! Lanes: which of a peer's paths carries the next part.
 
-use weft_plan::{Bytes, LinkCost, Time};
+use weft_plan::{Bytes, LinkCost, Picos, Time};
 
 use super::cut::PartLimits;
 use super::{LaneId, PeerId};
@@ -162,7 +162,7 @@ impl LaneState {
 pub(super) struct Class {
     pub transport: &'static str,
     /// Its preference, and how long a typical part takes on its best lane; the smallest comes first.
-    score: (u8, Time),
+    score: (u8, Picos),
     pub lanes: Vec<LaneId>,
 }
 

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-use weft_plan::{Bandwidth, LinkCost};
+use weft_plan::{Bandwidth, LinkCost, Picos};
 use weft_protocol::agent::{Reach, Settings, Slot};
 use weft_protocol::region::Region;
 use weft_protocol::session::{Config, Secret};
@@ -89,8 +89,8 @@ fn heard_after(turn: impl FnOnce(&Shared) + Send) {
             reliable_messages: true,
             atomics: false,
             cost: LinkCost {
-                latency: Time::ZERO,
-                per_span: Time::ZERO,
+                latency: Picos::ZERO,
+                per_span: Picos::ZERO,
                 bandwidth: Bandwidth::from_bytes_per_sec(1),
             },
             numa: None,

@@ -93,7 +93,7 @@ impl TraceFile {
     }
 
     fn push(&mut self, mut entry: Value, at: Time) {
-        entry["ts"] = json!(at.as_ps() as f64 / 1e6);
+        entry["ts"] = json!(at.as_ns() as f64 / 1e3);
         entry["pid"] = json!(self.process);
         entry["tid"] = json!(self.process);
         self.buffer.extend_from_slice(b",\n");

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use weft_plan::cost::Candidate;
-use weft_plan::{Bytes, Collective, Time};
+use weft_plan::{Bytes, Collective, Picos, Time};
 
 /// A type that a setting can have. Written text parses back to the same value.
 pub(super) trait Value: Sized {
@@ -269,9 +269,13 @@ impl Value for bool {
 impl Value for Duration {
     const KIND: &'static str = "duration";
     fn parse(raw: &Raw) -> Option<Duration> {
-        let time: Time = raw.one()?.parse().ok()?;
+        let text = raw.one()?;
+        let time: Time = text.parse().ok()?;
         // Finer than a nanosecond is not what anybody means, and would be rounded without a word.
-        time.as_ps().is_multiple_of(1_000).then(|| time.into())
+        let fine = text
+            .parse()
+            .is_ok_and(|fine: Picos| !fine.as_ps().is_multiple_of(1_000));
+        (!fine).then(|| time.into())
     }
     fn text(&self) -> String {
         plain(&Time::from(*self))

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use weft_plan::platform::fabric::{Routing, Topology};
-use weft_plan::{Rank, Time};
+use weft_plan::{Picos, Rank};
 
 use super::classes::Classes;
 use super::report::{Report, carried_by_link, hot_spots};
@@ -31,7 +31,7 @@ pub(super) fn run(
     topology: &Topology,
     transfers: &[Transfer],
     options: &FlowOptions,
-) -> Result<(Report, Vec<Time>), FlowError> {
+) -> Result<(Report, Vec<Picos>), FlowError> {
     knows_ranks(topology, transfers.iter().flat_map(Transfer::ends))?;
     let ranks = topology.ranks();
     let classes = Classes::each(ranks);
@@ -47,11 +47,11 @@ pub(super) fn run(
     for (nth, fault) in options.faults.iter().enumerate() {
         ways.resource_of(topology, fault.link)?;
         events.push(Reverse((fault.from.as_ps(), Event::Fault(2 * nth as u32))));
-        if fault.until < Time::MAX {
+        if fault.until < Picos::MAX {
             events.push(Reverse((fault.until.as_ps(), Event::Fault(2 * nth as u32 + 1))));
         }
     }
-    let mut ends = vec![Time::MAX; transfers.len()];
+    let mut ends = vec![Picos::MAX; transfers.len()];
     let mut under: Vec<Under> = Vec::new();
     let (mut uses, mut changes) = (Vec::new(), Vec::<Change>::new());
     let (mut happened, mut flows) = (0u64, 0u64);
@@ -80,7 +80,7 @@ pub(super) fn run(
                     }
                     under[flow as usize].generation = generation.wrapping_add(1);
                     solver.remove(FlowId(flow));
-                    ends[state.transfer as usize] = Time::from_ps(now.saturating_add(state.latency));
+                    ends[state.transfer as usize] = Picos::from_ps(now.saturating_add(state.latency));
                 }
                 Event::Begins(nth) => {
                     let Transfer { from, to, bytes, .. } = transfers[nth as usize];
@@ -90,7 +90,7 @@ pub(super) fn run(
                     };
                     let latency = latency.saturating_add(options.message_overhead).as_ps();
                     if from == to || bytes.0 == 0 {
-                        ends[nth as usize] = Time::from_ps(now.saturating_add(latency));
+                        ends[nth as usize] = Picos::from_ps(now.saturating_add(latency));
                     } else {
                         let flow = solver.add(&uses, bytes.0 as f64, now);
                         flows += 1;
@@ -120,11 +120,11 @@ pub(super) fn run(
             }
         }
     }
-    let waiting = ends.iter().filter(|end| **end == Time::MAX).count() as u64;
+    let waiting = ends.iter().filter(|end| **end == Picos::MAX).count() as u64;
     if waiting > 0 {
         return Err(RunError::NeverEnds { waiting }.into());
     }
-    let time = ends.iter().copied().max().unwrap_or(Time::ZERO);
+    let time = ends.iter().copied().max().unwrap_or(Picos::ZERO);
     let report = Report {
         time,
         messages: transfers.len() as u64,

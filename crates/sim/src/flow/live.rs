@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use weft_plan::platform::fabric::Topology;
-use weft_plan::{Bytes, Rank, Time};
+use weft_plan::{Bytes, Picos, Rank};
 
 use super::report::{Hot, hot_spots};
 use super::solver::{Change, FlowId, Solver};
@@ -99,12 +99,12 @@ impl<'a> Live<'a> {
     }
 
     /// Ends what ends by now: the tag, and when the last byte is there.
-    pub(crate) fn end(&mut self, now: u64, ended: &mut Vec<(u32, Time)>) {
+    pub(crate) fn end(&mut self, now: u64, ended: &mut Vec<(u32, Picos)>) {
         while let Some(&Reverse((at, tag))) = self.instant.peek()
             && at <= now
         {
             self.instant.pop();
-            ended.push((tag, Time::from_ps(at)));
+            ended.push((tag, Picos::from_ps(at)));
         }
         while let Some(&Reverse((at, flow, generation))) = self.ends.peek()
             && at <= now
@@ -115,7 +115,7 @@ impl<'a> Live<'a> {
                 continue;
             }
             state.generation = generation.wrapping_add(1);
-            ended.push((state.tag, Time::from_ps(now.saturating_add(state.latency))));
+            ended.push((state.tag, Picos::from_ps(now.saturating_add(state.latency))));
             self.solver.remove(FlowId(flow));
             self.unsolved = true;
         }
@@ -133,7 +133,7 @@ impl<'a> Live<'a> {
     }
 
     /// The fullest links over a time.
-    pub(crate) fn hot(&self, time: Time) -> Vec<Hot> {
+    pub(crate) fn hot(&self, time: Picos) -> Vec<Hot> {
         hot_spots(self.topology, &self.ways, &self.solver, time)
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use weft_plan::collective::Problem;
 use weft_plan::platform::fabric::{Routing, Topology};
 use weft_plan::schedule::{Program, Shape};
-use weft_plan::{Bytes, Rank, Time};
+use weft_plan::{Bytes, Picos, Rank};
 
 use super::classes::Classes;
 use super::demand::Look;
@@ -103,7 +103,7 @@ impl<'a, 'b> Run<'a, 'b> {
         for (nth, fault) in options.faults.iter().enumerate() {
             ways.resource_of(topology, fault.link)?;
             events.push(Reverse((fault.from.as_ps(), Event::Fault(2 * nth as u32))));
-            if fault.until < Time::MAX {
+            if fault.until < Picos::MAX {
                 events.push(Reverse((fault.until.as_ps(), Event::Fault(2 * nth as u32 + 1))));
             }
         }
@@ -166,7 +166,7 @@ impl<'a, 'b> Run<'a, 'b> {
             let waiting = self.steps.left;
             return Err(RunError::NeverEnds { waiting }.into());
         }
-        let time = Time::from_ps(self.steps.last);
+        let time = Picos::from_ps(self.steps.last);
         let alike = u64::from(shape.ranks / self.classes.count());
         Ok(Report {
             time,

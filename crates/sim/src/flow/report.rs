@@ -1,7 +1,7 @@
 //! What a run says.
 
 use weft_plan::platform::fabric::{BundleId, Level, LinkId, Topology};
-use weft_plan::{Bytes, Rank, Time};
+use weft_plan::{Bytes, Picos, Rank};
 
 use super::classes::Classes;
 use super::solver::Solver;
@@ -13,7 +13,7 @@ const HOT_MAX: usize = 16;
 /// How long it took, and what the network had to do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    pub time: Time,
+    pub time: Picos,
     /// Messages of all ranks.
     pub messages: u64,
     /// Flows that were simulated for them.
@@ -51,8 +51,8 @@ pub struct Hot {
 pub struct StepSpan {
     pub rank: Rank,
     pub step: u32,
-    pub begin: Time,
-    pub end: Time,
+    pub begin: Picos,
+    pub end: Picos,
     /// Messages that it sent and received.
     pub messages: u32,
     pub sent: Bytes,
@@ -76,12 +76,12 @@ pub struct MessageSpan {
     pub bytes: Bytes,
     /// Whether the receiver reduces what comes.
     pub reduces: bool,
-    pub begin: Time,
-    pub end: Time,
+    pub begin: Picos,
+    pub end: Picos,
 }
 
 /// The busiest resources of a run.
-pub(super) fn hot_spots(topology: &Topology, ways: &Ways<'_>, solver: &Solver, time: Time) -> Vec<Hot> {
+pub(super) fn hot_spots(topology: &Topology, ways: &Ways<'_>, solver: &Solver, time: Picos) -> Vec<Hot> {
     let busy = |&resource: &u32| {
         let all = solver.capacity(resource) * time.as_ps() as f64;
         if all > 0.0 { solver.carried(resource) / all } else { 0.0 }

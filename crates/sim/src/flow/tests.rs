@@ -6,7 +6,7 @@ use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
 fn wire(gigabytes: u64, latency_ns: u64) -> Wire {
     Wire {
         bandwidth: Bandwidth::from_bytes_per_sec(gigabytes * 1_000_000_000),
-        latency: Time::from_ns(latency_ns),
+        latency: Picos::from_ns(latency_ns),
     }
 }
 
@@ -46,7 +46,7 @@ fn transfer(from: u32, to: u32, bytes: u64, start_us: u64) -> Transfer {
         from: Rank(from),
         to: Rank(to),
         bytes: Bytes(bytes),
-        start: Time::from_us(start_us),
+        start: Picos::from_us(start_us),
     }
 }
 
@@ -61,8 +61,8 @@ fn transfers_that_share_a_port_take_turns_fairly() {
     ];
     let (report, ends) = run_transfers(&topology, &list, &FlowOptions::default()).unwrap();
     // Half each until the second has ended at 10 µs, then the first alone for its other half; and 2 µs on the way.
-    assert_eq!(ends, [Time::from_us(17), Time::from_us(12), Time::from_us(12)]);
-    assert_eq!(report.time, Time::from_us(17));
+    assert_eq!(ends, [Picos::from_us(17), Picos::from_us(12), Picos::from_us(12)]);
+    assert_eq!(report.time, Picos::from_us(17));
     assert_eq!(report.hot[0].name, "switch → port 2");
     assert_eq!(report.hot[0].carried, Bytes(150_000));
 }
@@ -72,7 +72,7 @@ fn one_that_comes_in_the_middle() {
     let topology = switch(4);
     let list = [transfer(0, 2, 100_000, 0), transfer(1, 2, 100_000, 5)];
     let (_, ends) = run_transfers(&topology, &list, &FlowOptions::default()).unwrap();
-    assert_eq!(ends, [Time::from_us(17), Time::from_us(22)]);
+    assert_eq!(ends, [Picos::from_us(17), Picos::from_us(22)]);
 }
 
 #[test]
@@ -82,8 +82,8 @@ fn a_link_that_is_down_for_a_while_delays_by_that() {
     topology.route(Rank(0), Rank(1), 0, &mut route);
     let fault = LinkFault {
         link: route[0],
-        from: Time::from_us(4),
-        until: Time::from_us(9),
+        from: Picos::from_us(4),
+        until: Picos::from_us(9),
         left: 0.0,
     };
     let options = FlowOptions {
@@ -92,10 +92,10 @@ fn a_link_that_is_down_for_a_while_delays_by_that() {
     };
     let list = [transfer(0, 1, 100_000, 0)];
     let (_, ends) = run_transfers(&topology, &list, &options).unwrap();
-    assert_eq!(ends, [Time::from_us(17)]);
+    assert_eq!(ends, [Picos::from_us(17)]);
     let forever = FlowOptions {
         faults: vec![LinkFault {
-            until: Time::MAX,
+            until: Picos::MAX,
             ..fault
         }],
         ..FlowOptions::default()
@@ -250,7 +250,7 @@ fn hashed_flows_collide_and_sprayed_ones_do_not() {
     };
     let (hashed, adaptive, sprayed) = (time(Routing::Ecmp), time(Routing::Adaptive), time(Routing::Spray));
     assert!(
-        sprayed.as_ps().abs_diff(Time::from_us(1003).as_ps()) < 1000,
+        sprayed.as_ps().abs_diff(Picos::from_us(1003).as_ps()) < 1000,
         "{sprayed}"
     );
     assert!(
@@ -303,7 +303,7 @@ fn other_networks_carry_programs_too() {
             };
             let report = run_program(&topology, &problem, &*ring, Bytes(1 << 25), &options).unwrap();
             assert_eq!(report.messages, 32 * 62);
-            assert!(report.time > Time::from_us(1300), "{}", report.time);
+            assert!(report.time > Picos::from_us(1300), "{}", report.time);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Which resources a flow uses: links by a route, or bundles where all ways are used alike.
 
 use weft_plan::platform::fabric::{BundleId, Level, LinkId, Routing, Topology};
-use weft_plan::{Bandwidth, Rank, Time};
+use weft_plan::{Bandwidth, Picos, Rank};
 
 use super::classes::Classes;
 use super::solver::{Rate, Solver, Use};
@@ -31,7 +31,7 @@ pub(super) struct Ladder {
     bundles: Vec<BundleId>,
     rungs: Vec<Rung>,
     levels: u32,
-    latencies: Vec<Time>,
+    latencies: Vec<Picos>,
 }
 
 /// What a rank's traffic of one level uses, up and down.
@@ -51,7 +51,7 @@ impl Ladder {
             0 => twice(topology.scale_up().latency),
             level => {
                 let each = (1..=level).map(|level| topology.bundle(topology.up(Rank(0), Level(level))).latency);
-                twice(each.fold(Time::ZERO, Time::saturating_add))
+                twice(each.fold(Picos::ZERO, Picos::saturating_add))
             }
         };
         Ladder {
@@ -95,9 +95,9 @@ impl<'a> Ways<'a> {
     }
 
     /// What so many flows from a rank of one class to ranks of another use, all of them at that level; and how late their bytes are.
-    pub(super) fn class_uses(&self, from: u32, to: u32, level: Level, count: f64, out: &mut Vec<Use>) -> Time {
+    pub(super) fn class_uses(&self, from: u32, to: u32, level: Level, count: f64, out: &mut Vec<Use>) -> Picos {
         let Ways::Bundles(ladder) = self else {
-            return Time::ZERO;
+            return Picos::ZERO;
         };
         out.clear();
         let levels = if level.0 == 0 { 0..=0 } else { 1..=level.0 };
@@ -122,7 +122,7 @@ impl<'a> Ways<'a> {
         nth: u64,
         solver: &Solver,
         out: &mut Vec<Use>,
-    ) -> Time {
+    ) -> Picos {
         let Ways::Links {
             topology,
             routing,
@@ -130,7 +130,7 @@ impl<'a> Ways<'a> {
             route,
         } = self
         else {
-            return Time::ZERO;
+            return Picos::ZERO;
         };
         out.clear();
         let ways = topology.ways(from, to);
@@ -139,7 +139,7 @@ impl<'a> Ways<'a> {
             Routing::Spray if ways > 1 => {
                 let used = ways.min(SPRAYED_MAX);
                 let weight = 1.0 / f64::from(used);
-                let mut latency = Time::ZERO;
+                let mut latency = Picos::ZERO;
                 for nth in 0..used {
                     route.clear();
                     topology.route(
@@ -226,7 +226,7 @@ pub(super) fn rate(bandwidth: Bandwidth) -> Rate {
     bandwidth.bytes_per_sec() as f64 * 1e-12
 }
 
-fn twice(time: Time) -> Time {
+fn twice(time: Picos) -> Picos {
     time.saturating_add(time)
 }
 

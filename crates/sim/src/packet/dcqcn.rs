@@ -1,6 +1,6 @@
 //! How a sender adapts its rate to marks of congestion: DCQCN (Zhu et al., SIGCOMM 2015), without the byte counter.
 
-use weft_plan::Time;
+use weft_plan::Picos;
 
 /// The constants of DCQCN and of the marking at switches. The defaults are those of the paper, marks scaled to 100 Gb/s.
 #[derive(Clone, Debug, PartialEq)]
@@ -10,9 +10,9 @@ pub struct Dcqcn {
     pub mark_all: u32,
     pub mark_likely: f64,
     /// A receiver tells a sender of marks at most this often.
-    pub notice_every: Time,
+    pub notice_every: Picos,
     /// After so long without a notice, the estimate of congestion sinks and the rate rises.
-    pub rise_every: Time,
+    pub rise_every: Picos,
     /// How quickly the estimate of congestion moves.
     pub gain: f64,
     /// What is added to the target rate, as a part of the link's.
@@ -25,8 +25,8 @@ impl Default for Dcqcn {
             mark_from: 100_000,
             mark_all: 400_000,
             mark_likely: 0.2,
-            notice_every: Time::from_us(50),
-            rise_every: Time::from_us(55),
+            notice_every: Picos::from_us(50),
+            rise_every: Picos::from_us(55),
             gain: 1.0 / 256.0,
             rise: 0.005,
         }

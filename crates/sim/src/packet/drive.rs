@@ -3,7 +3,7 @@
 use weft_plan::collective::Problem;
 use weft_plan::platform::fabric::{LinkId, Routing, Topology};
 use weft_plan::schedule::Program;
-use weft_plan::{Bytes, Rank, Time};
+use weft_plan::{Bytes, Picos, Rank};
 
 use super::network::{Event, NUMBER_BITS, Network};
 use super::transport::Flows;
@@ -31,7 +31,7 @@ pub(super) fn transfers(
         let flow = flows.add(transfer.from, transfer.to, transfer.bytes.0);
         flows.network.at(transfer.start.as_ps(), Event::Begin(flow));
     }
-    let mut ends = vec![Time::MAX; transfers.len()];
+    let mut ends = vec![Picos::MAX; transfers.len()];
     let mut left = transfers.len();
     let overhead = options.message_overhead;
     while left > 0 {
@@ -41,11 +41,11 @@ pub(super) fn transfers(
         };
         happen(&mut flows, topology, options, event);
         while let Some(flow) = flows.ended.pop() {
-            ends[flow as usize] = Time::from_ps(flows.network.now).saturating_add(overhead);
+            ends[flow as usize] = Picos::from_ps(flows.network.now).saturating_add(overhead);
             left -= 1;
         }
     }
-    let time = ends.iter().copied().max().unwrap_or(Time::ZERO);
+    let time = ends.iter().copied().max().unwrap_or(Picos::ZERO);
     Ok(report(topology, options, &flows, time, ends))
 }
 
@@ -101,7 +101,7 @@ pub(super) fn program(
             steps.arrived(&messages[flow as usize], there);
         }
     }
-    let time = Time::from_ps(steps.last);
+    let time = Picos::from_ps(steps.last);
     let spans = std::mem::take(&mut steps.spans);
     let message_spans = std::mem::take(&mut steps.message_spans);
     Ok(PacketReport {
@@ -145,7 +145,7 @@ fn begin<'a>(topology: &'a Topology, options: &'a PacketOptions) -> Result<Flows
     for (nth, fault) in options.faults.iter().enumerate() {
         knows_link(topology, fault.link)?;
         network.at(fault.from.as_ps(), Event::Fault(2 * nth as u32));
-        if fault.until < Time::MAX {
+        if fault.until < Picos::MAX {
             network.at(fault.until.as_ps(), Event::Fault(2 * nth as u32 + 1));
         }
     }
@@ -170,8 +170,8 @@ fn report(
     topology: &Topology,
     options: &PacketOptions,
     flows: &Flows<'_>,
-    time: Time,
-    ends: Vec<Time>,
+    time: Picos,
+    ends: Vec<Picos>,
 ) -> PacketReport {
     let tally = flows.network.tally;
     let mut used: Vec<(u64, u32)> = flows.network.links.iter().map(|link| link.carried).zip(0..).collect();

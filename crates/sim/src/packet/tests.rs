@@ -17,7 +17,7 @@ fn cluster(fabric: Fabric) -> Topology {
 
 const WIRE: Wire = Wire {
     bandwidth: Bandwidth::from_bytes_per_sec(12_500_000_000),
-    latency: Time::from_us(1),
+    latency: Picos::from_us(1),
 };
 
 fn switch(ports: u32) -> Topology {
@@ -39,7 +39,7 @@ fn transfer(from: u32, to: u32, bytes: u64) -> Transfer {
         from: Rank(from),
         to: Rank(to),
         bytes: Bytes(bytes),
-        start: Time::ZERO,
+        start: Picos::ZERO,
     }
 }
 
@@ -79,7 +79,7 @@ fn kinds() -> Vec<PacketOptions> {
 #[test]
 fn alone_a_message_takes_its_bytes_and_its_way() {
     // 100 packets of 4150 bytes, 332 ns each; the last one also goes from the switch on.
-    let expected = Time::from_ns(101 * 332 + 2000);
+    let expected = Picos::from_ns(101 * 332 + 2000);
     for options in kinds() {
         let report = run_transfers(&switch(2), &[transfer(0, 1, 409_600)], &options).unwrap();
         assert_eq!(report.ends, [expected], "{options:?}");
@@ -98,7 +98,7 @@ fn everything_arrives_whatever_is_lost() {
             .collect();
         let report = run_transfers(&topology, &list, &options).unwrap();
         assert!(report.dropped > 0 && report.again > 0, "kind {nth}: {report:?}");
-        assert!(report.ends.iter().all(|end| *end < Time::from_ms(100)), "kind {nth}");
+        assert!(report.ends.iter().all(|end| *end < Picos::from_ms(100)), "kind {nth}");
     }
 }
 
@@ -273,8 +273,8 @@ fn a_link_that_flaps_costs_what_it_was_down_for() {
     topology.route(Rank(0), Rank(1), 0, &mut route);
     let fault = LinkFault {
         link: route[1],
-        from: Time::from_us(10),
-        until: Time::from_us(30),
+        from: Picos::from_us(10),
+        until: Picos::from_us(30),
         left: 0.0,
     };
     let list = [transfer(0, 1, 409_600)];
@@ -283,14 +283,14 @@ fn a_link_that_flaps_costs_what_it_was_down_for() {
         ..PacketOptions::roce()
     };
     let report = run_transfers(&topology, &list, &options).unwrap();
-    let whole = Time::from_ns(101 * 332 + 2000);
+    let whole = Picos::from_ns(101 * 332 + 2000);
     assert!(
-        report.time >= whole.saturating_add(Time::from_us(19)),
+        report.time >= whole.saturating_add(Picos::from_us(19)),
         "{}",
         report.time
     );
     assert!(
-        report.time <= whole.saturating_add(Time::from_us(25)),
+        report.time <= whole.saturating_add(Picos::from_us(25)),
         "{}",
         report.time
     );

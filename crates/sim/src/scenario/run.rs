@@ -7,7 +7,7 @@ use weft_plan::platform::System;
 use weft_plan::platform::fabric::{LinkId, Topology};
 use weft_plan::schedule::Program;
 use weft_plan::workload::training::{Job, TrainingError};
-use weft_plan::{Bandwidth, Bytes, LinkCost, Rank, Time};
+use weft_plan::{Bandwidth, Bytes, LinkCost, Picos, Rank};
 
 use super::{Fidelity, Place, Scenario, ScenarioError, TransportChoice, Workload};
 use crate::flow::{self, FlowOptions, Hot, LinkFault, MessageSpan, StepSpan, Transfer, permutation};
@@ -22,7 +22,7 @@ const TRACED_TRANSFERS: usize = 2048;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     pub fidelity: Fidelity,
-    pub time: Time,
+    pub time: Picos,
     pub ranks: u32,
     /// What was run: an algorithm, or the kind of traffic.
     pub what: String,
@@ -120,18 +120,22 @@ impl Scenario {
     fn subject(&self, topology: &Topology) -> Result<Subject, ScenarioError> {
         let all = topology.ranks();
         let known = |field: &str, rank: Rank| bounded(field, f64::from(rank.0), 0.0, f64::from(all - 1));
-        let transfer = |from: Rank, to: Rank, bytes: Bytes, start: Time| Transfer { from, to, bytes, start };
+        let transfer = |from: Rank, to: Rank, bytes: Bytes, start: Picos| Transfer { from, to, bytes, start };
         Ok(match &self.workload {
             Workload::Training(choice) => Subject::Training(Box::new(self.training(choice, all)?)),
             Workload::Permutation { bytes } => {
                 bounded("cluster", f64::from(all), 2.0, f64::from(u32::MAX))?;
                 let pairs = permutation(all, self.seed).into_iter();
-                Subject::Transfers(pairs.map(|(from, to)| transfer(from, to, *bytes, Time::ZERO)).collect())
+                Subject::Transfers(
+                    pairs
+                        .map(|(from, to)| transfer(from, to, *bytes, Picos::ZERO))
+                        .collect(),
+                )
             }
             Workload::Incast { senders, bytes } => {
                 bounded("workload.senders", f64::from(*senders), 1.0, f64::from(all - 1))?;
                 let from = (1..=*senders).map(Rank);
-                Subject::Transfers(from.map(|from| transfer(from, Rank(0), *bytes, Time::ZERO)).collect())
+                Subject::Transfers(from.map(|from| transfer(from, Rank(0), *bytes, Picos::ZERO)).collect())
             }
             Workload::Transfers { list } => {
                 for one in list {
@@ -215,7 +219,7 @@ impl Scenario {
 
     /// The cluster as the closed form sees it: two kinds of links.
     fn placement(&self, topology: &Topology, grid: Grid) -> Placement {
-        let twice = |time: Time| time.saturating_add(time).saturating_add(self.work.message_overhead);
+        let twice = |time: Picos| time.saturating_add(time).saturating_add(self.work.message_overhead);
         let scale_up = topology.scale_up();
         let last = Rank(grid.ranks() - 1);
         let mut route = Vec::new();
@@ -229,7 +233,7 @@ impl Scenario {
         let across = topology.latency(&route).saturating_add(self.work.message_overhead);
         let cost = |latency, bandwidth| LinkCost {
             latency,
-            per_span: Time::ZERO,
+            per_span: Picos::ZERO,
             bandwidth,
         };
         Placement {
@@ -268,7 +272,7 @@ impl Scenario {
             faults.extend(links.into_iter().map(|link| LinkFault {
                 link,
                 from: fault.from,
-                until: fault.until.unwrap_or(Time::MAX),
+                until: fault.until.unwrap_or(Picos::MAX),
                 left: fault.left,
             }));
         }
@@ -281,7 +285,7 @@ impl Scenario {
             let trained = training::train(job, system).map_err(refused)?;
             let what = format!("{} {}", job.model.name, job.parallel);
             return Ok(Answer {
-                time: Time::from_ps((trained.step.seconds * 1e12).round() as u64),
+                time: Picos::from_ps((trained.step.seconds * 1e12).round() as u64),
                 trained: Some(trained),
                 ..blank(Fidelity::Analytical, job.gpus, what, Bytes(0))
             });
@@ -441,7 +445,7 @@ impl Scenario {
 fn blank(fidelity: Fidelity, ranks: u32, what: String, bytes: Bytes) -> Answer {
     Answer {
         fidelity,
-        time: Time::ZERO,
+        time: Picos::ZERO,
         ranks,
         what,
         bytes,
@@ -488,10 +492,10 @@ fn refused(source: TrainingRefused) -> ScenarioError {
 }
 
 /// Transfers as messages, some of them where they are many.
-fn traced(list: &[Transfer], ends: &[Time]) -> Vec<MessageSpan> {
+fn traced(list: &[Transfer], ends: &[Picos]) -> Vec<MessageSpan> {
     let stride = list.len().div_ceil(TRACED_TRANSFERS).max(1);
     let some = list.iter().zip(ends).step_by(stride);
-    let span = |(transfer, &end): (&Transfer, &Time)| MessageSpan {
+    let span = |(transfer, &end): (&Transfer, &Picos)| MessageSpan {
         from: transfer.from,
         to: transfer.to,
         step: 0,

@@ -1,6 +1,6 @@
 //! What kind of world a seed makes.
 
-use weft_plan::{Bandwidth, LinkCost, Time};
+use weft_plan::{Bandwidth, LinkCost, Picos, Time};
 use weft_protocol::seeded::Seeded;
 
 use crate::faults::Faults;
@@ -34,6 +34,8 @@ pub(super) struct Plan {
     /// Agents increment each other's words. Only in some worlds, so that the others, those known to have failed among them, keep
     /// their histories.
     pub(super) counts: bool,
+    /// What the clocks of agents read when they start, node by node and then from the beginning.
+    pub(super) clocks: Vec<Time>,
 }
 
 impl Plan {
@@ -71,8 +73,8 @@ impl Plan {
             max_inflight_ops: 4 << chance.below(3),
             retries_max: 2 + chance.below(5) as u32,
             cost: LinkCost {
-                latency: Time::from_us(1 + chance.below(20)),
-                per_span: Time::from_ns(20),
+                latency: Picos::from_us(1 + chance.below(20)),
+                per_span: Picos::from_ns(20),
                 bandwidth: Bandwidth::from_bytes_per_sec(1_000_000_000 << chance.below(5)),
             },
             ..Fabric::NETWORK
@@ -96,8 +98,23 @@ impl Plan {
             region_bytes: 32 << 10,
             cells: 4,
             counts: seed % 4 == 1,
+            clocks: clocks_of(seed),
         }
     }
+}
+
+/// Most agents are young. Some are as old as 64 bits of picoseconds can tell, which once was the end of time, and some are about to
+/// run out of nanoseconds, which takes 584 years.
+fn clocks_of(seed: u64) -> Vec<Time> {
+    const DAY: u64 = 86_400;
+    let mut chance = Seeded::new(seed ^ 0x6167_6573);
+    let mut clock = |_| match chance.below(6) {
+        0 => Time::from_ns(u64::MAX / 1_000).saturating_sub(Time::from_ms(200)),
+        1 => Time::from_secs(213 * DAY),
+        2 => Time::MAX.saturating_sub(Time::from_secs(3_600)),
+        _ => Time::ZERO,
+    };
+    (0..4).map(&mut clock).collect()
 }
 
 /// A third of the worlds have a second network. Its draws are its own, so that the others stay as they were.

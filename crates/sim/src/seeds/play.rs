@@ -328,7 +328,7 @@ impl Play {
         let Some(next) = node.agent.as_ref().and_then(SimAgent::next_timeout) else {
             return Ok(());
         };
-        let next = next.max(self.world.now().saturating_add(Time::from_ps(1)));
+        let next = next.max(self.world.now().saturating_add(Time::from_ns(1)));
         if node.wake.is_none_or(|at| next < at) {
             self.nodes[index].wake = Some(next);
             self.arrange(next, Tick::Wake, index as u64);
@@ -356,8 +356,9 @@ impl Play {
             epoch,
             rails,
             paths: self.plan.paths,
-            heartbeat: Time::from_ps(self.plan.silence_max.as_ps() / 6),
+            heartbeat: Time::from_ns(self.plan.silence_max.as_ns() / 6),
             silence_max: self.plan.silence_max,
+            clock: self.plan.clocks[index % self.plan.clocks.len()],
         };
         let mut agent = SimAgent::start(&self.world, &birth);
         let mut buffers = Vec::new();
@@ -541,7 +542,7 @@ impl Play {
             0 => self.plan.pace_max,
             _ => Time::from_us(20),
         };
-        let pace = Time::from_ps(self.chance.below(pace.as_ps()));
+        let pace = Time::from_ns(self.chance.below(pace.as_ns()));
         self.arrange(self.later(pace), Tick::Act, 0);
         Ok(())
     }
@@ -606,7 +607,7 @@ impl Play {
             }
         }
         // Restarts and thaws come within half a second, and what is dead is found out after the longest silence.
-        let wait = Time::from_ps(self.plan.silence_max.as_ps() * 2).saturating_add(Time::from_secs(2));
+        let wait = Time::from_ns(self.plan.silence_max.as_ns() * 2).saturating_add(Time::from_secs(2));
         self.arrange(self.later(wait), Tick::Reconnect, 0);
         Ok(())
     }

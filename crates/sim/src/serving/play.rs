@@ -7,7 +7,7 @@ use weft_plan::cost::handover;
 use weft_plan::platform::System;
 use weft_plan::workload::model::Model;
 use weft_plan::workload::serving::{Deployment, Pass, Pool, nics, room, token_bytes};
-use weft_plan::{Bandwidth, Bytes, Rank, Time};
+use weft_plan::{Bandwidth, Bytes, Picos, Rank};
 
 use super::worker::{Ended, Place, Prompt, Worker};
 use super::{Network, Percentiles, Report, Request, ServingOptions, SimulationError};
@@ -311,7 +311,7 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    fn flow_ended(&mut self, tag: u32, at: Time) {
+    fn flow_ended(&mut self, tag: u32, at: Picos) {
         if tag == OTHERS {
             return;
         }
@@ -362,7 +362,7 @@ impl<'a> Play<'a> {
             .min()
             .unwrap_or(0);
         let end = self.progress.iter().map(|state| state.done).max().unwrap_or(0);
-        let time = Time::from_ps(end.saturating_sub(begin));
+        let time = Picos::from_ps(end.saturating_sub(begin));
         let each = || self.requests.iter().zip(&self.progress);
         let since = |from: fn(&Request, &Progress) -> u64| each().map(|(r, s)| from(r, s)).collect::<Vec<_>>();
         let tokens: u64 = self.requests.iter().map(|request| u64::from(request.output)).sum();
@@ -398,6 +398,6 @@ fn needs(request: &Request, overhead: u64) -> u64 {
 }
 
 /// The bytes of a hand-off by themselves, without what both ends agree on first.
-fn alone(bytes: Bytes, nics: Bandwidth) -> Time {
+fn alone(bytes: Bytes, nics: Bandwidth) -> Picos {
     handover(bytes, nics).saturating_sub(handover(Bytes(0), nics))
 }

@@ -1,7 +1,7 @@
 //! What clients saw.
 
 use serde::Serialize;
-use weft_plan::Time;
+use weft_plan::Picos;
 
 use crate::flow::Hot;
 
@@ -10,7 +10,7 @@ use crate::flow::Hot;
 pub struct Report {
     pub requests: u32,
     /// From the first arrival to the last token.
-    pub time: Time,
+    pub time: Picos,
     /// From a request to its first token, from each token to the next, and from a request to its last token.
     pub first_token: Percentiles,
     pub per_token: Percentiles,

@@ -1,6 +1,6 @@
 //! Who asks for what, and when.
 
-use weft_plan::Time;
+use weft_plan::Picos;
 use weft_protocol::seeded::Seeded;
 
 use super::SimulationError;
@@ -8,7 +8,7 @@ use super::SimulationError;
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    pub arrives: Time,
+    pub arrives: Picos,
     /// Tokens of the prompt and of the answer.
     pub input: u32,
     pub output: u32,
@@ -97,7 +97,7 @@ impl Arrivals {
                 tokens: tokens.min(input - 1),
             });
             requests.push(Request {
-                arrives: Time::from_ps((now * 1e12) as u64),
+                arrives: Picos::from_ps((now * 1e12) as u64),
                 input,
                 output,
                 prefix,

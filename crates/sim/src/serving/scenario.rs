@@ -7,7 +7,7 @@ use weft_plan::platform::{PlatformError, System};
 use weft_plan::spot::Spot;
 use weft_plan::workload::model::{Model, ModelError};
 use weft_plan::workload::serving::{Deployment, Engine, Pool, Quantisation, ServingError, Worker};
-use weft_plan::{Bytes, Rank, Time};
+use weft_plan::{Bytes, Picos, Rank};
 
 use super::{Arrivals, Network, Report, Request, ServingOptions, SimulationError, run};
 use crate::flow::{FlowOptions, Transfer};
@@ -91,7 +91,7 @@ pub struct Other {
     pub to: u32,
     pub bytes: Bytes,
     #[serde(default)]
-    pub start: Time,
+    pub start: Picos,
 }
 
 /// What is wrong with a file.

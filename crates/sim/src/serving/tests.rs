@@ -2,7 +2,7 @@ use weft_plan::platform::System;
 use weft_plan::platform::fabric::{Cluster, Fabric, Routing, Topology, Wire};
 use weft_plan::workload::model::Model;
 use weft_plan::workload::serving::{Deployment, Engine, Load, Pool, Quantisation, Worker};
-use weft_plan::{Bytes, Rank, Time};
+use weft_plan::{Bytes, Picos, Rank};
 
 use super::*;
 
@@ -93,7 +93,7 @@ fn the_same_seed_gives_the_same_report() {
 #[test]
 fn one_request_alone_takes_what_the_passes_take() {
     let request = Request {
-        arrives: Time::ZERO,
+        arrives: Picos::ZERO,
         input: 4096,
         output: 101,
         prefix: None,
@@ -102,7 +102,7 @@ fn one_request_alone_takes_what_the_passes_take() {
     let report = run(&h200(), &llama(), &deployment, &[request], &ServingOptions::default()).unwrap();
     let load = Load::closed(1, 4096, 101);
     let expected = deployment.estimate(&h200(), &llama(), &load).unwrap();
-    let near = |ms: f64, time: Time| (ms * 1e-3 / time.as_secs_f64() - 1.0).abs() < 0.02;
+    let near = |ms: f64, time: Picos| (ms * 1e-3 / time.as_secs_f64() - 1.0).abs() < 0.02;
     assert!(
         near(report.per_token.mean, expected.per_token),
         "{report:?} {expected:?}"
@@ -129,7 +129,7 @@ fn hand_offs_slow_each_other_down_on_a_narrow_core_and_other_traffic_slows_them_
             from: Rank(gpu),
             to: Rank(32 + gpu),
             bytes: Bytes(1 << 40),
-            start: Time::ZERO,
+            start: Picos::ZERO,
         });
     }
     assert!(at(&crowded).hand_off.mean > 1.2 * shared.hand_off.mean);
@@ -185,7 +185,7 @@ fn a_busy_worker_agrees_with_the_closed_form() {
 #[test]
 fn a_request_that_fits_nowhere_is_named() {
     let request = Request {
-        arrives: Time::ZERO,
+        arrives: Picos::ZERO,
         input: 90_000_000,
         output: 1,
         prefix: None,

@@ -26,7 +26,7 @@ impl State {
         let fabric = wire.fabric;
         let half = wire.half_mut(side);
         let Some((end, _)) = half.seat else { return };
-        let deadline = self.ends[end].start.saturating_add(op.deadline);
+        let deadline = self.ends[end].clock.on_world_clock(op.deadline);
         if deadline <= now {
             return self.complete(wire_id, side, op.id, Err(Failure::Expired));
         }
@@ -42,7 +42,7 @@ impl State {
                 from: side,
                 op: op.id.0,
             };
-            self.schedule(now.saturating_add(fabric.cost.latency), happening);
+            self.schedule(now.saturating_add(fabric.cost.latency.into()), happening);
         } else {
             self.send(wire_id, side, Packet::Atomic { job }, 64);
         }

@@ -1,6 +1,6 @@
 //! Packets under way: sent, lost, sent again, duplicated, delayed and delivered.
 
-use weft_plan::{Bytes, Rank, Time};
+use weft_plan::{Bytes, Picos, Rank, Time};
 use weft_protocol::{Failure, Loss, Signal};
 
 use super::{Cargo, Packet, Side, Stage, Verdict};
@@ -22,7 +22,7 @@ impl State {
         let depart = now.max(half.free_at);
         // A network of packets has queues of its own.
         if !queued_elsewhere {
-            half.free_at = depart.saturating_add(bandwidth.time_for(Bytes(size as u64)));
+            half.free_at = depart.saturating_add(bandwidth.time_for(Bytes(size as u64)).into());
         }
         let at = half.free_at;
         self.schedule(
@@ -77,7 +77,7 @@ impl State {
         match packet {
             Packet::Message(_) => {}
             _ if attempt < fabric.retries_max => {
-                let wait = Time::from_ps(fabric.retry_after.as_ps() << attempt.min(6));
+                let wait = Time::from_ns(fabric.retry_after.as_ns() << attempt.min(6));
                 let at = self.now.saturating_add(wait);
                 self.schedule(
                     at,
@@ -114,24 +114,24 @@ impl State {
                 packet,
                 attempt,
             };
-            carrier.send(ends.0, ends.1, bytes, self.now.as_ps(), cargo);
+            carrier.send(ends.0, ends.1, bytes, Picos::from(self.now).as_ps(), cargo);
             return;
         }
         let (now, chance, faults) = (self.now, &mut self.chance, &self.faults);
         let Some(wire) = self.wires.get_mut(&wire_id) else {
             return;
         };
-        let latency = wire.fabric.cost.latency;
+        let latency = Time::from(wire.fabric.cost.latency);
         let mut at = now.saturating_add(latency);
         if wire.fabric.local {
             let half = wire.half_mut(from.other());
             at = at.max(half.last_arrival);
             half.last_arrival = at;
         } else {
-            at = at.saturating_add(Time::from_ps(chance.below(latency.as_ps().max(1))));
+            at = at.saturating_add(Time::from_ns(chance.below(latency.as_ns().max(1))));
             if chance.chance(faults.delay) {
                 self.tally.delays += 1;
-                at = at.saturating_add(Time::from_ps(chance.below(latency.as_ps().max(1)) * 400));
+                at = at.saturating_add(Time::from_ns(chance.below(latency.as_ns().max(1)) * 400));
             }
         }
         self.schedule(

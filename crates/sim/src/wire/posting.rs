@@ -61,7 +61,7 @@ impl State {
                 let job = Arc::new(Job {
                     op: op.id,
                     part: part.clone(),
-                    deadline: self.ends[end].start.saturating_add(op.deadline),
+                    deadline: self.ends[end].clock.on_world_clock(op.deadline),
                     bytes,
                     packet_bytes: fabric.packet_bytes,
                 });
@@ -101,13 +101,13 @@ impl State {
         let cost = wire.fabric.cost;
         let half = wire.half_mut(from);
         let start = if index == 0 {
-            now.saturating_add(cost.latency)
+            now.saturating_add(cost.latency.into())
         } else {
             now
         };
         half.free_at = start
             .max(half.free_at)
-            .saturating_add(cost.bandwidth.time_for(Bytes(job.within(index).len() as u64)));
+            .saturating_add(cost.bandwidth.time_for(Bytes(job.within(index).len() as u64)).into());
         let at = half.free_at;
         self.schedule(
             at,

@@ -8,7 +8,7 @@
 use weft_fabric::calibrate::Calibration;
 use weft_plan::cost::{Measurement, fit};
 use weft_plan::platform::{Arena, Memcpy};
-use weft_plan::{Bandwidth, Bytes, LinkCost, Time};
+use weft_plan::{Bandwidth, Bytes, LinkCost, Picos};
 
 use crate::complaint::Complaint;
 use crate::ends::{Allocation, Overrides};
@@ -152,7 +152,7 @@ const OUT_OF_PLACE: How = How {
 };
 
 /// The median of some repeats, each as slow as its slowest rank: what `weft bench collective` compares with a prediction.
-fn time(ranks: &mut Ranks, collective: &str, bytes: u64, how: How) -> Result<Time, Complaint> {
+fn time(ranks: &mut Ranks, collective: &str, bytes: u64, how: How) -> Result<Picos, Complaint> {
     let tried = ranks.attempt(&Exercise {
         collective: collective.to_string(),
         bytes,
@@ -177,11 +177,11 @@ fn time(ranks: &mut Ranks, collective: &str, bytes: u64, how: How) -> Result<Tim
     let mut repeats: Vec<f64> = (0..REPEATS as usize).map(repeat).collect();
     repeats.sort_by(f64::total_cmp);
     let median = repeats[repeats.len() / 2];
-    Ok(Time::from_ps((median * 1e3) as u64).max(Time::from_ns(1)))
+    Ok(Picos::from_ps((median * 1e3) as u64).max(Picos::from_ns(1)))
 }
 
 /// Picoseconds a byte.
-fn cost(bytes: u64, took: Time) -> f64 {
+fn cost(bytes: u64, took: Picos) -> f64 {
     took.as_ps().max(1) as f64 / bytes.max(1) as f64
 }
 

@@ -31,7 +31,7 @@ pub fn scenario(scenario: &Scenario, answers: &[Answer], measured: Option<&[Meas
             drawing.look(&name, &topology, &answer.carried, answer.time, &answer.hot);
         }
         if drawing.views.is_empty() {
-            drawing.look("analytical", &topology, &[], weft_plan::Time::ZERO, &[]);
+            drawing.look("analytical", &topology, &[], weft_plan::Picos::ZERO, &[]);
         }
     }
     let comparison = match measured {

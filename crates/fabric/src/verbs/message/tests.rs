@@ -51,7 +51,7 @@ fn any_ask() -> impl Strategy<Value = AtomicAsk> {
     ];
     (any::<(u64, u64, u64)>(), any_key(), any_act).prop_map(|((serial, deadline, offset), key, act)| AtomicAsk {
         serial,
-        deadline: Time::from_ps(deadline),
+        deadline: Time::from_ns(deadline),
         key,
         offset,
         act,
@@ -87,11 +87,11 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         )
             .prop_map(|(serial, found)| Frame::AtomicAnswer { serial, found }),
         any::<u64>().prop_map(|sent| Frame::ReadClock {
-            sent: Time::from_ps(sent)
+            sent: Time::from_ns(sent)
         }),
         any::<(u64, u64)>().prop_map(|(sent, read)| Frame::Clock {
-            sent: Time::from_ps(sent),
-            read: Time::from_ps(read),
+            sent: Time::from_ns(sent),
+            read: Time::from_ns(read),
         }),
     ]
 }

@@ -17,7 +17,7 @@ const GRACES_MAX: u64 = 10;
 
 /// How long the device is waited for over what has ended at `since`, when it last completed anything at `moved`.
 pub(super) fn patience(since: Time, moved: Time, grace: Time) -> Time {
-    let most = Time::from_ps(grace.as_ps().saturating_mul(GRACES_MAX));
+    let most = grace.saturating_mul(GRACES_MAX);
     since.max(moved).saturating_add(grace).min(since.saturating_add(most))
 }
 

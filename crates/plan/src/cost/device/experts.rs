@@ -6,7 +6,7 @@
 
 use super::reduce_kernel::seconds_to_time;
 use super::{Device, DeviceError};
-use crate::units::Time;
+use crate::units::Picos;
 
 /// Scales go along with quantised tokens, and a header with every message.
 const SCALE_GROUP: f64 = 128.0;
@@ -60,7 +60,7 @@ impl ExpertLoad {
 
 impl Device<'_> {
     /// Dispatch in fp8 or combine in bf16 by a message for every expert of every token, as in DeepEP's low-latency kernels.
-    pub fn experts_few(&self, load: &ExpertLoad, direction: Direction) -> Result<Time, DeviceError> {
+    pub fn experts_few(&self, load: &ExpertLoad, direction: Direction) -> Result<Picos, DeviceError> {
         let system = self.system;
         let Some(few) = &system.kernels.experts_few else {
             return Err(DeviceError::NoKernel {
@@ -104,7 +104,7 @@ impl Device<'_> {
     }
 
     /// Dispatch in fp8 or combine in bf16 by a copy for every rank, on so many SMs, as in DeepEP's normal kernels.
-    pub fn experts_many(&self, load: &ExpertLoad, direction: Direction, sms: f64) -> Result<Time, DeviceError> {
+    pub fn experts_many(&self, load: &ExpertLoad, direction: Direction, sms: f64) -> Result<Picos, DeviceError> {
         let system = self.system;
         let Some(many) = &system.kernels.experts_many else {
             return Err(DeviceError::NoKernel {
@@ -137,7 +137,7 @@ impl Device<'_> {
     }
 
     /// One step of an exchange of tokens within a large domain, of tokens of so many bytes.
-    pub fn exchange_tokens(&self, load: &ExpertLoad, step: TokenExchange, token: f64) -> Result<Time, DeviceError> {
+    pub fn exchange_tokens(&self, load: &ExpertLoad, step: TokenExchange, token: f64) -> Result<Picos, DeviceError> {
         let system = self.system;
         let Some(tokens) = &system.kernels.tokens else {
             return Err(DeviceError::NoKernel {

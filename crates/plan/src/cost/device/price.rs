@@ -3,7 +3,7 @@
 use super::{Device, DeviceAlgorithm, Estimate, Protocol, Work, tuner};
 use crate::algorithms::Grid;
 use crate::collective::Collective;
-use crate::units::{Bandwidth, Time};
+use crate::units::{Bandwidth, Picos};
 
 /// Messages up to the first size go over one channel, from the second on over all.
 const SPREAD: (f64, f64) = (8192.0, 32768.0);
@@ -68,7 +68,7 @@ impl Terms<'_> {
         } else {
             bytes / f64::from(device.grid.ranks())
         };
-        let network_hop = |hop: Time| {
+        let network_hop = |hop: Picos| {
             let spread = network.spread.as_secs_f64() * ramp(step_bytes, NETWORK_SPREAD);
             f64::from(work.network_hops) * (hop.as_secs_f64() + spread)
         };
@@ -220,6 +220,6 @@ fn ramp(bytes: f64, (low, high): (f64, f64)) -> f64 {
     ((bytes / low).max(1e-9).log2() / (high / low).log2()).clamp(0.0, 1.0)
 }
 
-fn time(seconds: f64) -> Time {
-    Time::from_ps((seconds * 1e12).round() as u64)
+fn time(seconds: f64) -> Picos {
+    Picos::from_ps((seconds * 1e12).round() as u64)
 }

@@ -3,7 +3,7 @@
 use super::{Device, DeviceError, Options};
 use crate::collective::Collective;
 use crate::platform::ScaleUpKind;
-use crate::units::{Bytes, Time};
+use crate::units::{Bytes, Picos};
 
 /// From this size on NCCL takes over: vLLM below it, SGLang up to it.
 const LARGEST: f64 = (8 << 20) as f64;
@@ -23,7 +23,7 @@ pub enum ReduceKernel {
 
 impl Device<'_> {
     /// How long an engine's own all-reduce takes within a domain; `eager` where it is not replayed from a graph.
-    pub fn all_reduce_kernel(&self, kernel: ReduceKernel, bytes: Bytes, eager: bool) -> Result<Time, DeviceError> {
+    pub fn all_reduce_kernel(&self, kernel: ReduceKernel, bytes: Bytes, eager: bool) -> Result<Picos, DeviceError> {
         let system = self.system;
         let own = &system.kernels.all_reduce;
         let size = bytes.0 as f64;
@@ -67,6 +67,6 @@ impl Device<'_> {
     }
 }
 
-pub(super) fn seconds_to_time(seconds: f64) -> Time {
-    Time::from_ps((seconds.max(0.0) * 1e12).round() as u64)
+pub(super) fn seconds_to_time(seconds: f64) -> Picos {
+    Picos::from_ps((seconds.max(0.0) * 1e12).round() as u64)
 }

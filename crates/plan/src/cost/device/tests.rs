@@ -13,8 +13,8 @@ const ALL_TO_ALL: Collective = Collective::AllToAll { sizes: Sizes::Equal };
 fn profiled(collective: Collective, ranks: u32, program: &dyn Program) -> (u32, f64) {
     let mut platform = Platform::laptop();
     for cost in platform.transports.values_mut() {
-        cost.latency = Time::ZERO;
-        cost.per_span = Time::ZERO;
+        cost.latency = Picos::ZERO;
+        cost.per_span = Picos::ZERO;
         cost.bandwidth = crate::units::Bandwidth::from_gigabytes_per_sec(1.0);
     }
     // One rank a node, so that nothing is copied but what is sent.
@@ -105,10 +105,10 @@ fn more_bytes_and_more_ranks_take_longer_for_the_same_algorithm() {
     for name in System::names() {
         let system = System::named(name).unwrap();
         let ring = Options::parse("NCCL_ALGO=Ring NCCL_PROTO=Simple");
-        let mut last = Time::ZERO;
+        let mut last = Picos::ZERO;
         for n in [2, 8, 64, 1024, 1 << 20] {
             let device = Device::of(&system, n).unwrap();
-            let mut smaller = Time::ZERO;
+            let mut smaller = Picos::ZERO;
             for bytes in (0..40).map(|k| Bytes(1 << k)) {
                 let time = device.predict(Collective::AllReduce, bytes, &ring).unwrap().time;
                 assert!(time >= smaller, "{name} {n} {bytes}");
@@ -129,7 +129,7 @@ fn every_collective_has_a_time_at_every_scale() {
         for name in Collective::NAMES {
             let collective = Collective::named(name, crate::Rank(0), crate::Rank(1)).unwrap();
             let estimate = device.predict(collective, Bytes(1 << 20), &Options::default()).unwrap();
-            assert!(estimate.time > Time::ZERO);
+            assert!(estimate.time > Picos::ZERO);
         }
     }
     assert!(matches!(Device::of(&system, 0), Err(DeviceError::Ranks { .. })));

@@ -4,7 +4,7 @@ use super::clos::Clos;
 use super::dragonfly::Dragonfly;
 use super::mesh::Mesh;
 use super::torus::Torus;
-use crate::units::{Bandwidth, Time};
+use crate::units::{Bandwidth, Picos};
 
 /// A place where a node is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,7 +23,7 @@ pub struct Link {
     pub from: Vertex,
     pub to: Vertex,
     pub bandwidth: Bandwidth,
-    pub latency: Time,
+    pub latency: Picos,
 }
 
 /// Parallel links that spraying fills alike. Numbers are dense, from zero.
@@ -37,7 +37,7 @@ pub struct Bundle {
     pub width: u32,
     /// Of each of them.
     pub bandwidth: Bandwidth,
-    pub latency: Time,
+    pub latency: Picos,
 }
 
 /// A network made by [`Fabric::build`](super::Fabric::build).

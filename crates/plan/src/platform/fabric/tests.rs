@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 const WIRE: Wire = Wire {
     bandwidth: Bandwidth::from_bytes_per_sec(50_000_000_000),
-    latency: Time::from_ns(500),
+    latency: Picos::from_ns(500),
 };
 
 fn tree(hosts: u32, tiers: u32, radix: u32, oversubscription: u32) -> Fabric {
@@ -222,7 +222,7 @@ fn ranks_of_a_node_meet_at_its_switch_and_others_in_the_fabric() {
         node_ports: 4,
         scale_up: Some(Wire {
             bandwidth: Bandwidth::from_bytes_per_sec(450_000_000_000),
-            latency: Time::from_ns(250),
+            latency: Picos::from_ns(250),
         }),
         fabric: Fabric::RailClos {
             nodes: 32,
@@ -242,10 +242,10 @@ fn ranks_of_a_node_meet_at_its_switch_and_others_in_the_fabric() {
     assert_eq!(topology.port(Rank(9)), Port(4));
     let mut route = Vec::new();
     topology.route(Rank(0), Rank(7), 0, &mut route);
-    assert_eq!(topology.latency(&route), Time::from_ns(500));
+    assert_eq!(topology.latency(&route), Picos::from_ns(500));
     route.clear();
     topology.route(Rank(0), Rank(8 * 16), 5, &mut route);
-    assert_eq!(topology.latency(&route), Time::from_us(3));
+    assert_eq!(topology.latency(&route), Picos::from_us(3));
     assert_eq!(topology.link_name(route[0]), "port 0 → leaf 0");
     assert_eq!(topology.link_name(route[2]), "spine 0.0 → top 5");
 }

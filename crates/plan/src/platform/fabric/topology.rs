@@ -6,7 +6,7 @@ use super::error::{fault, moves, numbered, within};
 use super::network::{Bundle, BundleId, LinkId, Network, Port};
 use super::{Fabric, FabricError, FabricFault, Wire};
 use crate::algorithms::Grid;
-use crate::units::{Rank, Time};
+use crate::units::{Picos, Rank};
 
 /// What a node is, as far as a network cares.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -226,8 +226,8 @@ impl Topology {
     }
 
     /// How long the first byte is under way by a route.
-    pub fn latency(&self, route: &[LinkId]) -> Time {
+    pub fn latency(&self, route: &[LinkId]) -> Picos {
         let latencies = route.iter().map(|&link| self.wire(link).latency);
-        latencies.fold(Time::ZERO, Time::saturating_add)
+        latencies.fold(Picos::ZERO, Picos::saturating_add)
     }
 }

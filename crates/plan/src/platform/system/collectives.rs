@@ -4,13 +4,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::{Bandwidth, Bytes, Time};
+use crate::units::{Bandwidth, Bytes, Picos};
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Collectives {
     /// From the call to the first byte and from the last to the end, replayed from a graph.
-    pub launch: Time,
+    pub launch: Picos,
     pub ll: Ll,
     pub ll128: Ll128,
     pub simple: Simple,
@@ -24,20 +24,20 @@ pub struct Collectives {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ll {
-    pub hop: Time,
+    pub hop: Picos,
     /// Of data, a GPU and direction.
     pub bandwidth: Bandwidth,
     /// What it takes to start once a message is spread over all channels.
-    pub spread_start: Time,
+    pub spread_start: Picos,
     /// What every hop takes longer then.
-    pub spread_hop: Time,
+    pub spread_hop: Picos,
 }
 
 /// The protocol that sends a flag with every 120 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ll128 {
-    pub hop: Time,
+    pub hop: Picos,
     /// The share of the link's bandwidth that it reaches.
     pub efficiency: f64,
 }
@@ -46,8 +46,8 @@ pub struct Ll128 {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Simple {
-    pub start: Time,
-    pub hop: Time,
+    pub start: Picos,
+    pub hop: Picos,
     /// The share of the link's bandwidth that it reaches.
     pub efficiency: f64,
     /// How fast a GPU moves what it keeps for itself.
@@ -59,11 +59,11 @@ pub struct Simple {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exchange {
-    pub start: Time,
+    pub start: Picos,
     /// For each other rank.
-    pub peer: Time,
+    pub peer: Picos,
     /// What large messages take longer to start.
-    pub large_start: Time,
+    pub large_start: Picos,
     /// From which size on a message is large.
     pub large_bytes: Bytes,
     /// The share of the link's bandwidth that it reaches.
@@ -77,7 +77,7 @@ pub struct Exchange {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InSwitch {
-    pub start: Time,
+    pub start: Picos,
     /// At which share of the link's bandwidth the result comes out.
     pub efficiency: f64,
     pub fill: Fill,
@@ -87,7 +87,7 @@ pub struct InSwitch {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fill {
-    pub time: Time,
+    pub time: Picos,
     /// From this size on chunks grow no more.
     pub bytes: Bytes,
 }
@@ -96,11 +96,11 @@ pub struct Fill {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkHops {
-    pub ll: Time,
-    pub ll128: Time,
-    pub simple: Time,
+    pub ll: Picos,
+    pub ll128: Picos,
+    pub simple: Picos,
     /// What is added once every channel posts messages of its own.
-    pub spread: Time,
+    pub spread: Picos,
 }
 
 impl Fill {

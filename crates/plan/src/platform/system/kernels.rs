@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::{Bandwidth, Bytes, Time};
+use crate::units::{Bandwidth, Bytes, Picos};
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -24,20 +24,20 @@ pub struct Kernels {
 #[serde(deny_unknown_fields)]
 pub struct AllReduceKernel {
     /// Launch and barrier, replayed from a graph.
-    pub barrier: Time,
+    pub barrier: Picos,
     /// Between the reduction of the parts and their exchange.
-    pub second_barrier: Time,
+    pub second_barrier: Picos,
     /// What a GPU loads from its peers.
     pub bandwidth: Bandwidth,
     /// No call takes less that is not replayed from a graph.
-    pub eager: Time,
+    pub eager: Picos,
 }
 
 /// All-reduce by pushing everything to every peer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pushed {
-    pub start: Time,
+    pub start: Picos,
     /// More than this is left to NCCL.
     pub largest: Bytes,
     /// The share of the link's bandwidth that it reaches.
@@ -48,24 +48,24 @@ pub struct Pushed {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertsFew {
-    pub dispatch: Time,
-    pub combine: Time,
+    pub dispatch: Picos,
+    pub combine: Picos,
     /// What every expert adds to the start.
-    pub dispatch_expert: Time,
-    pub combine_expert: Time,
+    pub dispatch_expert: Picos,
+    pub combine_expert: Picos,
     /// Shares of the link's bandwidth.
     pub dispatch_efficiency: f64,
     pub combine_efficiency: f64,
     /// What one SM takes for one token; there are no more of them at work than there are experts.
-    pub token_on_sm: Time,
+    pub token_on_sm: Picos,
 }
 
 /// Dispatch and combine for many tokens: a message for every rank that a token goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertsMany {
-    pub dispatch: Time,
-    pub combine: Time,
+    pub dispatch: Picos,
+    pub combine: Picos,
     /// What one SM copies.
     pub dispatch_sm: Bandwidth,
     pub combine_sm: Bandwidth,
@@ -86,7 +86,7 @@ pub struct Tokens {
     pub put: Started,
     pub get: Started,
     /// Making a token smaller before it is combined, and larger after.
-    pub quantize: Time,
+    pub quantize: Picos,
     /// The share of the link's bandwidth that copies reach.
     pub efficiency: f64,
 }
@@ -94,24 +94,24 @@ pub struct Tokens {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prepared {
-    pub start: Time,
-    pub doubling: Time,
-    pub token: Time,
+    pub start: Picos,
+    pub doubling: Picos,
+    pub token: Picos,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Copied {
-    pub start: Time,
+    pub start: Picos,
     /// What every doubling of the group adds.
-    pub doubling: Time,
+    pub doubling: Picos,
     /// What a copy of a token costs beside its bytes.
-    pub copy: Time,
+    pub copy: Picos,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Started {
-    pub start: Time,
-    pub doubling: Time,
+    pub start: Picos,
+    pub doubling: Picos,
 }

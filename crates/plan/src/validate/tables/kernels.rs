@@ -3,7 +3,7 @@
 use super::super::{Compared, Row, Systems, Table, Unpredicted};
 use crate::cost::device::{Device, DeviceError, Direction, ExpertLoad, ReduceKernel, TokenExchange};
 use crate::platform::System;
-use crate::units::{Bytes, Time};
+use crate::units::{Bytes, Picos};
 
 /// All-reduce kernels of vLLM, SGLang and TensorRT-LLM.
 #[derive(Debug)]
@@ -258,7 +258,7 @@ fn compared(
     row: &Row<'_>,
     label: &str,
     quantity: &'static str,
-    time: Result<Time, DeviceError>,
+    time: Result<Picos, DeviceError>,
     column: &str,
 ) -> Result<Vec<Compared>, Unpredicted> {
     against(label, quantity, time, row.need(column)?)
@@ -268,7 +268,7 @@ fn compared(
 fn against(
     label: &str,
     quantity: &'static str,
-    time: Result<Time, DeviceError>,
+    time: Result<Picos, DeviceError>,
     measured: f64,
 ) -> Result<Vec<Compared>, Unpredicted> {
     let time = time.map_err(|error| unsupported(label, error.to_string()))?;

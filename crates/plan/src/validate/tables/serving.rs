@@ -1,7 +1,7 @@
 //! What clients of serving engines saw, end to end.
 
 use super::super::{Compared, Row, Systems, Table, Unpredicted};
-use crate::units::Time;
+use crate::units::Picos;
 use crate::workload::serving::measured::EndToEnd;
 
 #[derive(Debug)]
@@ -37,8 +37,8 @@ impl Table for Serving {
         let predicted = measured
             .estimate(&system)
             .map_err(|error| unsupported(error.to_string()))?;
-        let ms = |time: Time| time.as_secs_f64() * 1e3;
-        let compared = |quantity, predicted: Time, measured: Time| Compared {
+        let ms = |time: Picos| time.as_secs_f64() * 1e3;
+        let compared = |quantity, predicted: Picos, measured: Picos| Compared {
             system: name.to_owned(),
             quantity,
             predicted: ms(predicted),

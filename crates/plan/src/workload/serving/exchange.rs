@@ -4,7 +4,7 @@ use super::{Engine, ServingError, Worker};
 use crate::collective::{Collective, Sizes};
 use crate::cost::device::{Device, DeviceError, Direction, ExpertLoad, Options, ReduceKernel, TokenExchange};
 use crate::platform::System;
-use crate::units::{Bytes, Time};
+use crate::units::{Bytes, Picos};
 use crate::workload::model::{Experts, Feed, Model};
 
 /// How long the exchanges of a pass take.
@@ -93,7 +93,7 @@ fn tokens_time(
     width: f64,
     tokens: u64,
     direction: Direction,
-) -> Result<Time, DeviceError> {
+) -> Result<Picos, DeviceError> {
     let load = ExpertLoad {
         tokens: tokens as f64,
         hidden: width,
@@ -129,7 +129,7 @@ impl Curve {
         Curve(Vec::new())
     }
 
-    fn new(time: impl Fn(u64) -> Result<Time, DeviceError>) -> Result<Curve, ServingError> {
+    fn new(time: impl Fn(u64) -> Result<Picos, DeviceError>) -> Result<Curve, ServingError> {
         let mut points = Vec::new();
         for power in 0..=LARGEST_POWER {
             points.push(time(1 << power)?.as_secs_f64());

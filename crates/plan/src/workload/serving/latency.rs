@@ -4,7 +4,7 @@ use super::hand_off;
 use super::{Batch, Engine, Pass, Quantisation, ServingError, Worker, room};
 use crate::cost::handover;
 use crate::platform::System;
-use crate::units::{Bytes, Time};
+use crate::units::{Bytes, Picos};
 use crate::workload::model::{Mixer, Model};
 
 /// What is asked of a deployment.
@@ -50,15 +50,15 @@ pub struct Deployment {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// From a request to its first token, on average.
-    pub first_token: Time,
+    pub first_token: Picos,
     /// From each token to the next, on average.
-    pub per_token: Time,
+    pub per_token: Picos,
     /// One prompt alone on an idle worker, on the GPUs.
-    pub prompt: Time,
+    pub prompt: Picos,
     /// A step that decodes the batch and nothing else.
-    pub step: Time,
+    pub step: Picos,
     /// Handing one request's cache over, alone on the link.
-    pub hand_off: Time,
+    pub hand_off: Picos,
     /// Sequences that an attention rank decodes at a time, and how many it has room for.
     pub batch: f64,
     pub room: f64,
@@ -154,7 +154,7 @@ impl Deployment {
             decode_pass,
         };
         let hand_off = match self.prefill {
-            None => Time::ZERO,
+            None => Picos::ZERO,
             Some(pool) => {
                 let bytes = hand_off::token_bytes(model, self.quantisation.cache.bytes()) * load.input;
                 let nics = hand_off::nics(system, pool.worker.gpus().min(self.decode.worker.gpus()));
@@ -200,7 +200,7 @@ struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    fn estimate(&self, hand_off: Time) -> Estimate {
+    fn estimate(&self, hand_off: Picos) -> Estimate {
         let (load, habits) = (self.load, &self.habits);
         let decode = self.deployment.decode;
         let slots = f64::from(decode.count) * f64::from(decode.worker.data);
@@ -333,6 +333,6 @@ pub(super) fn starts(model: &Model) -> f64 {
         .sum()
 }
 
-fn time(seconds: f64) -> Time {
-    Time::from_ps((seconds * 1e12) as u64)
+fn time(seconds: f64) -> Picos {
+    Picos::from_ps((seconds * 1e12) as u64)
 }

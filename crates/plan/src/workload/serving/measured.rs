@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::{Deployment, Engine, Estimate, Lengths, Limit, Load, Pool, Quantisation, ServingError, Worker};
 use crate::platform::System;
-use crate::units::Time;
+use crate::units::Picos;
 use crate::workload::model::{Model, ModelError};
 
 /// A row of end-to-end measurements.
@@ -16,8 +16,8 @@ pub struct EndToEnd {
     pub model: Model,
     pub deployment: Deployment,
     pub load: Load,
-    pub first_token: Time,
-    pub per_token: Time,
+    pub first_token: Picos,
+    pub per_token: Picos,
     /// The row does not say how many workers there were; see [`DECODE_GPUS`].
     pub workers_assumed: bool,
 }
@@ -281,11 +281,11 @@ fn count(column: Column<'_>, name: &'static str) -> Result<u32, RowError> {
     }
 }
 
-fn milliseconds(column: Column<'_>, name: &'static str) -> Result<Time, RowError> {
+fn milliseconds(column: Column<'_>, name: &'static str) -> Result<Picos, RowError> {
     let value = number(column, name)?
         .filter(|&value| value > 0.0)
         .ok_or_else(|| missing(name))?;
-    Ok(Time::from_ps((value * 1e9) as u64))
+    Ok(Picos::from_ps((value * 1e9) as u64))
 }
 
 fn missing(column: &'static str) -> RowError {

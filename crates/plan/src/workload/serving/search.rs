@@ -2,14 +2,14 @@
 
 use super::{Deployment, Engine, Estimate, Load, Pool, Quantisation, ServingError, Worker};
 use crate::platform::System;
-use crate::units::Time;
+use crate::units::Picos;
 use crate::workload::model::Model;
 
 /// What clients are promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Targets {
-    pub first_token: Time,
-    pub per_token: Time,
+    pub first_token: Picos,
+    pub per_token: Picos,
 }
 
 /// What is searched.

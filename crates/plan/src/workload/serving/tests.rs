@@ -1,6 +1,6 @@
 use super::*;
 use crate::platform::System;
-use crate::units::Time;
+use crate::units::Picos;
 use crate::workload::model::Model;
 use proptest::prelude::*;
 
@@ -125,8 +125,8 @@ fn a_search_keeps_its_targets_and_puts_the_best_first() {
         output: 256,
         cached: 0,
         targets: Targets {
-            first_token: Time::from_ms(2000),
-            per_token: Time::from_ms(30),
+            first_token: Picos::from_ms(2000),
+            per_token: Picos::from_ms(30),
         },
         keep: 5,
     };
@@ -150,7 +150,7 @@ proptest! {
         let deployment = Deployment::aggregated(Engine::TensorRtLlm, Quantisation::fp4(&model), worker, 1);
         let system = System::named("gb200").unwrap();
         if let Ok(estimate) = deployment.estimate(&system, &model, &Load::benchmark(concurrency, input, output)) {
-            prop_assert!(estimate.per_token > Time::ZERO && estimate.output_per_second.is_finite());
+            prop_assert!(estimate.per_token > Picos::ZERO && estimate.output_per_second.is_finite());
         }
     }
 

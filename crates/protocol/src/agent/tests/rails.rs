@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use weft_plan::{Bandwidth, Bytes};
+use weft_plan::{Bandwidth, Bytes, Picos};
 
 use super::*;
 use crate::error::Loss;
@@ -155,7 +155,10 @@ fn rails_of_unequal_speed_share_by_it() {
     assert!((0.6..0.9).contains(&share), "the fast rail's share is {share}");
     let alone = rate(120).bandwidth.time_for(Bytes(BYTES as u64));
     let took = pair.now.saturating_sub(started);
-    assert!(took < alone, "{took} with both, {alone} with the fast one alone");
+    assert!(
+        Picos::from(took) < alone,
+        "{took} with both, {alone} with the fast one alone"
+    );
 }
 
 /// Moves everything once while a rail is pulled in the middle, and once more after it has come back.

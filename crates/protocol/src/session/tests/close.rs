@@ -69,7 +69,7 @@ fn a_lease_ends_for_its_user_before_it_ends_for_its_owner() {
     assert!(world.events[ACCEPTOR].contains(&SessionEvent::LeaseGranted { id, until }));
     assert!(until < lent_until);
     world.take_events(INITIATOR);
-    world.run_until(Time::from_ps(lent_until.as_ps() - 1));
+    world.run_until(Time::from_ns(lent_until.as_ns() - 1));
     assert!(world.events[ACCEPTOR].contains(&SessionEvent::LeaseExpired { id }));
     assert!(!world.events[INITIATOR].contains(&SessionEvent::LeaseExpired { id }));
     world.run_until(lent_until);

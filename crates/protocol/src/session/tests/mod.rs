@@ -173,11 +173,11 @@ impl World {
                     if self.chance.chance(weather.loss) {
                         continue;
                     }
-                    let jitter = self.chance.below(weather.jitter.as_ps() + 1);
+                    let jitter = self.chance.below(weather.jitter.as_ns() + 1);
                     let at = self
                         .now
                         .saturating_add(weather.delay)
-                        .saturating_add(Time::from_ps(jitter));
+                        .saturating_add(Time::from_ns(jitter));
                     self.sends += 1;
                     self.flight.insert((at, self.sends), (1 - end, via, bytes.clone()));
                 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weft_plan::{Bandwidth, LinkCost, Place, Spans, Time};
+use weft_plan::{Bandwidth, LinkCost, Picos, Place, Spans, Time};
 
 use super::*;
 use crate::leg::Leg;
@@ -15,8 +15,8 @@ fn lane(id: u32, peer: u32) -> Lane {
         peer: PeerId(peer),
         transport: "tcp",
         cost: LinkCost {
-            latency: Time::from_us(1),
-            per_span: Time::ZERO,
+            latency: Picos::from_us(1),
+            per_span: Picos::ZERO,
             bandwidth: Bandwidth::from_bytes_per_sec(1_000_000_000),
         },
         preference: 0,

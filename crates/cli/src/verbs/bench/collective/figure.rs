@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use weft_plan::{Bytes, Time};
+use weft_plan::{Bytes, Picos};
 
 use super::Way;
 use crate::ends::Allocation;
@@ -53,7 +53,7 @@ impl Figure {
         tried: &[Tried],
         iterations: u64,
         measured: &[Measured],
-        predicted: Option<Time>,
+        predicted: Option<Picos>,
     ) -> Figure {
         let ranks = measured.len();
         let repeats = measured.iter().map(|rank| rank.mean_ns.len()).min().unwrap_or(0);
@@ -106,7 +106,7 @@ impl Figure {
     }
 
     pub(super) fn cells(&self) -> Vec<String> {
-        let time = |us: f64| format!("{:.1}", Time::from_ps((us * 1e6) as u64));
+        let time = |us: f64| format!("{:.1}", Picos::from_ps((us * 1e6) as u64));
         let sized = self.bytes > 0;
         let bandwidth = |rate: f64| if sized { format!("{rate:.2}") } else { String::new() };
         vec![
@@ -252,7 +252,7 @@ mod tests {
             &[tried.clone(), tried],
             10,
             &ranks,
-            Some(Time::from_ms(2)),
+            Some(Picos::from_ms(2)),
         );
         assert_eq!(figure.us_runs, [3000.0, 5000.0, 2000.0]);
         assert_eq!((figure.us_med, figure.us_min), (3000.0, 2000.0));

@@ -5,7 +5,7 @@ use std::path::Path;
 use weft_plan::algorithms::Grid;
 use weft_plan::cost::{Candidate, Placement, Profile};
 use weft_plan::schedule::encode::from_json;
-use weft_plan::{Bandwidth, Bytes, Collective, Platform, Problem, Rank, Time};
+use weft_plan::{Bandwidth, Bytes, Collective, Picos, Platform, Problem, Rank};
 
 use super::Way;
 use crate::complaint::{Complain, Complaint, Exit};
@@ -63,7 +63,7 @@ impl Forecast {
         Forecast { ranks, mapped, foreign }
     }
 
-    pub(super) fn of(&self, exercise: &Exercise, algorithm: &str) -> Option<Time> {
+    pub(super) fn of(&self, exercise: &Exercise, algorithm: &str) -> Option<Picos> {
         if exercise.quantized.is_some() {
             // What encoding and decoding cost is not in platform files.
             return None;
@@ -102,7 +102,7 @@ fn crowded(mut placement: Placement) -> Placement {
         placement.reduction = slower(placement.reduction);
         placement.copy = slower(placement.copy);
         let latency = placement.across.latency.as_ps() as f64 * f64::from(ranks) / f64::from(cores);
-        placement.across.latency = Time::from_ps(latency as u64);
+        placement.across.latency = Picos::from_ps(latency as u64);
     }
     placement
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use weft_plan::{Bytes, Time};
+use weft_plan::{Bytes, Picos};
 
 use super::figure::Figure;
 
@@ -49,7 +49,7 @@ pub(super) fn svg(figures: &[Figure]) -> String {
             bottom + LINE
         ));
     }
-    for (at, label) in times.marks(|us| format!("{:.0}", Time::from_ps((us * 1e6) as u64))) {
+    for (at, label) in times.marks(|us| format!("{:.0}", Picos::from_ps((us * 1e6) as u64))) {
         let y = vertical(at);
         line(format_args!(
             r##"<path d="M{LEFT} {y:.1}H{}" stroke="#ddd"/><text x="{}" y="{:.1}" text-anchor="end">{label}</text>"##,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use weft_plan::{Bandwidth, Bytes, LinkCost, Time};
+use weft_plan::{Bandwidth, Bytes, LinkCost, Picos};
 
 use super::{FAR_SEED, NEAR_SEED, OpChoice, Transfer, print_json};
 use crate::complaint::{Complaint, Exit};
@@ -191,7 +191,7 @@ fn table(cells: &[Cell]) -> Table {
         ("predicted", Align::Right),
         ("measured ÷ predicted", Align::Right),
     ]);
-    let micros = |us: f64| format!("{:.1}", Time::from_ps((us * 1e6) as u64));
+    let micros = |us: f64| format!("{:.1}", Picos::from_ps((us * 1e6) as u64));
     for cell in cells {
         table.row(vec![
             cell.transport.clone(),
