@@ -141,7 +141,7 @@ pub struct Versions {
 }
 
 impl Versions {
-    pub const CURRENT: Versions = Versions { min: 1, max: 1 };
+    pub const CURRENT: Versions = Versions { min: 2, max: 2 };
 
     /// The highest version that both speak.
     pub fn shared(self, other: Versions) -> Option<u16> {

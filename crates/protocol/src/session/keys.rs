@@ -1,7 +1,7 @@
 //! Who knows the secret, and which messages come from somebody who does.
 //!
-//! The handshake proves the secret with HMAC-SHA256 over everything both ends have said. From the same transcript come two keys,
-//! one a direction, so that a message reflected to its sender or carried into another session does not verify. Messages are
+//! The handshake proves the secret with HMAC-SHA256 over the two openings, each of which holds a number never used before. What the ends then
+//! say of themselves is signed by the same transcript, and from it come two keys, one a direction, so that a message reflected to its sender or carried into another session does not verify. Messages are
 //! then authenticated with SipHash-2-4 in its 128-bit form: a pseudo-random function made for short inputs, so that
 //! a notification stays cheap.
 
@@ -17,7 +17,8 @@ use super::event::SessionId;
 /// The bytes of the code that ends every message of an established session.
 pub(super) const CODE_BYTES: usize = 16;
 
-pub(super) type Proof = [u8; 32];
+pub(super) const PROOF_BYTES: usize = 32;
+pub(super) type Proof = [u8; PROOF_BYTES];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
@@ -29,18 +30,23 @@ pub(super) enum Role {
 pub(super) struct Transcript([u8; 32]);
 
 impl Transcript {
-    /// `hello` and `welcome` are the messages as they crossed the wire, the latter without its proof.
-    pub(super) fn new(secret: &Secret, hello: &[u8], welcome: &[u8]) -> Transcript {
+    /// `hello` and `challenge` are the messages as they crossed the wire.
+    pub(super) fn new(secret: &Secret, hello: &[u8], challenge: &[u8]) -> Transcript {
         // Both are hashed first: the hashes have one length, so no two pairs of messages run together into the same bytes.
-        let (hello, welcome) = (Sha256::digest(hello), Sha256::digest(welcome));
-        Transcript(hmac(secret.bytes(), &[b"weft session", &hello, &welcome]))
+        let (hello, challenge) = (Sha256::digest(hello), Sha256::digest(challenge));
+        Transcript(hmac(secret.bytes(), &[b"weft session", &hello, &challenge]))
     }
 
-    /// What `role` presents to show that it knows the secret.
-    pub(super) fn proof(&self, role: Role) -> Proof {
+    /// What the initiator presents to show that it knows the secret. The acceptor's introduction is its proof.
+    pub(super) fn proof(&self) -> Proof {
+        hmac(&self.0, &[b"proof of the initiator"])
+    }
+
+    /// What shows that an introduction is by `role`, who knows the secret.
+    pub(super) fn code(&self, role: Role, introduction: &[u8]) -> Proof {
         match role {
-            Role::Initiator => hmac(&self.0, &[b"proof of the initiator"]),
-            Role::Acceptor => hmac(&self.0, &[b"proof of the acceptor"]),
+            Role::Initiator => hmac(&self.0, &[b"introduction of the initiator", introduction]),
+            Role::Acceptor => hmac(&self.0, &[b"introduction of the acceptor", introduction]),
         }
     }
 
@@ -69,6 +75,12 @@ impl Transcript {
 pub(super) struct Keys {
     send: SipHasher24,
     receive: SipHasher24,
+}
+
+impl std::fmt::Debug for Transcript {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Transcript(…)")
+    }
 }
 
 impl std::fmt::Debug for Keys {

@@ -1,7 +1,7 @@
 //! The session's messages as bytes.
 //!
-//! Greetings (hello, welcome, proof, refusal) begin with a magic number and, where it matters, the versions spoken, in a form that
-//! no version may change. Messages of an established session begin with one byte of kind and end with a code of
+//! Greetings (hello, challenge, proof, welcome, introduction, refusal) begin with a magic number and, where it matters, the versions spoken, in
+//! a form that no version may change. Messages of an established session begin with one byte of kind and end with a code of
 //! [`CODE_BYTES`](super::keys::CODE_BYTES):
 //!
 //! ```text
@@ -19,7 +19,7 @@ use super::config::{
     MAX_PAYLOAD_BYTES, Versions,
 };
 use super::event::{CloseReason, LeaseId, NotificationId, SessionId};
-use super::keys::{CODE_BYTES, Proof};
+use super::keys::{CODE_BYTES, PROOF_BYTES, Proof};
 use crate::error::Refusal;
 use crate::region::{Epoch, RegionKey, RemoteRegion};
 use crate::transport::{Grant, PeerAddress};
@@ -30,9 +30,11 @@ const KIND_TRAFFIC: u8 = 1;
 const KIND_JOIN: u8 = 2;
 const KIND_TRAFFIC_WORRIED: u8 = 3;
 const GREETING_HELLO: u8 = 1;
-const GREETING_WELCOME: u8 = 2;
+const GREETING_CHALLENGE: u8 = 2;
 const GREETING_PROOF: u8 = 3;
 const GREETING_REFUSAL: u8 = 4;
+const GREETING_WELCOME: u8 = 5;
+const GREETING_INTRODUCTION: u8 = 6;
 
 /// The bytes of a selective acknowledgement: one bit for each message after the next expected one.
 pub(super) const SELECTIVE_BYTES: usize = 32;
@@ -70,17 +72,13 @@ pub fn peek(bytes: &[u8]) -> Result<Peek, DecodeError> {
 #[derive(Debug)]
 pub(super) enum Message<'a> {
     /// The versions are known before the rest is read, because the rest may be of a version that is not ours.
-    Hello {
-        versions: Versions,
-        rest: Reader<'a>,
-    },
-    Welcome {
-        versions: Versions,
-        rest: Reader<'a>,
-    },
+    Hello(Opening<'a>),
+    Challenge(Opening<'a>),
     Proof {
         proof: Proof,
     },
+    Welcome(Signed<'a>),
+    Introduction(Signed<'a>),
     /// `echo` is from the nonce of the end that is refused, so that only somebody who saw its greeting can refuse it.
     Refusal {
         echo: u128,
@@ -91,6 +89,45 @@ pub(super) enum Message<'a> {
     },
     Traffic,
 }
+
+/// All that an end says before it has proof of the other: which versions it speaks, and a number that nobody has used before.
+#[derive(Debug)]
+pub(super) struct Opening<'a> {
+    pub(super) versions: Versions,
+    rest: Reader<'a>,
+}
+
+impl Opening<'_> {
+    /// What a refusal must repeat: the same place in every version.
+    pub(super) fn echo(&self) -> Result<u128, DecodeError> {
+        self.rest.clone().u128_fixed()
+    }
+
+    /// The nonce, of an opening of our own version.
+    pub(super) fn nonce(mut self) -> Result<Nonce, DecodeError> {
+        let nonce = read_array(&mut self.rest)?;
+        self.rest.end()?;
+        Ok(nonce)
+    }
+}
+
+/// An introduction and the code that vouches for it.
+#[derive(Debug)]
+pub(super) struct Signed<'a> {
+    pub(super) introduction: &'a [u8],
+    pub(super) code: Proof,
+}
+
+impl<'a> Signed<'a> {
+    fn decode(mut r: Reader<'a>) -> Result<Signed<'a>, DecodeError> {
+        let len = r.remaining().checked_sub(PROOF_BYTES).ok_or(DecodeError::Truncated)?;
+        let introduction = r.take(len)?;
+        let code = read_array(&mut r)?;
+        Ok(Signed { introduction, code })
+    }
+}
+
+pub(super) type Nonce = [u8; 32];
 
 /// Why an end does not go on with a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,14 +158,16 @@ impl<'a> Message<'a> {
             return Err(DecodeError::Invalid);
         }
         match r.u8()? {
-            GREETING_HELLO => Ok(Message::Hello {
+            GREETING_HELLO => Ok(Message::Hello(Opening {
                 versions: read_versions(&mut r)?,
                 rest: r,
-            }),
-            GREETING_WELCOME => Ok(Message::Welcome {
+            })),
+            GREETING_CHALLENGE => Ok(Message::Challenge(Opening {
                 versions: read_versions(&mut r)?,
                 rest: r,
-            }),
+            })),
+            GREETING_WELCOME => Ok(Message::Welcome(Signed::decode(r)?)),
+            GREETING_INTRODUCTION => Ok(Message::Introduction(Signed::decode(r)?)),
             GREETING_PROOF => {
                 let proof = read_array(&mut r)?;
                 r.end()?;
@@ -154,52 +193,19 @@ impl<'a> Message<'a> {
     }
 }
 
-/// What an end says of itself before it is believed.
+/// What an end says of itself once it has proof of the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Greeting {
-    pub(super) versions: Versions,
+pub(super) struct Introduction {
     pub(super) name: String,
     pub(super) epoch: Epoch,
     pub(super) host: String,
     pub(super) addresses: Vec<PeerAddress>,
     pub(super) silence_max: Time,
-    pub(super) nonce: [u8; 32],
 }
 
-impl Greeting {
-    pub(super) fn encode_hello(&self) -> Vec<u8> {
-        self.encode(GREETING_HELLO)
-    }
-
-    /// A welcome without its proof, which is computed over these bytes and then appended to them.
-    pub(super) fn encode_welcome(&self) -> Vec<u8> {
-        self.encode(GREETING_WELCOME)
-    }
-
-    pub(super) fn decode_hello(versions: Versions, mut rest: Reader<'_>) -> Result<Greeting, DecodeError> {
-        let greeting = Greeting::decode(versions, &mut rest)?;
-        rest.end()?;
-        Ok(greeting)
-    }
-
-    pub(super) fn decode_welcome(versions: Versions, mut rest: Reader<'_>) -> Result<(Greeting, Proof), DecodeError> {
-        let greeting = Greeting::decode(versions, &mut rest)?;
-        let proof = read_array(&mut rest)?;
-        rest.end()?;
-        Ok((greeting, proof))
-    }
-
-    /// What a refusal of this greeting must repeat.
-    pub(super) fn echo(&self) -> u128 {
-        echo(&self.nonce)
-    }
-
-    fn encode(&self, kind: u8) -> Vec<u8> {
-        let mut w = greeting(kind);
-        write_versions(&mut w, self.versions);
-        // The nonce comes first, at the same place in every version, so that one end can refuse another's greeting without
-        // being able to read the rest.
-        w.buf.extend_from_slice(&self.nonce);
+impl Introduction {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::new();
         w.str(&self.name).u64_fixed(self.epoch.0).str(&self.host);
         w.varint(self.silence_max.as_ns());
         w.varint(self.addresses.len() as u64);
@@ -209,36 +215,62 @@ impl Greeting {
         w.buf
     }
 
-    fn decode(versions: Versions, r: &mut Reader<'_>) -> Result<Greeting, DecodeError> {
-        let nonce = read_array(r)?;
-        let name = read_name(r)?;
+    pub(super) fn decode(bytes: &[u8]) -> Result<Introduction, DecodeError> {
+        let mut r = Reader::new(bytes);
+        let name = read_name(&mut r)?;
         let epoch = Epoch(r.u64_fixed()?);
         let host = r.str(MAX_NAME_BYTES)?.to_owned();
         let silence_max = Time::from_ns(r.varint()?);
-        let count = read_count(r, MAX_ADDRESSES)?;
+        let count = read_count(&mut r, MAX_ADDRESSES)?;
         let mut addresses = Vec::with_capacity(count);
         for _ in 0..count {
             addresses.push(PeerAddress(r.str(MAX_ADDRESS_BYTES)?.to_owned()));
         }
-        Ok(Greeting {
-            versions,
+        r.end()?;
+        Ok(Introduction {
             name,
             epoch,
             host,
             addresses,
             silence_max,
-            nonce,
         })
     }
 }
 
-/// What a refusal must repeat, read from a greeting of any version.
-pub(super) fn echo_of(mut rest: Reader<'_>) -> Result<u128, DecodeError> {
-    rest.u128_fixed()
+/// What a refusal of an end with this nonce must repeat.
+pub(super) fn echo(nonce: &Nonce) -> u128 {
+    u128::from_le_bytes(std::array::from_fn(|i| nonce[i]))
 }
 
-pub(super) fn echo(nonce: &[u8; 32]) -> u128 {
-    u128::from_le_bytes(std::array::from_fn(|i| nonce[i]))
+pub(super) fn encode_hello(versions: Versions, nonce: &Nonce) -> Vec<u8> {
+    encode_opening(GREETING_HELLO, versions, nonce)
+}
+
+pub(super) fn encode_challenge(versions: Versions, nonce: &Nonce) -> Vec<u8> {
+    encode_opening(GREETING_CHALLENGE, versions, nonce)
+}
+
+/// The nonce comes first, at the same place in every version, so that one end can refuse another without being able to read the rest.
+fn encode_opening(kind: u8, versions: Versions, nonce: &Nonce) -> Vec<u8> {
+    let mut w = greeting(kind);
+    write_versions(&mut w, versions);
+    w.buf.extend_from_slice(nonce);
+    w.buf
+}
+
+pub(super) fn encode_welcome(introduction: &[u8], code: &Proof) -> Vec<u8> {
+    encode_signed(GREETING_WELCOME, introduction, code)
+}
+
+pub(super) fn encode_introduction(introduction: &[u8], code: &Proof) -> Vec<u8> {
+    encode_signed(GREETING_INTRODUCTION, introduction, code)
+}
+
+fn encode_signed(kind: u8, introduction: &[u8], code: &Proof) -> Vec<u8> {
+    let mut w = greeting(kind);
+    w.buf.extend_from_slice(introduction);
+    w.buf.extend_from_slice(code);
+    w.buf
 }
 
 pub(super) fn encode_proof(proof: &Proof) -> Vec<u8> {

@@ -271,7 +271,7 @@ fn both_ends_learn_who_the_other_is() {
         assert_eq!((identity.name.as_str(), identity.epoch), (name, Epoch(epoch)));
         assert_eq!(identity.host, "here");
         assert_eq!(identity.addresses, [PeerAddress(format!("tcp:{name}:1"))]);
-        assert_eq!(identity.version, 1);
+        assert_eq!(identity.version, Versions::CURRENT.max);
     }
     assert_eq!(world.ends[0].id(), world.ends[1].id());
 }

@@ -138,3 +138,68 @@ fn an_unfit_configuration_ends_at_once() {
     assert_eq!(end.next_message(), None);
     assert_eq!(end.notify(b"", None, Time::ZERO), Err(SessionError::Ended));
 }
+
+/// Everything that an end says, as long as it says anything.
+fn said(end: &mut Session) -> Vec<Vec<u8>> {
+    std::iter::from_fn(|| end.next_message())
+        .map(|(_, bytes)| bytes)
+        .collect()
+}
+
+fn names(bytes: &[u8], word: &str) -> bool {
+    bytes.windows(word.len()).any(|window| window == word.as_bytes())
+}
+
+#[test]
+fn who_only_connects_is_told_nothing_and_gets_no_proof() {
+    let mut end = Session::accept(config("decode", 2), [2; 32], Via(0), Time::ZERO);
+    let hello = {
+        let mut stranger = Session::initiate(config("x", 1), [1; 32], Via(0), Time::ZERO);
+        said(&mut stranger).remove(0)
+    };
+    end.on_message(Via(0), &hello, Time::ZERO);
+    let answers = said(&mut end);
+    assert_eq!(answers.len(), 1);
+    // A magic number, a kind, two versions and a nonce: nothing in it depends on the secret or on who this is.
+    assert_eq!(answers[0].len(), 4 + 1 + 2 + 32);
+    for (word, answer) in [("decode", &answers[0]), ("here", &answers[0]), ("tcp:", &answers[0])] {
+        assert!(!names(answer, word), "a stranger was told {word:?}");
+    }
+    let other = Session::accept(
+        with("decode", 2, |c| c.secret = Secret::new(b"something else")),
+        [2; 32],
+        Via(0),
+        Time::ZERO,
+    );
+    let same = |mut end: Session| {
+        end.on_message(Via(0), &hello, Time::ZERO);
+        said(&mut end)
+    };
+    assert_eq!(same(other), answers, "the answer depends on the secret");
+    // A guess is answered by a refusal, which does not either.
+    let mut guess = b"WEFT\x03".to_vec();
+    guess.extend_from_slice(&[7; 32]);
+    end.on_message(Via(0), &guess, Time::ZERO);
+    let refusal = said(&mut end);
+    assert_eq!(refusal.len(), 1);
+    assert_eq!(refusal[0], [b"WEFT\x04".as_slice(), &[1; 16], &[1]].concat());
+}
+
+#[test]
+fn whoever_answers_in_the_place_of_a_peer_is_not_told_who_asked() {
+    let secret = |word: &[u8]| with("decode", 2, |c| c.secret = Secret::new(word));
+    let mut initiator = Session::initiate(config("prefill", 1), [1; 32], Via(0), Time::ZERO);
+    let mut impostor = Session::accept(secret(b"something else"), [2; 32], Via(0), Time::ZERO);
+    let mut heard = Vec::new();
+    for _ in 0..4 {
+        for message in said(&mut initiator) {
+            impostor.on_message(Via(0), &message, Time::ZERO);
+            heard.push(message);
+        }
+        for message in said(&mut impostor) {
+            initiator.on_message(Via(0), &message, Time::ZERO);
+        }
+    }
+    assert!(initiator.is_ended());
+    assert!(heard.iter().all(|message| !names(message, "prefill")), "{heard:?}");
+}
