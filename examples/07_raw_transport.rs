@@ -57,6 +57,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         there.poll(now, &mut signals);
         for signal in signals.drain(..) {
             match signal {
+                // A session would prove first who has called. Until its owner vouches for a path, a transport serves nothing on it.
+                Signal::Accepted { path } => there.vouch(path),
                 Signal::Opened { .. } => {
                     // Fewer accepted than posted would be back-pressure: post again after a completion.
                     if let Some(op) = waiting.take() {

@@ -68,7 +68,11 @@ fn serve(connections: u32) -> Result<(), Failed> {
     let mut signals = Vec::new();
     loop {
         tcp.poll(clock.now(), &mut signals);
-        signals.clear();
+        for signal in signals.drain(..) {
+            if let Signal::Accepted { path } = signal {
+                tcp.vouch(path);
+            }
+        }
     }
 }
 
@@ -112,6 +116,7 @@ fn measure(connections: u32, shape: &str) -> Result<(), Failed> {
         tcp.poll(clock.now(), &mut signals);
     }
     assert!(matches!(signals[0], Signal::Opened { .. }), "{signals:?}");
+    tcp.vouch(path);
     let mut bench = Bench {
         tcp,
         clock,

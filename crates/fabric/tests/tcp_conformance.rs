@@ -146,6 +146,7 @@ fn a_leg_of_hundreds_of_thousands_of_spans() {
     let leg = Arc::new(Leg::new(near.clone(), spans.clone(), remote, spans.clone()).expect("a leg"));
     let address = ends[1].capabilities().address.clone();
     let path = ends[0].open(&address, clock.now()).expect("open starts");
+    ends[0].vouch(path);
     let part = ends[0].capabilities().max_op_runs as u64 / 2 * 16;
     let give_up = clock.now().saturating_add(Time::from_secs(60));
     let (mut at, mut done, mut posted) = (0, 0, 0);
@@ -171,7 +172,11 @@ fn a_leg_of_hundreds_of_thousands_of_spans() {
             posted += 1;
         }
         ends[0].poll(clock.now(), &mut signals);
-        ends[1].poll(clock.now(), &mut Vec::new());
+        let mut there = Vec::new();
+        ends[1].poll(clock.now(), &mut there);
+        if let Some(Signal::Accepted { path }) = there.first() {
+            ends[1].vouch(*path);
+        }
         for signal in signals.drain(..) {
             if let Signal::Completed { outcome, .. } = signal {
                 outcome.expect("a rightful move succeeds");

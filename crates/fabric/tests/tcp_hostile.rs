@@ -185,6 +185,17 @@ impl Raw {
         raw
     }
 
+    /// The same, and the transport's owner has come to know it.
+    fn peer(honest: &mut Honest) -> Raw {
+        let raw = Raw::opener(honest);
+        let accepted = honest.signals.iter().rev().find_map(|signal| match signal {
+            Signal::Accepted { path } => Some(*path),
+            _ => None,
+        });
+        honest.tcp.vouch(accepted.expect("the path is there"));
+        raw
+    }
+
     fn stranger(honest: &Honest) -> Raw {
         Raw::new(TcpStream::connect(honest.tcp.capabilities().address.rest()).unwrap())
     }
@@ -211,6 +222,7 @@ impl Raw {
                 .any(|s| matches!(s, Signal::Opened { .. }))
                 .then_some(())
         });
+        honest.tcp.vouch(path);
         (raw, path)
     }
 
@@ -295,7 +307,7 @@ fn bytes_of(region: &Region) -> Vec<u8> {
 #[test]
 fn a_stranger_that_talks_nonsense_is_dropped_and_nobody_else_notices() {
     let mut honest = Honest::start();
-    let mut friend = Raw::opener(&mut honest);
+    let mut friend = Raw::peer(&mut honest);
     let requests: [&[u8]; 4] = [
         b"GET / HTTP/1.1\r\n\r\n",
         &[0xff; 64],
@@ -372,7 +384,7 @@ fn frames_out_of_place_end_the_path_as_garbage() {
     for frames in nonsense {
         let mut honest = Honest::start();
         let region = honest.region(4096, 9, Access::READ_WRITE);
-        let mut raw = Raw::opener(&mut honest);
+        let mut raw = Raw::peer(&mut honest);
         for frame in frames(&region) {
             raw.say(&frame);
         }
@@ -385,12 +397,12 @@ fn frames_out_of_place_end_the_path_as_garbage() {
 #[test]
 fn an_oversized_or_truncated_frame_ends_the_path() {
     let mut honest = Honest::start();
-    let mut raw = Raw::opener(&mut honest);
+    let mut raw = Raw::peer(&mut honest);
     raw.say_bytes(&[6, 0xff, 0xff, 0xff]);
     assert_eq!(honest.until_lost(), Loss::Garbage);
 
     let mut honest = Honest::start();
-    let mut raw = Raw::opener(&mut honest);
+    let mut raw = Raw::peer(&mut honest);
     raw.say_bytes(&[14, 100, 0, 0, 1, 2, 3]);
     raw.socket.shutdown(Shutdown::Both).unwrap();
     assert_eq!(honest.until_lost(), Loss::ClosedByPeer);
@@ -401,7 +413,7 @@ fn an_oversized_or_truncated_frame_ends_the_path() {
 fn a_peer_that_asks_and_never_reads_is_dropped() {
     let mut honest = Honest::start();
     let region = honest.region(1 << 20, 9, Access::READ);
-    let mut raw = Raw::opener(&mut honest);
+    let mut raw = Raw::peer(&mut honest);
     let deadline = honest.soon();
     let mut bytes = Vec::new();
     for op in 0..=frame::REQUESTS_MAX as u64 + 100 {
@@ -441,7 +453,7 @@ fn messages_to_a_peer_that_never_reads_are_refused_before_long() {
 fn a_target_refuses_what_is_late_and_stops_in_the_middle() {
     let mut honest = Honest::start();
     let region = honest.region(8192, 9, Access::READ_WRITE);
-    let mut raw = Raw::opener(&mut honest);
+    let mut raw = Raw::peer(&mut honest);
     raw.say(&write_request(&region, 1, Time::from_ns(1)));
     assert_eq!(
         raw.hear(&mut honest),
@@ -479,7 +491,7 @@ fn a_target_refuses_what_is_late_and_stops_in_the_middle() {
 fn a_target_that_releases_in_the_middle_drops_the_rest() {
     let mut honest = Honest::start();
     let region = honest.region(8192, 9, Access::READ_WRITE);
-    let mut raw = Raw::opener(&mut honest);
+    let mut raw = Raw::peer(&mut honest);
     let deadline = honest.soon();
     raw.say(&write_request(&region, 1, deadline));
     raw.say(&Frame::WriteData { op: 1, len: 8192 });
@@ -505,7 +517,7 @@ fn an_answer_that_is_released_in_the_middle_ends_with_zeros_and_a_refusal() {
     let mut honest = Honest::start();
     let len = 32 << 20;
     let region = honest.region(len, 9, Access::READ);
-    let mut raw = Raw::opener(&mut honest);
+    let mut raw = Raw::peer(&mut honest);
     raw.say(&Frame::ReadRequest(ReadRequest {
         op: 1,
         deadline: honest.soon(),
@@ -696,7 +708,7 @@ fn an_end_without_its_bytes_is_not_believed() {
 fn an_atomic_request_that_is_late_or_wrong_changes_nothing() {
     let mut honest = Honest::start();
     let region = honest.region(64, 0, Access::READ_WRITE);
-    let mut raw = Raw::opener(&mut honest);
+    let mut raw = Raw::peer(&mut honest);
     let rightful = AtomicRequest {
         op: 1,
         deadline: Time::MAX,

@@ -25,11 +25,13 @@ use crate::wire::{DecodeError, Reader, Writer};
 /// The first bytes on every connection.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"weft-tcp");
 /// Ends of different versions do not talk.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The most bytes a body may have.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 /// The most bytes a message may have.
 pub const MESSAGE_BYTES_MAX: usize = 256 << 10;
+/// The most bytes a message may have whose sender is not known yet: what a session says first is shorter.
+pub const STRANGER_MESSAGE_BYTES_MAX: usize = crate::session::MAX_MESSAGE_BYTES;
 /// The most runs a request may name.
 pub const RUNS_MAX: usize = 16 << 10;
 /// The most payload bytes one data frame announces.
@@ -227,9 +229,44 @@ pub fn decode(bytes: &[u8]) -> Result<Option<(Frame, usize)>, DecodeError> {
     Ok(Some((frame, HEAD_BYTES + len)))
 }
 
+/// What somebody whom nobody knows yet has said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A frame that may be listened to, and how many bytes it takes.
+    Frame(Frame, usize),
+    /// Not all of one yet.
+    Part,
+    /// It asks for something that is served to peers only, or says more than strangers may. The rest of it is not looked at.
+    NotForStrangers,
+}
+
+/// As [`decode`], of a sender that nobody vouches for: of whatever length it says its frame is, little is kept, and nothing is decoded but what
+/// two ends need to come to know each other.
+pub fn decode_from_stranger(bytes: &[u8]) -> Result<Heard, DecodeError> {
+    let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else {
+        return Ok(Heard::Part);
+    };
+    let head = u32::from_le_bytes(*head);
+    let (kind, len) = (head as u8, (head >> 8) as usize);
+    match kind {
+        kind::HELLO..=kind::PONG => {}
+        kind::MESSAGE if len <= STRANGER_MESSAGE_BYTES_MAX => {}
+        _ if len > body_bytes_max(kind)? => return Err(DecodeError::TooLong),
+        _ => return Ok(Heard::NotForStrangers),
+    }
+    Ok(match decode(bytes)? {
+        Some((frame, used)) => Heard::Frame(frame, used),
+        None => Heard::Part,
+    })
+}
+
 /// Feeds bytes to the decoder as a connection would, and checks what must hold for any input. For fuzzers and property tests.
 pub fn fuzz(bytes: &[u8]) {
     let mut rest = bytes;
+    if let Ok(Heard::Frame(frame, used)) = decode_from_stranger(bytes) {
+        assert_eq!(decode(bytes), Ok(Some((frame, used))));
+        assert!(used <= HEAD_BYTES + STRANGER_MESSAGE_BYTES_MAX);
+    }
     while let Ok(Some((frame, used))) = decode(rest) {
         assert!(used >= HEAD_BYTES && used <= rest.len());
         if let Frame::ReadRequest(ReadRequest { spans, .. }) | Frame::WriteRequest(WriteRequest { spans, .. }) = &frame

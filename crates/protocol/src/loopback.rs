@@ -73,6 +73,7 @@ impl Loopback {
                 max_inflight_ops: MAX_INFLIGHT_OPS,
                 max_message_bytes: MAX_MESSAGE_BYTES,
                 reliable_messages: true,
+                awaits_vouching: true,
                 atomics: true,
                 cost: LinkCost {
                     latency: Picos::from_ns(500),
@@ -142,6 +143,12 @@ impl Transport for LoopbackEndpoint {
         network.ports[self.port].inbox.push_back(Signal::Opened { path: near });
         network.ports[far_port].inbox.push_back(Signal::Accepted { path: far });
         Ok(near)
+    }
+
+    fn vouch(&mut self, path: PathId) {
+        if let Some(path) = lock(&self.network).ports[self.port].paths.get_mut(&path) {
+            path.vouched = true;
+        }
     }
 
     fn close(&mut self, path: PathId) {
@@ -232,6 +239,8 @@ struct Port {
 struct Path {
     far_port: usize,
     far_path: PathId,
+    /// This side lets the far side reach its regions.
+    vouched: bool,
     queue: VecDeque<Queued>,
 }
 
@@ -267,6 +276,7 @@ impl Port {
             Path {
                 far_port,
                 far_path,
+                vouched: false,
                 queue: VecDeque::new(),
             },
         );
@@ -346,7 +356,10 @@ impl Network {
             Body::Move(part) => part.arrival.is_some(),
             Body::Atomic(_) => false,
         };
-        if announces && self.ports[far_port].inbox.len() >= MAX_INBOX {
+        let far = &self.ports[far_port];
+        let served =
+            far.paths.get(&far_path).is_some_and(|path| path.vouched) || matches!(queued.op.body, Body::Message(_));
+        if !served || announces && far.inbox.len() >= MAX_INBOX {
             self.put_back(port, path, queued);
             return false;
         }

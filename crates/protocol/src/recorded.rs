@@ -33,6 +33,9 @@ pub enum Entry {
         peer: PeerAddress,
         outcome: Result<PathId, Loss>,
     },
+    Vouch {
+        path: PathId,
+    },
     Close {
         path: PathId,
     },
@@ -129,7 +132,7 @@ impl<T: Transport> Recorded<T> {
         }
     }
 
-    /// Closing is told without a time: it happened right after what came before it.
+    /// Vouching and closing are told without a time: they happened right after what came before it.
     fn last_time(&self) -> Time {
         self.recording.entries.last().map_or(Time::ZERO, |(time, _)| *time)
     }
@@ -153,6 +156,12 @@ impl<T: Transport> Transport for Recorded<T> {
             outcome,
         });
         outcome
+    }
+
+    fn vouch(&mut self, path: PathId) {
+        self.inner.vouch(path);
+        let now = self.last_time();
+        self.note(now, || Entry::Vouch { path });
     }
 
     fn close(&mut self, path: PathId) {
@@ -270,6 +279,11 @@ impl Transport for Replayed {
             Some(Entry::Open { outcome, .. }) => outcome,
             _ => Err(Loss::Closed),
         }
+    }
+
+    fn vouch(&mut self, path: PathId) {
+        let asked = Entry::Vouch { path };
+        self.expect(|| asked.clone(), |entry| *entry == asked);
     }
 
     fn close(&mut self, path: PathId) {

@@ -68,6 +68,9 @@ impl<T: Transport> Transport for Throttled<T> {
     fn open(&mut self, peer: &PeerAddress, now: Time) -> Result<PathId, Loss> {
         self.inner.open(peer, now)
     }
+    fn vouch(&mut self, path: PathId) {
+        self.inner.vouch(path);
+    }
     fn close(&mut self, path: PathId) {
         self.inner.close(path);
     }

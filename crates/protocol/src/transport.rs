@@ -19,6 +19,8 @@ use crate::region::{Region, RegionKey};
 /// - after that completion, whatever its outcome, the operation reads and writes no byte of local memory; and none of the
 ///   far memory either, except after [`Failure::PathLost`] with `fenced: false`, where the target itself stops at the deadline;
 /// - a target touches memory only after [`RegionTable::check`](crate::RegionTable::check) and before the operation's deadline;
+/// - where [`Capabilities::awaits_vouching`] says so, it serves moves and atomic operations only on paths that its owner
+///   [vouches](Transport::vouch) for; what comes before waits, at the sender's expense and until its deadline;
 /// - an [`Atomic`] is carried out once or not at all, and one that may have been and was not answered ends with a failure that
 ///   [says so](Failure::may_have_happened); on one word, those of all transports and of the owner are atomic together;
 /// - messages arrive whole; whether in order, once, or at all is told by [`Capabilities::reliable_messages`], and the session
@@ -32,6 +34,8 @@ pub trait Transport: Debug + Send {
     fn release(&mut self, key: &RegionKey) -> Result<Progress, Refusal>;
     /// Starts opening a path. [`Signal::Opened`] or [`Signal::Lost`] follows.
     fn open(&mut self, peer: &PeerAddress, now: Time) -> Result<PathId, Loss>;
+    /// The owner has proof of who is at the far end of a path, and lets it reach the regions.
+    fn vouch(&mut self, path: PathId);
     /// Closes a path; its open operations complete with [`Failure::PathLost`].
     fn close(&mut self, path: PathId);
     /// Hands operations over and returns how many were accepted; fewer than given means back-pressure, not an error.
@@ -67,6 +71,9 @@ pub struct Capabilities {
     pub max_message_bytes: usize,
     /// Messages arrive once and in order while the path lives.
     pub reliable_messages: bool,
+    /// It serves nothing on a path before [`Transport::vouch`]. Not so where whoever can open a path has a right to the memory already: a process
+    /// of the same user, or the holder of a device's own key.
+    pub awaits_vouching: bool,
     /// It carries out [`Body::Atomic`]. Otherwise such operations are refused as [`Refusal::Unsupported`].
     pub atomics: bool,
     pub cost: LinkCost,

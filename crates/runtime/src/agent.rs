@@ -1,6 +1,6 @@
 //! The agent: one per process is usual, several are fine.
 
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
@@ -22,7 +22,7 @@ use crate::memory::{Memory, Registered, after};
 use crate::observe::{Event, Observer, ObserverOptions};
 use crate::peer::{Defaults, Peer};
 use crate::rendezvous::{Registration, Rendezvous};
-use crate::settings::{Settings, Sources, TransportChoice, When};
+use crate::settings::{Settings, Sources, TransportChoice, When, long_enough};
 use crate::transports;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes. Clones are the same agent; the last one to go
@@ -103,13 +103,14 @@ impl Agent {
         let clock = Clock::start();
         let name: Arc<str> = settings.name.clone().unwrap_or_else(default_name).into();
         let epoch = new_epoch();
-        let secret = Secret::new(&settings.shared_secret()?);
+        let secret = settings.shared_secret()?;
+        let slots: Vec<Slot<dyn Live>> = transports::start(&settings, &secret, epoch, clock)?;
         let platform = platform(&settings)?;
         let session = Config {
             host: transports::host_identity(),
             heartbeat: settings.heartbeat.into(),
             silence_max: settings.silence_max.into(),
-            ..Config::new(&*name, epoch, secret)
+            ..Config::new(&*name, epoch, Secret::new(&secret))
         };
         let core_settings = weft_protocol::agent::Settings {
             lease_max: Time::from_secs(3600),
@@ -117,7 +118,6 @@ impl Agent {
             unclaimed_paths_max: 1024,
             ..weft_protocol::agent::Settings::new(session)
         };
-        let slots: Vec<Slot<dyn Live>> = transports::start(&settings, epoch, clock)?;
         let core = Core::new(core_settings, slots, Box::new(random));
         let observer = Observer::start(ObserverOptions {
             agent: name.to_string(),
@@ -281,6 +281,11 @@ impl Agent {
         let shared = &self.inner.shared;
         let deadline = target.deadline;
         let what = || format!("a session with {}", target.addresses.first().map_or("", |a| &a.0));
+        if let Some(far) = target.addresses.iter().find(|address| leads_elsewhere(address)) {
+            // Whoever answers there is given a proof, before it has to show that it knows the secret itself.
+            let secret = shared.lock().core.settings().session.secret.clone();
+            long_enough(secret.bytes(), || format!("{far}"))?;
+        }
         let id = shared.act(|world, now| {
             let id = world.core.connect(target.clone(), now)?;
             world.peers.insert(id, PeerState::Connecting);
@@ -513,6 +518,18 @@ pub(crate) fn parse_addresses(text: &str) -> Result<Vec<PeerAddress>, Error> {
         addresses.extend(found.map(|found| PeerAddress(format!("tcp:{found}"))));
     }
     Ok(addresses)
+}
+
+/// Whether an address may be another host's.
+fn leads_elsewhere(address: &PeerAddress) -> bool {
+    match address.transport() {
+        "tcp" => !address
+            .rest()
+            .parse::<SocketAddr>()
+            .is_ok_and(|address| address.ip().to_canonical().is_loopback()),
+        "shared_memory" => false,
+        _ => true,
+    }
 }
 
 fn default_name() -> String {

@@ -31,6 +31,7 @@ use weft_plan::Bytes;
 
 pub use page::{markdown, table};
 pub use secret::SecretError;
+pub(crate) use secret::long_enough;
 pub use sources::{Origin, SettingsError, Sources};
 pub use value::{
     AlgorithmChoice, AtomicsChoice, ForeignMemory, Hidden, NoAlgorithmChoice, RendezvousChoice, TransportChoice, When,

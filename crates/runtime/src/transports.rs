@@ -14,7 +14,7 @@ use weft_protocol::agent::{Reach, Slot};
 use weft_protocol::region::Epoch;
 
 use crate::error::Error;
-use crate::settings::{AtomicsChoice, ForeignMemory, Settings, TransportChoice, When};
+use crate::settings::{AtomicsChoice, ForeignMemory, Settings, TransportChoice, When, long_enough};
 
 /// Equal at two agents that can share memory: the same boot of the same host, and the same network namespace, which is where the
 /// sockets that hand memory over have their names.
@@ -27,8 +27,13 @@ pub(crate) fn host_identity() -> String {
     )
 }
 
-/// Starts them in the order of preference.
-pub(crate) fn start(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<Vec<Slot<dyn Live>>, Error> {
+/// Starts them in the order of preference. Those that other hosts can reach need a secret that cannot be guessed.
+pub(crate) fn start(
+    settings: &Settings,
+    secret: &[u8],
+    epoch: Epoch,
+    clock: Clock,
+) -> Result<Vec<Slot<dyn Live>>, Error> {
     let mut slots: Vec<Slot<dyn Live>> = Vec::new();
     for (preference, choice) in (0..).zip(&settings.transports) {
         match choice {
@@ -54,8 +59,11 @@ pub(crate) fn start(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<V
             TransportChoice::Tcp => {
                 let tls = tls_options(settings)?;
                 for rail in rails(settings) {
-                    let transport =
-                        Tcp::start(tcp_options(settings, rail, tls.clone()), epoch, clock).map_err(failed("tcp"))?;
+                    let options = tcp_options(settings, rail, tls.clone());
+                    if !options.listen.ip().is_loopback() {
+                        long_enough(secret, || format!("an agent that listens on {}", options.listen))?;
+                    }
+                    let transport = Tcp::start(options, epoch, clock).map_err(failed("tcp"))?;
                     slots.push(Slot {
                         reach: Reach::Anywhere,
                         preference,
@@ -65,7 +73,7 @@ pub(crate) fn start(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<V
                 }
             }
             TransportChoice::Verbs => {
-                let started = verbs(settings, epoch, clock)?;
+                let started = verbs(settings, secret, epoch, clock)?;
                 slots.extend(started.into_iter().map(|transport| Slot {
                     reach: Reach::Anywhere,
                     preference,
@@ -79,7 +87,7 @@ pub(crate) fn start(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<V
 }
 
 /// One transport a rail. Where nobody has asked for it, absence is ordinary, and so is a rail that does not start.
-fn verbs(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<Vec<Verbs>, Error> {
+fn verbs(settings: &Settings, secret: &[u8], epoch: Epoch, clock: Clock) -> Result<Vec<Verbs>, Error> {
     let wanted = settings.is_set("transports") || settings.is_set("verbs.devices");
     let rail_options = RailOptions {
         devices: settings.verbs_devices.clone(),
@@ -93,6 +101,13 @@ fn verbs(settings: &Settings, epoch: Epoch, clock: Clock) -> Result<Vec<Verbs>, 
             return Ok(Vec::new());
         }
     };
+    if let Err(reason) = long_enough(secret, || "an RDMA rail".to_owned()) {
+        if wanted {
+            return Err(reason.into());
+        }
+        tracing::warn!(%reason, "no RDMA");
+        return Ok(Vec::new());
+    }
     let options = verbs_options(settings);
     let mut started = Vec::with_capacity(rails.len());
     for rail in rails {
@@ -202,7 +217,7 @@ mod tests {
 
     fn started(sources: &Sources) -> Result<Vec<&'static str>, Error> {
         let settings = Settings::from_sources(sources).expect("valid settings");
-        let slots = start(&settings, Epoch(1), Clock::start())?;
+        let slots = start(&settings, &[7; 16], Epoch(1), Clock::start())?;
         Ok(slots.iter().map(|slot| slot.transport.capabilities().name).collect())
     }
 
@@ -223,10 +238,28 @@ mod tests {
     }
 
     #[test]
+    fn a_short_secret_stays_within_this_host() {
+        for (listen, secret, fits) in [
+            ("127.0.0.1:0", &b"short"[..], true),
+            ("0.0.0.0:0", b"sixteen bytes of", true),
+            ("0.0.0.0:0", b"fifteen bytes o", false),
+        ] {
+            let sources = Sources::default().set("transports", "tcp").set("listen", listen);
+            let settings = Settings::from_sources(&sources).expect("valid settings");
+            let started = start(&settings, secret, Epoch(1), Clock::start());
+            match started {
+                Ok(_) => assert!(fits, "{listen}"),
+                Err(Error::Secret(error)) => assert!(!fits, "{listen}: {error}"),
+                Err(other) => panic!("{listen}: {other}"),
+            }
+        }
+    }
+
+    #[test]
     fn transports_are_preferred_in_the_order_of_their_names() {
         let sources = Sources::default().set("transports", "tcp,shared_memory");
         let settings = Settings::from_sources(&sources).expect("valid settings");
-        let slots = start(&settings, Epoch(1), Clock::start()).expect("both work everywhere");
+        let slots = start(&settings, &[7; 16], Epoch(1), Clock::start()).expect("both work everywhere");
         let order: Vec<_> = slots
             .iter()
             .map(|slot| (slot.transport.capabilities().name, slot.preference))

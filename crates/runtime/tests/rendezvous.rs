@@ -247,6 +247,55 @@ fn a_name_server_refuses_strangers() {
     drop(held);
 }
 
+/// Everything that comes within a moment.
+fn heard(stream: &mut std::net::TcpStream) -> Vec<u8> {
+    stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let (mut all, mut some) = (Vec::new(), [0; 1024]);
+    while let Ok(n @ 1..) = std::io::Read::read(stream, &mut some) {
+        all.extend_from_slice(&some[..n]);
+    }
+    all
+}
+
+#[test]
+fn a_name_server_gives_strangers_nothing_to_try_guesses_against() {
+    let port = free_port();
+    let _first = by_world(0, port);
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let opening = [&b"weftname"[..], &[7; 32]].concat();
+    std::io::Write::write_all(&mut stream, &opening).unwrap();
+    // Its own opening, and nothing after it: a proof would be answered, a wrong one is not.
+    assert_eq!(heard(&mut stream).len(), opening.len());
+    std::io::Write::write_all(&mut stream, &[7; 32]).unwrap();
+    assert!(heard(&mut stream).is_empty());
+}
+
+#[test]
+fn strangers_at_a_name_server_are_few_and_have_little_time() {
+    let port = free_port();
+    let first = by_world(0, port);
+    let mut slow = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let mut silent: Vec<_> = (0..63)
+        .map(|_| std::net::TcpStream::connect(("127.0.0.1", port)).unwrap())
+        .collect();
+    // However slowly it talks, all of it must be said in time.
+    let opening = [&b"weftname"[..], &[7; 32]].concat();
+    let begun = std::time::Instant::now();
+    let cut_off = opening.iter().cycle().take(1_000).any(|byte| {
+        std::thread::sleep(Duration::from_millis(150));
+        std::io::Write::write_all(&mut slow, &[*byte]).is_err()
+    });
+    assert!(cut_off, "still listened to after {:?}", begun.elapsed());
+    // One more than there is room for, and the oldest goes; those who can prove themselves are not kept waiting.
+    silent.extend((0..80).map(|_| std::net::TcpStream::connect(("127.0.0.1", port)).unwrap()));
+    silent[63].set_read_timeout(Some(Duration::from_secs(4))).unwrap();
+    let end = std::io::Read::read(&mut silent[63], &mut [0]);
+    assert!(matches!(end, Ok(0)), "the oldest of too many stays: {end:?}");
+    let held = first.register("a", "b", Epoch(1)).unwrap();
+    assert_eq!(first.list().unwrap().len(), 1);
+    drop(held);
+}
+
 #[test]
 fn something_else_at_the_master_port_is_recognised() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -103,6 +103,7 @@ impl SimTransport {
                 max_inflight_ops: fabric.max_inflight_ops,
                 max_message_bytes: fabric.max_message_bytes,
                 reliable_messages: fabric.local,
+                awaits_vouching: !fabric.local,
                 atomics: true,
                 cost: fabric.cost,
                 numa: None,
@@ -185,6 +186,13 @@ impl Transport for SimTransport {
         let address: Arc<str> = name.into();
         state.send(wire, Side::Opener, Packet::Syn { address }, 64);
         Ok(path)
+    }
+
+    fn vouch(&mut self, path: PathId) {
+        let mut state = self.world.lock();
+        if let Some(&(wire, side)) = state.ends[self.end].paths.get(&path) {
+            state.vouch(wire, side);
+        }
     }
 
     fn close(&mut self, path: PathId) {

@@ -94,6 +94,9 @@ pub(crate) struct Half {
     pub(crate) atomics: BTreeMap<OpId, Arc<AtomicJob>>,
     /// What the far side has asked for and what became of it. An entry outlives the operation, so that nothing repeats it.
     inbound: BTreeMap<OpId, Inbound>,
+    /// The owner knows who is at the far side; and what came before it did.
+    vouched: bool,
+    held: Vec<Packet>,
     /// Closed, but what it has queued still goes out, as it does from a socket whose owner has given up.
     draining: bool,
     /// When what this side sends next can depart.
@@ -187,6 +190,14 @@ pub(crate) struct Cargo {
 }
 
 impl Packet {
+    /// The far side wants something of this side's memory.
+    fn asks_to_be_served(&self) -> bool {
+        matches!(
+            self,
+            Packet::Write { .. } | Packet::Read { .. } | Packet::Atomic { .. } | Packet::Cancel { .. }
+        )
+    }
+
     /// Bytes on the wire, without the network's own header.
     pub(crate) fn size(&self) -> u32 {
         let carried = match self {
@@ -223,6 +234,8 @@ impl Half {
             ops: BTreeMap::new(),
             atomics: BTreeMap::new(),
             inbound: BTreeMap::new(),
+            vouched: false,
+            held: Vec::new(),
             draining: false,
             free_at: Time::ZERO,
             last_arrival: Time::ZERO,

@@ -184,6 +184,7 @@ impl SharedMemory {
                 max_inflight_ops: 256,
                 max_message_bytes: frame::MAX_MESSAGE_BYTES,
                 reliable_messages: true,
+                awaits_vouching: false,
                 atomics: true,
                 cost: options.cost,
                 numa: None,

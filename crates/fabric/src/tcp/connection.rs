@@ -22,6 +22,10 @@ pub(super) struct Connection {
     pub(super) join: Join,
     /// Whether epoll has been asked to say when the socket has room.
     pub(super) awaits_room: bool,
+    /// It asks for something that is not for strangers, and waits until its path is vouched for.
+    pub(super) held: bool,
+    /// What follows the last message of a stranger is left for the next turn.
+    pub(super) unheard: bool,
     /// Bytes of moves that this side has open here.
     pub(super) open_bytes: u64,
     /// Runs of moves that this side has open here.
@@ -87,6 +91,8 @@ impl Connection {
             token,
             join,
             awaits_room: join == Join::Connecting,
+            held: false,
+            unheard: false,
             open_bytes: 0,
             open_runs: 0,
         }
@@ -113,10 +119,30 @@ impl Connection {
 
     pub(super) fn watch(&mut self, epoll: &Epoll, awaits_room: bool) -> io::Result<()> {
         if awaits_room != self.awaits_room {
-            epoll.change(self.stream.fd(), self.token, awaits_room)?;
             self.awaits_room = awaits_room;
+            self.listen(epoll)?;
         }
         Ok(())
+    }
+
+    /// Leaves what comes in where it is, at the sender's expense.
+    pub(super) fn hold(&mut self, epoll: &Epoll) -> io::Result<()> {
+        self.held = true;
+        self.listen(epoll)
+    }
+
+    /// The peer is known: it may say as much as it likes, and what it has said is heard.
+    pub(super) fn welcome(&mut self, epoll: &Epoll) -> io::Result<()> {
+        self.inbound.widen();
+        self.held = false;
+        self.listen(epoll)
+    }
+
+    fn listen(&self, epoll: &Epoll) -> io::Result<()> {
+        match self.held {
+            true => epoll.turn_deaf(self.stream.fd(), self.token, self.awaits_room),
+            false => epoll.change(self.stream.fd(), self.token, self.awaits_room),
+        }
     }
 
     /// Receives the opener's first frame.

@@ -18,6 +18,9 @@ use crate::far_clock::FarClock;
 
 /// Room for heads. It grows only while one long head is coming in.
 const BUFFER_BYTES: usize = 64 << 10;
+/// The same for strangers, and the least that is free of it when they are heard.
+const STRANGER_BYTES: usize = 1 << 10;
+const STRANGER_AHEAD_BYTES: usize = 512;
 /// Bytes that are received behind a payload or instead of one: a small answer whole, and of a large one little that must be
 /// copied again.
 const AHEAD_BYTES: usize = 8 << 10;
@@ -32,6 +35,8 @@ pub(super) struct Inbound {
     end: usize,
     /// How long the last head was. The next may be as long, and is fetched in one piece; what follows it goes to its place.
     last_head: usize,
+    /// Bytes that are received at a time where a head is expected.
+    ahead: usize,
     pub(super) payload: Option<Payload>,
     pub(super) write: Option<IncomingWrite>,
 }
@@ -88,13 +93,20 @@ pub(super) enum Received {
 impl Inbound {
     pub(super) fn new() -> Inbound {
         Inbound {
-            buffer: vec![0; BUFFER_BYTES],
+            buffer: vec![0; STRANGER_BYTES],
             start: 0,
             end: 0,
             last_head: 0,
+            ahead: STRANGER_AHEAD_BYTES,
             payload: None,
             write: None,
         }
+    }
+
+    /// Makes room for a peer that is known.
+    pub(super) fn widen(&mut self) {
+        self.buffer.resize(self.buffer.len().max(BUFFER_BYTES), 0);
+        self.ahead = AHEAD_BYTES;
     }
 
     /// Bytes that have been received and not been decoded.
@@ -158,20 +170,21 @@ impl Inbound {
     }
 
     pub(super) fn receive_heads(&mut self, stream: &mut Stream, vectors: &mut Vectors) -> io::Result<Received> {
-        if self.buffer.len() - self.end < AHEAD_BYTES {
+        let ahead = self.ahead;
+        if self.buffer.len() - self.end < ahead {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
             // Only bytes that have really come make the buffer grow, and the codec bounds how many may.
-            if self.buffer.len() - self.end < AHEAD_BYTES {
+            if self.buffer.len() - self.end < ahead {
                 self.buffer.resize(self.buffer.len() * 2, 0);
             }
         }
         // A long head that has begun is fetched in larger pieces.
         let room = self.buffer.len() - self.end;
-        let ask = match self.end - self.start >= AHEAD_BYTES {
+        let ask = match self.end - self.start >= ahead {
             true => room,
-            false => self.last_head.clamp(AHEAD_BYTES, room),
+            false => self.last_head.clamp(ahead, room),
         };
         let free = &mut self.buffer[self.end..self.end + ask];
         vectors.push(free.as_mut_ptr(), free.len());
@@ -297,6 +310,7 @@ impl IncomingWrite {
 
     fn refuse(&mut self, refusal: Refusal, outbound: &mut Outbound) {
         self.region = None;
+        self.spans = Spans::new();
         outbound.stage(&Frame::WriteAck {
             op: self.op,
             outcome: Err(Ended::Refused(refusal)),

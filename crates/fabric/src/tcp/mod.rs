@@ -15,6 +15,7 @@
 //! ```
 
 mod connection;
+mod door;
 mod gather;
 mod inbound;
 mod ops;
@@ -40,6 +41,7 @@ use weft_protocol::{
 
 use crate::{Clock, Live};
 use connection::{Connection, Gone, Join};
+use door::{Door, Knock, Stranger};
 use path::{Path, World};
 use socket::{Epoll, Vectors};
 use stream::Stream;
@@ -50,14 +52,10 @@ pub use tls::TlsOptions;
 
 /// Moves and messages that a path holds at a time.
 const INFLIGHT_OPS_MAX: usize = 256;
-/// Connections that have been accepted and have not said which path they belong to.
-const STRANGERS_MAX: usize = 256;
-/// Paths that peers have begun to open; one more pushes the oldest of them out.
-const OPENING_MAX: usize = 256;
+/// Strangers that are listened to in a turn.
+const STRANGERS_PER_TURN: usize = 16;
 /// System calls that a connection may send with before others get their turn.
 const SENDS_PER_TURN: u32 = 4;
-/// How long the listener rests when there are no descriptors left.
-const LISTENER_REST: Time = Time::from_ms(100);
 /// Polls of one who spins that look only at the connection which was busy last, for each one that looks at all of them.
 const HOT_POLLS: u32 = 16;
 /// Who polls again within this time is spinning; who comes back later was woken, by any of the connections.
@@ -75,10 +73,7 @@ pub struct Tcp {
     tls: Option<TlsConfig>,
     regions: RegionTable,
     epoll: Epoll,
-    listener: Socket,
-    /// Set while the listener rests because there were no descriptors left.
-    listens_again: Option<Time>,
-    strangers: BTreeMap<u64, Stranger>,
+    door: Door,
     paths: BTreeMap<PathId, Path>,
     /// What happened outside of [`Transport::poll`].
     ready: Vec<Signal>,
@@ -90,16 +85,10 @@ pub struct Tcp {
     polls: u32,
     polled: Time,
     numbered_paths: u32,
-    numbered_strangers: u64,
     vectors: Vectors,
     happened: Vec<u64>,
-}
-
-/// An accepted connection that has not said which path it belongs to.
-#[derive(Debug)]
-struct Stranger {
-    connection: Connection,
-    until: Time,
+    /// Connections that have been heard in part, and make no socket readable.
+    unheard: Vec<(PathId, usize)>,
 }
 
 impl Tcp {
@@ -126,20 +115,19 @@ impl Tcp {
             max_inflight_ops: INFLIGHT_OPS_MAX,
             max_message_bytes: frame::MESSAGE_BYTES_MAX,
             reliable_messages: true,
+            awaits_vouching: true,
             atomics: true,
             cost: options.cost,
             numa: None,
         };
         Ok(Tcp {
+            door: Door::new(listener, tls.is_some()),
             options,
             capabilities,
             clock,
             tls,
             regions: RegionTable::new(epoch),
             epoll,
-            listener,
-            listens_again: None,
-            strangers: BTreeMap::new(),
             paths: BTreeMap::new(),
             ready: Vec::new(),
             earliest: Time::MAX,
@@ -148,9 +136,9 @@ impl Tcp {
             polls: 0,
             polled: Time::ZERO,
             numbered_paths: 0,
-            numbered_strangers: 0,
             vectors: Vectors::default(),
             happened: Vec::new(),
+            unheard: Vec::new(),
         })
     }
 
@@ -168,6 +156,7 @@ impl Tcp {
         let result = act(path, &mut world);
         if path.is_over() {
             self.paths.remove(&id);
+            self.door.forget(id);
         } else if let Some(timeout) = path.own_timeout() {
             self.earliest = self.earliest.min(timeout);
         }
@@ -198,35 +187,28 @@ impl Tcp {
         Ok(())
     }
 
-    /// Accepts what waits at the listener.
-    fn accept(&mut self, now: Time) {
+    /// Lets callers in, as many as may come in one turn.
+    fn accept(&mut self, now: Time) -> Progress {
+        let mut taken = 0;
         loop {
-            match socket::accept(&self.listener, &self.options) {
-                Ok(socket) => self.admit(socket, now),
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock) => return,
-                Err(e)
-                    if matches!(
-                        e.raw_os_error(),
-                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
-                    ) =>
-                {
-                    break;
-                }
-                // The connection failed before it was accepted; the next one may be fine.
-                Err(_) => {}
+            match self.door.knock(taken, now) {
+                Knock::Caller(socket, from) => self.admit(socket, from, now),
+                Knock::Enough => return Progress::Busy,
+                Knock::Nobody => break,
             }
+            taken += 1;
         }
-        // There is no room. Left in the set, the listener would wake us for nothing until there is.
-        if self.epoll.remove(self.listener.as_fd()).is_ok() {
-            let again = now.saturating_add(LISTENER_REST);
-            self.listens_again = Some(again);
+        if let Some(again) = self.door.rests_until()
+            && self.epoll.remove(self.door.fd()).is_ok()
+        {
             self.earliest = self.earliest.min(again);
         }
+        Progress::Idle
     }
 
-    fn admit(&mut self, socket: Socket, now: Time) {
-        let token = STRANGER | self.numbered_strangers;
-        self.numbered_strangers += 1;
+    fn admit(&mut self, socket: Socket, from: IpAddr, now: Time) {
+        let serial = self.door.number();
+        let token = STRANGER | serial;
         let stream = match &self.tls {
             None => Stream::Plain(socket),
             Some(tls) => match tls.accept(socket) {
@@ -240,22 +222,20 @@ impl Tcp {
         let until = now.saturating_add(self.options.open_max);
         self.earliest = self.earliest.min(until);
         let connection = Connection::new(stream, token, Join::AwaitsHello);
-        self.strangers.insert(token, Stranger { connection, until });
-        // Whoever connects and says nothing pushes out only others that have said nothing.
-        if self.strangers.len() > STRANGERS_MAX {
-            self.strangers.pop_first();
+        self.door.let_in(serial, connection, from, until);
+        if let Some(crowded_out) = self.door.thin_out() {
+            self.with_path(crowded_out, |path, world| path.close(world));
+            self.door.forget(crowded_out);
         }
     }
 
-    /// Hears what a stranger has to say, and lets it into its path. Who says anything else is dropped.
-    fn listen_to(&mut self, token: u64, now: Time) {
-        let Some(mut stranger) = self.strangers.remove(&token) else {
+    /// Hears what a stranger has to say, and lets it into its path. Who says anything else is sent away.
+    fn listen_to(&mut self, serial: u64, now: Time) {
+        let Some(mut stranger) = self.door.call_up(serial) else {
             return;
         };
         match stranger.connection.receive_first(&mut self.vectors) {
-            Ok(None) => {
-                self.strangers.insert(token, stranger);
-            }
+            Ok(None) => return self.door.put_back(stranger),
             Ok(Some(Frame::Hello {
                 version: frame::VERSION,
                 path,
@@ -264,7 +244,10 @@ impl Tcp {
                 sent,
             })) => {
                 // A failure here concerns this connection only: its path notices when the opener gives up.
-                let _ = self.join(stranger.connection, path, index, connections, sent, now);
+                if let Ok(path) = self.join(stranger, path, index, connections, sent, now) {
+                    self.door.on_path(serial, path);
+                    return;
+                }
             }
             Ok(Some(Frame::Hello { sent, .. })) => {
                 // Another version is told ours, so that it can say why it is not talked to.
@@ -284,35 +267,24 @@ impl Tcp {
             }
             Ok(Some(_)) | Err(_) => {}
         }
-    }
-
-    /// Nobody has been told of a path that is only being opened by a peer, so it can go without a word.
-    fn make_room_to_open(&mut self) {
-        let opening = || self.paths.iter().filter(|(_, path)| path.is_being_accepted());
-        if opening().count() >= OPENING_MAX
-            && let Some(oldest) = opening().next().map(|(id, _)| *id)
-        {
-            self.paths.remove(&oldest);
-        }
+        self.door.send_away(serial);
     }
 
     fn join(
         &mut self,
-        mut connection: Connection,
+        stranger: Stranger,
         label: u128,
         index: u32,
         connections: u32,
         sent: Time,
         now: Time,
-    ) -> Result<(), Gone> {
-        let known = self.paths.values().find(|path| path.label == label).map(|path| path.id);
-        let id = match known {
-            Some(id) => id,
-            None => {
-                self.make_room_to_open();
-                self.new_path(label, false, connections, now)
-            }
-        };
+    ) -> Result<PathId, Gone> {
+        let mut connection = stranger.connection;
+        socket::prepare(connection.stream.socket(), &self.options)?;
+        // Only a path that is being opened can be joined, and those are few.
+        let being_opened = || self.paths.values().rev().filter(|path| path.is_being_accepted());
+        let known = being_opened().find(|path| path.label == label).map(|path| path.id);
+        let id = known.unwrap_or_else(|| self.new_path(label, false, connections, now));
         let index = index as usize;
         connection.token = path_token(id, index);
         self.epoll
@@ -323,18 +295,16 @@ impl Tcp {
             }
             path.join(index, connection, sent, world)
         })
-        .unwrap_or(Ok(()))
+        .unwrap_or(Ok(()))?;
+        Ok(id)
     }
 
     /// Does what has come due.
     fn on_timeout(&mut self, now: Time) {
-        if self.listens_again.is_some_and(|again| again <= now) {
-            self.listens_again = None;
-            if self.epoll.add(self.listener.as_fd(), LISTENER, false).is_err() {
-                self.listens_again = Some(now.saturating_add(LISTENER_REST));
-            }
+        if self.door.wakes(now) && self.epoll.add(self.door.fd(), LISTENER, false).is_err() {
+            self.door.rest_on(now);
         }
-        self.strangers.retain(|_, stranger| stranger.until > now);
+        self.door.expire(now);
         let ids: Vec<PathId> = self.paths.keys().copied().collect();
         for id in ids {
             self.with_path(id, |path, world| path.expire(now, world));
@@ -343,21 +313,33 @@ impl Tcp {
     }
 
     fn deadlines(&self) -> impl Iterator<Item = Time> + '_ {
-        let strangers = self.strangers.values().map(|stranger| stranger.until);
         let paths = self.paths.values().filter_map(Path::next_timeout);
-        strangers.chain(paths).chain(self.listens_again)
+        paths.chain(self.door.deadlines())
     }
 
     fn turn(&mut self, id: PathId, index: usize) -> Progress {
-        self.with_path(id, |path, world| path.turn(index, world))
-            .unwrap_or(Progress::Idle)
+        let turned = self.with_path(id, |path, world| {
+            let progress = path.turn(index, world);
+            (progress, path.is_unheard(index))
+        });
+        let Some((progress, unheard)) = turned else {
+            return Progress::Idle;
+        };
+        if unheard && !self.unheard.contains(&(id, index)) {
+            self.unheard.push((id, index));
+        }
+        progress
     }
 
     /// Looks at all descriptors.
     fn look_around(&mut self, now: Time) -> Progress {
+        let mut progress = Progress::Idle;
+        for (id, index) in std::mem::take(&mut self.unheard) {
+            self.turn(id, index);
+            progress = Progress::Busy;
+        }
         let mut happened = std::mem::take(&mut self.happened);
         self.epoll.look(&mut happened);
-        let mut progress = Progress::Idle;
         if happened.len() == Epoll::BATCH {
             progress = Progress::Busy;
         }
@@ -365,20 +347,23 @@ impl Tcp {
         if !happened.is_empty() {
             self.hot = None;
         }
-        for &token in &happened {
-            match token {
-                LISTENER => self.accept(now),
-                token if token & STRANGER != 0 => self.listen_to(token, now),
-                token => {
-                    let (id, index) = from_path_token(token);
-                    if self.turn(id, index) == Progress::Busy {
-                        progress = Progress::Busy;
-                    }
-                    if happened.len() == 1 {
-                        self.hot = Some((id, index));
-                    }
-                }
+        // Paths first, whoever else knocks.
+        for &token in happened.iter().filter(|token| **token & STRANGER == 0) {
+            let (id, index) = from_path_token(token);
+            if self.turn(id, index) == Progress::Busy {
+                progress = Progress::Busy;
             }
+            if happened.len() == 1 {
+                self.hot = Some((id, index));
+            }
+        }
+        let others = happened.iter().filter(|token| **token & STRANGER != 0);
+        let strangers = others.clone().filter(|token| **token != LISTENER);
+        for &token in strangers.take(STRANGERS_PER_TURN) {
+            self.listen_to(token & !STRANGER, now);
+        }
+        if others.clone().any(|token| *token == LISTENER) && self.accept(now) == Progress::Busy {
+            progress = Progress::Busy;
         }
         self.happened = happened;
         progress
@@ -426,6 +411,11 @@ impl Transport for Tcp {
             }
         }
         Ok(id)
+    }
+
+    fn vouch(&mut self, path: PathId) {
+        self.door.forget(path);
+        self.with_path(path, |path, world| path.vouch(world));
     }
 
     fn close(&mut self, path: PathId) {
@@ -497,7 +487,7 @@ impl Live for Tcp {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        if !self.ready.is_empty() {
+        if !self.ready.is_empty() || !self.unheard.is_empty() {
             return Some(Time::ZERO);
         }
         self.deadlines().min()

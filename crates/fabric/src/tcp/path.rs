@@ -9,7 +9,7 @@ mod closing;
 use std::io;
 
 use weft_plan::Time;
-use weft_protocol::frame::{self, Ended, Frame, ReadRequest, WriteRequest};
+use weft_protocol::frame::{self, Ended, Frame, Heard, ReadRequest, WriteRequest};
 use weft_protocol::{
     Access, Body, Direction, Done, Failure, Loss, Move, Op, OpId, PathId, Progress, Refusal, RegionKey, RegionTable,
     Signal,
@@ -40,6 +40,8 @@ pub(super) struct Path {
     atomics: Atomics,
     far_clock: FarClock,
     pinged: Time,
+    /// The owner knows who is at the far end.
+    vouched: bool,
     phase: Phase,
 }
 
@@ -81,6 +83,7 @@ impl Path {
             atomics: Atomics::default(),
             far_clock: FarClock::default(),
             pinged: Time::ZERO,
+            vouched: false,
             phase: Phase::Opening { until },
         }
     }
@@ -147,6 +150,34 @@ impl Path {
         Ok(())
     }
 
+    /// The owner knows who is at the far end: serves it, and first what it has asked for so far.
+    pub(super) fn vouch(&mut self, world: &mut World<'_>) {
+        if std::mem::replace(&mut self.vouched, true) {
+            return;
+        }
+        for index in 0..self.connections.len() {
+            let resumed = self.resume(index, world);
+            if let Err(gone) = resumed {
+                let now = world.clock.now();
+                self.lose(index, gone, now, world);
+                return;
+            }
+        }
+    }
+
+    fn resume(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Gone> {
+        let Some(connection) = &mut self.connections[index] else {
+            return Ok(());
+        };
+        connection.welcome(world.epoll)?;
+        // A path that is being opened has said nothing yet that could have had to wait.
+        if self.phase != Phase::Live {
+            return Ok(());
+        }
+        self.decode(index, world)?;
+        self.flush(index, world)
+    }
+
     /// Receives and sends what one connection can.
     pub(super) fn turn(&mut self, index: usize, world: &mut World<'_>) -> Progress {
         let outcome = match self.phase {
@@ -168,6 +199,17 @@ impl Path {
         if connection.join == Join::Connecting && !self.greet(index, world)? {
             return Ok(Progress::Idle);
         }
+        if self.connections[index].as_ref().is_some_and(|c| c.held) {
+            return self.look_at_held(index, world);
+        }
+        // What a stranger has said after its last message was left for this turn.
+        if self.is_unheard(index) {
+            self.decode(index, world)?;
+            if self.is_unheard(index) {
+                self.flush(index, world)?;
+                return Ok(Progress::Busy);
+            }
+        }
         let mut calls = 0;
         // Where bytes came, more are likely to come soon: whoever turns this should look again before going to sleep.
         let mut progress = Progress::Idle;
@@ -177,7 +219,7 @@ impl Path {
                 self.decode(index, world)?;
                 progress = Progress::Busy;
             }
-            if received != Received::Some {
+            if received != Received::Some || !self.vouched {
                 break;
             }
             calls += 1;
@@ -188,6 +230,16 @@ impl Path {
         }
         self.flush(index, world)?;
         Ok(progress)
+    }
+
+    /// A connection that has to wait is heard of when there is room for what it is sent, or when it has failed.
+    fn look_at_held(&mut self, index: usize, world: &mut World<'_>) -> Result<Progress, Gone> {
+        let connection = self.connections[index].as_ref();
+        if let Some(error) = connection.and_then(|c| c.stream.socket().take_error().transpose()) {
+            return Err(error?.into());
+        }
+        self.flush(index, world)?;
+        Ok(Progress::Idle)
     }
 
     fn holds_plaintext(&self, index: usize) -> bool {
@@ -239,6 +291,9 @@ impl Path {
 
     /// Works through what has been received.
     fn decode(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Gone> {
+        if let Some(connection) = &mut self.connections[index] {
+            connection.unheard = false;
+        }
         loop {
             let Some(connection) = &mut self.connections[index] else {
                 return Ok(());
@@ -254,15 +309,38 @@ impl Path {
             if connection.inbound.payload.is_some() {
                 return Ok(());
             }
-            let Some((frame, used)) = frame::decode(connection.inbound.buffered())? else {
-                return Ok(());
+            let buffered = connection.inbound.buffered();
+            let (frame, used) = match self.vouched {
+                true => match frame::decode(buffered)? {
+                    Some(whole) => whole,
+                    None => return Ok(()),
+                },
+                false => match frame::decode_from_stranger(buffered)? {
+                    Heard::Frame(frame, used) => (frame, used),
+                    Heard::Part => return Ok(()),
+                    Heard::NotForStrangers => return Ok(connection.hold(world.epoll)?),
+                },
             };
             connection.inbound.consume_head(used);
+            // A stranger is heard one message a turn, so that its peer can come to know it before it hears the next one.
+            let message = matches!(frame, Frame::Message(_));
             match self.phase {
                 Phase::Live => self.on_frame(index, frame, world)?,
                 _ => self.on_opening_frame(index, frame, world)?,
             }
+            if message && !self.vouched {
+                if let Some(connection) = &mut self.connections[index] {
+                    connection.unheard = true;
+                }
+                return Ok(());
+            }
         }
+    }
+
+    /// Whether a stranger may have said more than it has been heard to say.
+    pub(super) fn is_unheard(&self, index: usize) -> bool {
+        let connection = self.connections.get(index).and_then(Option::as_ref);
+        connection.is_some_and(|c| c.unheard)
     }
 
     fn on_opening_frame(&mut self, index: usize, frame: Frame, world: &mut World<'_>) -> Result<(), Gone> {

@@ -1,7 +1,7 @@
 //! Sockets and the epoll descriptor: the system calls of this transport, and all of its unsafe code but one.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -163,7 +163,7 @@ pub(super) fn connect(peer: SocketAddr, options: &TcpOptions) -> io::Result<Sock
         Type::STREAM.nonblocking(),
         Some(Protocol::TCP),
     )?;
-    prepare(&socket, peer, options)?;
+    prepare_for(&socket, peer, options)?;
     if let Some(local) = options.source {
         socket.bind(&SockAddr::from(SocketAddr::new(local, 0)))?;
     }
@@ -173,23 +173,34 @@ pub(super) fn connect(peer: SocketAddr, options: &TcpOptions) -> io::Result<Sock
     }
 }
 
-/// The next connection that waits to be accepted.
-pub(super) fn accept(listener: &Socket, options: &TcpOptions) -> io::Result<Socket> {
-    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no address is asked for, and a descriptor is returned or nothing is done.
-    let fd = unsafe { libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    let socket = Socket::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    let peer = socket.peer_addr()?.as_socket();
-    let peer = peer.ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
-    prepare(&socket, peer, options)?;
-    Ok(socket)
+/// The next connection that waits to be accepted, and where it comes from. Nothing more is done for it until it has said something.
+pub(super) fn accept(listener: &Socket) -> io::Result<(Socket, IpAddr)> {
+    let (socket, from) = listener.accept4(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)?;
+    let from = from
+        .as_socket()
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
+    Ok((socket, from.ip().to_canonical()))
 }
 
-fn prepare(socket: &Socket, peer: SocketAddr, options: &TcpOptions) -> io::Result<()> {
+/// How many descriptors this process may have.
+pub(super) fn descriptors_max() -> Option<usize> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure is ours.
+    let asked = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    usize::try_from(limit.rlim_cur).ok().filter(|_| asked == 0)
+}
+
+/// Sets up a socket for a peer.
+pub(super) fn prepare(socket: &Socket, options: &TcpOptions) -> io::Result<()> {
+    let peer = socket.peer_addr()?.as_socket();
+    let peer = peer.ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
+    prepare_for(socket, peer, options)
+}
+
+fn prepare_for(socket: &Socket, peer: SocketAddr, options: &TcpOptions) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     if peer.ip().to_canonical().is_loopback() {
         // Within a host nothing is lost and nobody is to be fair to, so pacing (BBR, where it is the default) only costs.
@@ -229,17 +240,20 @@ impl Epoll {
     }
 
     pub(super) fn add(&self, fd: BorrowedFd<'_>, token: u64, writable: bool) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, fd, token, writable)
+        self.control(libc::EPOLL_CTL_ADD, fd, token, libc::EPOLLIN | room(writable))
     }
     pub(super) fn change(&self, fd: BorrowedFd<'_>, token: u64, writable: bool) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_MOD, fd, token, writable)
+        self.control(libc::EPOLL_CTL_MOD, fd, token, libc::EPOLLIN | room(writable))
+    }
+    /// As `change`, but what comes in is left where it is, and only the connection's failure is told.
+    pub(super) fn turn_deaf(&self, fd: BorrowedFd<'_>, token: u64, writable: bool) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, token, room(writable))
     }
     pub(super) fn remove(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_DEL, fd, 0, false)
+        self.control(libc::EPOLL_CTL_DEL, fd, 0, 0)
     }
 
-    fn control(&self, what: libc::c_int, fd: BorrowedFd<'_>, token: u64, writable: bool) -> io::Result<()> {
-        let events = libc::EPOLLIN | if writable { libc::EPOLLOUT } else { 0 };
+    fn control(&self, what: libc::c_int, fd: BorrowedFd<'_>, token: u64, events: libc::c_int) -> io::Result<()> {
         let mut event = libc::epoll_event {
             events: events as u32,
             u64: token,
@@ -260,6 +274,10 @@ impl Epoll {
         // Without a timeout the only error left is an interruption, which means nothing happened.
         happened.extend(events[..usize::try_from(n).unwrap_or(0)].iter().map(|event| event.u64));
     }
+}
+
+fn room(writable: bool) -> libc::c_int {
+    if writable { libc::EPOLLOUT } else { 0 }
 }
 
 impl AsFd for Epoll {

@@ -213,8 +213,11 @@ impl<T: ?Sized + Transport> Core<T> {
         let Some(path) = self.paths.at_mut(via) else { return };
         let Some(from) = path.peer else { return };
         if path.stage != Stage::Joined {
-            // The session may vouch for the path in a moment; until then nothing on it is believed.
-            if path.early.len() < EARLY_MAX {
+            // The session may vouch for the path in a moment; until then nothing on it is believed, and of a stranger nothing is kept. A transport
+            // that strangers reach hands what they say over one by one, so what a peer says after its introduction is not lost here.
+            let known = self.peers.at(from.0).is_some_and(|peer| peer.identity.is_some());
+            let within_reach = !self.slots[path.slot].transport.capabilities().awaits_vouching;
+            if path.early.len() < EARLY_MAX && (known || within_reach) {
                 path.early.push(message);
             }
             return;

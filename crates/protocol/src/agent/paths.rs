@@ -186,6 +186,8 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         path.stage = Stage::Joined;
         path.carries = true;
+        self.slots[path.slot].transport.vouch(path.id);
+        self.posted[path.slot] = true;
         let slot = &self.slots[path.slot];
         let capabilities = slot.transport.capabilities();
         let transport = capabilities.name;

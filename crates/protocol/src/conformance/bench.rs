@@ -79,8 +79,16 @@ impl<'h> Bench<'h> {
         }
     }
 
-    /// Opens one more path.
+    /// Opens one more path, and has both ends vouch for it.
     pub fn connect(&mut self) -> (PathId, PathId) {
+        let (near, far) = self.meet();
+        self.initiator.transport().vouch(near);
+        self.target.transport().vouch(far);
+        (near, far)
+    }
+
+    /// Opens one more path, whose ends do not know each other.
+    pub fn meet(&mut self) -> (PathId, PathId) {
         let now = self.harness.now();
         let address = self.target.transport().capabilities().address.clone();
         let near = self.initiator.transport().open(&address, now).expect("open starts");

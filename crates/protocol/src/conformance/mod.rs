@@ -152,6 +152,7 @@ macro_rules! conformance_tests {
             messages_are_echoed
             largest_message_arrives_whole
             arrivals_follow_their_data
+            strangers_wait_to_be_vouched_for
             unknown_key_is_refused
             wrong_secret_is_refused
             stale_epoch_is_refused

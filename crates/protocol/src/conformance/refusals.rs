@@ -15,6 +15,46 @@ const LEN: u64 = 40_000;
 /// What an owner fills its memory with once it has it back.
 const STAMP: u8 = 0xa5;
 
+/// Messages pass, so that the ends can come to know each other. Nothing else does until the target knows who asks, not even with the right key;
+/// then what has waited is served.
+pub fn strangers_wait_to_be_vouched_for(harness: &mut dyn Harness) {
+    let mut bench = Bench::unconnected(harness);
+    if !bench.target.transport().capabilities().awaits_vouching {
+        return;
+    }
+    (bench.near, bench.far) = bench.meet();
+    let (path, far_path) = (bench.near, bench.far);
+    bench.initiator.transport().vouch(path);
+    bench.assert_usable();
+    let (read, read_far) = bench.whole_leg(LEN);
+    let (write, write_far) = bench.whole_leg(LEN);
+    let (near_before, far_before) = (contents(&*read.local().memory), contents(&*write_far.memory));
+    let mut ops = bench.parts(Side::Initiator, Direction::Read, &read, How::default());
+    let tagged = How {
+        tag: Some(3),
+        ..How::default()
+    };
+    ops.extend(bench.parts(Side::Initiator, Direction::Write, &write, tagged));
+    let mut posted = bench.post(Side::Initiator, path, &ops);
+    bench.settle();
+    let none_ended = ops.iter().all(|op| !bench.initiator.is_completed(op.id));
+    assert!(none_ended, "a stranger was answered");
+    assert!(bench.target.arrivals.is_empty());
+    assert!(contents(&*read.local().memory) == near_before, "a stranger has read");
+    assert!(contents(&*write_far.memory) == far_before, "a stranger has written");
+    bench.target.transport().vouch(far_path);
+    bench.until("what waited to be served", |b| {
+        posted += b.post(Side::Initiator, path, &ops[posted..]);
+        posted == ops.len() && ops.iter().all(|op| b.initiator.is_completed(op.id))
+    });
+    for op in &ops {
+        bench.initiator.outcome(op.id).expect("a peer is served");
+    }
+    assert!(contents(&*read.local().memory) == contents(&*read_far.memory));
+    assert!(contents(&*write_far.memory) == contents(&*write.local().memory));
+    bench.assert_usable();
+}
+
 pub fn unknown_key_is_refused(harness: &mut dyn Harness) {
     both_ways(harness, Refusal::UnknownKey, |_, _, remote| remote.key.slot += 1_000);
 }

@@ -58,6 +58,7 @@ impl fmt::Display for Entry {
                     Err(loss) => write!(f, "lost {}", loss_word(*loss)),
                 }
             }
+            Entry::Vouch { path } => write!(f, "vouch {}", path.0),
             Entry::Close { path } => write!(f, "close {}", path.0),
             Entry::Post { path, ops, outcome } => {
                 write!(f, "post {} = ", path.0)?;
@@ -131,6 +132,9 @@ fn parse_line(line: &str) -> Option<(Time, Entry)> {
             };
             Entry::Open { peer, outcome }
         }
+        "vouch" => Entry::Vouch {
+            path: PathId(number(&mut words)?),
+        },
         "close" => Entry::Close {
             path: PathId(number(&mut words)?),
         },
@@ -418,6 +422,7 @@ mod tests {
                 peer: PeerAddress(peer),
                 outcome
             }),
+            path().prop_map(|path| Entry::Vouch { path }),
             path().prop_map(|path| Entry::Close { path }),
             (path(), prop::collection::vec(any_op(), 0..4), posted).prop_map(|(path, ops, outcome)| Entry::Post {
                 path,

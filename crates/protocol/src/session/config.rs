@@ -122,7 +122,8 @@ impl Secret {
     pub fn new(bytes: &[u8]) -> Secret {
         Secret(bytes.into())
     }
-    pub(super) fn bytes(&self) -> &[u8] {
+    /// To be looked at, never to be sent or printed.
+    pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 }

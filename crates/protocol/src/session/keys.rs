@@ -1,9 +1,9 @@
 //! Who knows the secret, and which messages come from somebody who does.
 //!
 //! The handshake proves the secret with HMAC-SHA256 over the two openings, each of which holds a number never used before. What the ends then
-//! say of themselves is signed by the same transcript, and from it come two keys, one a direction, so that a message reflected to its sender or carried into another session does not verify. Messages are
-//! then authenticated with SipHash-2-4 in its 128-bit form: a pseudo-random function made for short inputs, so that
-//! a notification stays cheap.
+//! say of themselves is signed by the same transcript, and from it come two keys, one a direction, so that a message reflected to its sender or
+//! carried into another session does not verify. Messages are then authenticated with SipHash-2-4 in its 128-bit form: a pseudo-random
+//! function made for short inputs, so that a notification stays cheap.
 
 use std::hash::Hasher;
 
@@ -17,33 +17,38 @@ use super::event::SessionId;
 /// The bytes of the code that ends every message of an established session.
 pub(super) const CODE_BYTES: usize = 16;
 
-pub(super) const PROOF_BYTES: usize = 32;
-pub(super) type Proof = [u8; PROOF_BYTES];
+pub const PROOF_BYTES: usize = 32;
+/// What shows that its sender knows the secret.
+pub type Proof = [u8; PROOF_BYTES];
 
+/// Who came, and who was there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub enum Role {
     Initiator,
     Acceptor,
 }
 
 /// What both ends have said, boiled down with the secret.
-pub(super) struct Transcript([u8; 32]);
+///
+/// Whoever came proves first; who was there answers with a signed introduction. Another protocol that proves the same secret has other
+/// first bytes in its openings, so that no proof of one is of use in the other.
+pub struct Transcript([u8; 32]);
 
 impl Transcript {
     /// `hello` and `challenge` are the messages as they crossed the wire.
-    pub(super) fn new(secret: &Secret, hello: &[u8], challenge: &[u8]) -> Transcript {
+    pub fn new(secret: &Secret, hello: &[u8], challenge: &[u8]) -> Transcript {
         // Both are hashed first: the hashes have one length, so no two pairs of messages run together into the same bytes.
         let (hello, challenge) = (Sha256::digest(hello), Sha256::digest(challenge));
         Transcript(hmac(secret.bytes(), &[b"weft session", &hello, &challenge]))
     }
 
     /// What the initiator presents to show that it knows the secret. The acceptor's introduction is its proof.
-    pub(super) fn proof(&self) -> Proof {
+    pub fn proof(&self) -> Proof {
         hmac(&self.0, &[b"proof of the initiator"])
     }
 
     /// What shows that an introduction is by `role`, who knows the secret.
-    pub(super) fn code(&self, role: Role, introduction: &[u8]) -> Proof {
+    pub fn code(&self, role: Role, introduction: &[u8]) -> Proof {
         match role {
             Role::Initiator => hmac(&self.0, &[b"introduction of the initiator", introduction]),
             Role::Acceptor => hmac(&self.0, &[b"introduction of the acceptor", introduction]),
@@ -106,7 +111,7 @@ impl Keys {
 }
 
 /// Compares proofs without an early exit.
-pub(super) fn same_proof(a: &Proof, b: &Proof) -> bool {
+pub fn same_proof(a: &Proof, b: &Proof) -> bool {
     let difference = a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b));
     std::hint::black_box(difference) == 0
 }

@@ -62,6 +62,7 @@ pub use event::{
     CloseReason, Identity, LeaseId, Misbehaviour, NotificationId, SessionError, SessionEvent, SessionId, SessionLoss,
     Via,
 };
+pub use keys::{PROOF_BYTES, Proof, Role, Transcript, same_proof};
 pub use wire::{Peek, peek};
 
 use crate::error::Refusal;
@@ -70,7 +71,7 @@ use crate::transport::{Arrival, Grant};
 use crate::wire::{DecodeError, Reader, Writer};
 use arrivals::Arrivals;
 use handshake::Handshake;
-use keys::{Keys, Role};
+use keys::Keys;
 use leases::Leases;
 use paths::{Paths, Standing};
 use stream::{Inbox, Outbox, Replay};

@@ -105,6 +105,11 @@ impl<T: Transport> World<T> {
         }
         let mut there = Vec::new();
         self.there.poll(self.now, &mut there);
+        for signal in &there {
+            if let Signal::Accepted { path } = signal {
+                self.there.vouch(*path);
+            }
+        }
         self.arrivals
             .extend(there.into_iter().filter_map(|signal| match signal {
                 Signal::Arrived { arrival, .. } => Some(arrival),

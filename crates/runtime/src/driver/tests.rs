@@ -48,6 +48,7 @@ impl Transport for Alarm {
     fn open(&mut self, _peer: &PeerAddress, _now: Time) -> Result<PathId, Loss> {
         Err(Loss::Unreachable)
     }
+    fn vouch(&mut self, _path: PathId) {}
     fn close(&mut self, _path: PathId) {}
     fn post(&mut self, _path: PathId, _ops: &[Op], _now: Time) -> Result<usize, Loss> {
         Err(Loss::Closed)
@@ -87,6 +88,7 @@ fn heard_after(turn: impl FnOnce(&Shared) + Send) {
             max_inflight_ops: 1,
             max_message_bytes: 1,
             reliable_messages: true,
+            awaits_vouching: false,
             atomics: false,
             cost: LinkCost {
                 latency: Picos::ZERO,

@@ -1,31 +1,33 @@
 //! Agents that were started together: rank 0 keeps the names and the others ask it.
 //!
 //! A registration is a connection that stays open, so the kernel itself reports a holder's death; a heartbeat on it finds
-//! hosts that vanished without a word. Both sides prove that they know the secret before anything else is said: each sends a
-//! challenge and answers the other's.
+//! hosts that vanished without a word. Both sides prove that they know the secret before anything else is said, the member first, as in the
+//! handshake of a session: whoever only connects gets nothing to try guesses against.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use weft_protocol::session::{PROOF_BYTES, Role, Secret, Transcript, same_proof};
 
 use super::entry::{ENTRIES_MAX, ENTRY_BYTES_MAX, Entry};
 use super::{Held, RendezvousError, RendezvousOptions, World};
+use crate::settings::long_enough;
 
 const MAGIC: &[u8; 8] = b"weftname";
 const CHALLENGE_BYTES: usize = 32;
 /// The job and the longest name, or an entry, with room to spare.
 const FRAME_BYTES_MAX: usize = ENTRY_BYTES_MAX + 1024;
 const CONNECTIONS_MAX: usize = 1 << 15;
-/// A stranger may keep a thread this long.
+/// A stranger may keep a thread this long, however slowly it talks.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(5);
+/// Strangers that may be greeted at a time. One more, and the one that has had the longest time for it goes.
+const GREETINGS_MAX: usize = 64;
 /// How long members wait for rank 0 to start.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
@@ -44,7 +46,7 @@ const ABSENT: u8 = 7;
 #[derive(Debug)]
 pub(super) struct Names {
     address: String,
-    secret: Vec<u8>,
+    secret: Secret,
     options: RendezvousOptions,
     /// Only at rank 0.
     _server: Option<Server>,
@@ -77,13 +79,21 @@ impl Names {
             Ok(master) => format!("[{master}]:{port}"),
             Err(_) => format!("{}:{port}", world.master),
         };
+        let near = address.starts_with("localhost:")
+            || world
+                .master
+                .parse::<IpAddr>()
+                .is_ok_and(|master| master.to_canonical().is_loopback());
+        if !near {
+            long_enough(secret, || format!("the name server at {address}"))?;
+        }
         let server = match world.rank {
             0 => Server::start(&address, secret, options.lease)?,
             _ => None,
         };
         Ok(Names {
             address,
-            secret: secret.to_owned(),
+            secret: Secret::new(secret),
             options,
             _server: server,
         })
@@ -190,7 +200,7 @@ impl Names {
     }
 
     fn greet(&self, mut stream: TcpStream) -> Result<TcpStream, RendezvousError> {
-        match prove(&mut stream, &self.secret, Side::Member) {
+        match come(&mut stream, &self.secret) {
             Ok(true) => Ok(stream),
             Ok(false) => Err(RendezvousError::WrongSecret {
                 address: self.address.clone(),
@@ -252,10 +262,12 @@ struct Server {
 struct Shared {
     names: Mutex<BTreeMap<(Vec<u8>, String), Entry>>,
     taken: Condvar,
-    secret: Vec<u8>,
+    secret: Secret,
     lease: Duration,
     stopping: AtomicBool,
     connections: AtomicUsize,
+    /// Those that have not proved themselves, oldest first.
+    strangers: Mutex<VecDeque<Arc<TcpStream>>>,
 }
 
 impl Server {
@@ -283,10 +295,11 @@ impl Server {
         let shared = Arc::new(Shared {
             names: Mutex::new(BTreeMap::new()),
             taken: Condvar::new(),
-            secret: secret.to_owned(),
+            secret: Secret::new(secret),
             lease,
             stopping: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
+            strangers: Mutex::new(VecDeque::new()),
         });
         let serving = Arc::clone(&shared);
         let accept = move || serving.accept(&listener);
@@ -327,10 +340,12 @@ impl Shared {
                 self.connections.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
+            let stream = Arc::new(stream);
+            self.let_in(&stream);
             let serving = Arc::clone(self);
             let serve = move || {
                 // A member that fails has only itself to blame.
-                let _ = serving.serve(stream);
+                let _ = serving.serve(&stream);
                 serving.connections.fetch_sub(1, Ordering::Relaxed);
             };
             if std::thread::Builder::new()
@@ -343,10 +358,27 @@ impl Shared {
         }
     }
 
-    fn serve(&self, mut stream: TcpStream) -> io::Result<()> {
-        if !prove(&mut stream, &self.secret, Side::Server)? {
+    /// One more that has to prove itself. The oldest of too many is cut off, and its thread ends.
+    fn let_in(&self, stream: &Arc<TcpStream>) {
+        let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        strangers.push_back(Arc::clone(stream));
+        if strangers.len() > GREETINGS_MAX
+            && let Some(oldest) = strangers.pop_front()
+        {
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn serve(&self, stream: &Arc<TcpStream>) -> io::Result<()> {
+        let known = receive(stream, &self.secret);
+        let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        strangers.retain(|stranger| !Arc::ptr_eq(stranger, stream));
+        drop(strangers);
+        if !known? {
             return Ok(());
         }
+        let mut stream = &**stream;
+        stream.set_read_timeout(Some(GREETING_TIME_MAX))?;
         let (kind, body) = read_frame(&mut stream)?;
         let (job, rest) = split_scope(&body).ok_or(io::ErrorKind::InvalidData)?;
         match kind {
@@ -377,7 +409,7 @@ impl Shared {
     }
 
     /// Keeps an entry for as long as its holder's connection lives and beats.
-    fn serve_holder(&self, mut stream: TcpStream, job: &[u8], bytes: &[u8]) -> io::Result<()> {
+    fn serve_holder(&self, mut stream: &TcpStream, job: &[u8], bytes: &[u8]) -> io::Result<()> {
         let entry = Entry::from_bytes(bytes).ok_or(io::ErrorKind::InvalidData)?;
         let key = (job.to_vec(), entry.name.clone());
         let refused = {
@@ -429,49 +461,87 @@ impl Shared {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
-    Member,
-    Server,
+/// The member's side of the proof: it proves itself, and then sees whether the server does.
+fn come(stream: &mut TcpStream, secret: &Secret) -> io::Result<bool> {
+    let mut greeting = Greeting::on(stream)?;
+    let hello = opening()?;
+    greeting.stream.write_all(&hello)?;
+    let challenge = greeting.opening()?;
+    let transcript = Transcript::new(secret, &hello, &challenge);
+    greeting.stream.write_all(&transcript.proof())?;
+    let answer = greeting.read::<PROOF_BYTES>()?;
+    greeting.stream.set_read_timeout(Some(GREETING_TIME_MAX))?;
+    Ok(same_proof(&answer, &transcript.code(Role::Acceptor, &[])))
 }
 
-/// Proves to the other side that we know the secret and checks that it does.
-fn prove(stream: &mut TcpStream, secret: &[u8], side: Side) -> io::Result<bool> {
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(GREETING_TIME_MAX))?;
-    stream.set_write_timeout(Some(GREETING_TIME_MAX))?;
-    let mut hello = [0; MAGIC.len() + CHALLENGE_BYTES];
-    hello[..MAGIC.len()].copy_from_slice(MAGIC);
-    getrandom::fill(&mut hello[MAGIC.len()..]).map_err(io::Error::other)?;
-    stream.write_all(&hello)?;
-    let mut theirs = [0; MAGIC.len() + CHALLENGE_BYTES];
-    stream.read_exact(&mut theirs)?;
-    if theirs[..MAGIC.len()] != *MAGIC {
-        return Err(io::ErrorKind::InvalidData.into());
+/// The server's side: it says nothing that depends on the secret before the member has proved itself.
+fn receive(stream: &TcpStream, secret: &Secret) -> io::Result<bool> {
+    let mut greeting = Greeting::on(stream)?;
+    let hello = greeting.opening()?;
+    let challenge = opening()?;
+    greeting.stream.write_all(&challenge)?;
+    let transcript = Transcript::new(secret, &hello, &challenge);
+    let proof = greeting.read::<PROOF_BYTES>()?;
+    let known = same_proof(&proof, &transcript.proof());
+    if known {
+        greeting.stream.write_all(&transcript.code(Role::Acceptor, &[]))?;
     }
-    let (member, server) = match side {
-        Side::Member => (&hello, &theirs),
-        Side::Server => (&theirs, &hello),
-    };
-    let ours = signature(secret, side, member, server);
-    stream.write_all(&ours.finalize().into_bytes())?;
-    let mut answer = [0; 32];
-    stream.read_exact(&mut answer)?;
-    let other = if side == Side::Member {
-        Side::Server
-    } else {
-        Side::Member
-    };
-    Ok(signature(secret, other, member, server).verify_slice(&answer).is_ok())
+    Ok(known)
 }
 
-fn signature(secret: &[u8], side: Side, member: &[u8], server: &[u8]) -> Hmac<Sha256> {
-    // The side is part of what is signed, so that a proof cannot be sent back as one's own.
-    let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("HMAC takes every key");
-    mac.update(if side == Side::Member { b"member" } else { b"server" });
-    mac.update(member);
-    mac.update(server);
-    mac
+const OPENING_BYTES: usize = MAGIC.len() + CHALLENGE_BYTES;
+
+/// What both sides begin with: a number that nobody has used before.
+fn opening() -> io::Result<[u8; OPENING_BYTES]> {
+    let mut opening = [0; OPENING_BYTES];
+    opening[..MAGIC.len()].copy_from_slice(MAGIC);
+    getrandom::fill(&mut opening[MAGIC.len()..]).map_err(io::Error::other)?;
+    Ok(opening)
+}
+
+/// A connection with somebody who is not known yet, and the time that is left for it.
+struct Greeting<'a> {
+    stream: &'a TcpStream,
+    until: Instant,
+}
+
+impl<'a> Greeting<'a> {
+    fn on(stream: &'a TcpStream) -> io::Result<Greeting<'a>> {
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(GREETING_TIME_MAX))?;
+        Ok(Greeting {
+            stream,
+            until: Instant::now() + GREETING_TIME_MAX,
+        })
+    }
+
+    /// Exactly so many bytes, in the time that is left for all of them.
+    fn read<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        let mut got = 0;
+        while got < N {
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            match self.stream.read(&mut bytes[got..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => got += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn opening(&mut self) -> io::Result<[u8; OPENING_BYTES]> {
+        let opening = self.read::<OPENING_BYTES>()?;
+        if opening[..MAGIC.len()] != *MAGIC {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(opening)
+    }
 }
 
 fn split_scope(body: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -479,7 +549,7 @@ fn split_scope(body: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked((*length).into())
 }
 
-fn write_frame(stream: &mut TcpStream, kind: u8, body: &[u8]) -> io::Result<()> {
+fn write_frame(stream: &mut impl Write, kind: u8, body: &[u8]) -> io::Result<()> {
     let length = u32::try_from(body.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut frame = Vec::with_capacity(5 + body.len());
     frame.push(kind);
@@ -488,7 +558,7 @@ fn write_frame(stream: &mut TcpStream, kind: u8, body: &[u8]) -> io::Result<()> 
     stream.write_all(&frame)
 }
 
-fn read_frame(stream: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
+fn read_frame(stream: &mut impl Read) -> io::Result<(u8, Vec<u8>)> {
     let mut head = [0; 5];
     stream.read_exact(&mut head)?;
     let [kind, length @ ..] = head;

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use super::sources::configuration_home;
 
+/// Shorter secrets can be guessed by whoever listens to a proof.
 const SECRET_BYTES_MIN: usize = 16;
 const SECRET_BYTES_MAX: u64 = 4096;
 
@@ -25,8 +26,21 @@ pub enum SecretError {
     Exposed { path: PathBuf, mode: u32 },
     #[error("the secret file {} holds fewer than {SECRET_BYTES_MIN} or more than {SECRET_BYTES_MAX} bytes", path.display())]
     Length { path: PathBuf },
+    #[error(
+        "the secret has {bytes} bytes, and {what} can be reached from other hosts, where it could be guessed: at least {SECRET_BYTES_MIN} are \
+         needed beyond loopback"
+    )]
+    TooShort { bytes: usize, what: String },
     #[error("the system gave no random bytes: {0}")]
     NoRandomness(getrandom::Error),
+}
+
+/// Whether a secret is good enough for what other hosts can reach, or what reaches them.
+pub(crate) fn long_enough(secret: &[u8], what: impl FnOnce() -> String) -> Result<(), SecretError> {
+    match secret.len() {
+        SECRET_BYTES_MIN.. => Ok(()),
+        bytes => Err(SecretError::TooShort { bytes, what: what() }),
+    }
 }
 
 pub(super) fn default_path() -> Result<PathBuf, SecretError> {

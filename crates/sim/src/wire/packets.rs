@@ -172,6 +172,11 @@ impl State {
             }
             _ => {}
         }
+        let half = self.wires.get_mut(&wire_id).map(|wire| wire.half_mut(to));
+        if let Some(half) = half.filter(|half| !half.vouched && !local && packet.asks_to_be_served()) {
+            half.held.push(packet);
+            return;
+        }
         match packet {
             Packet::Syn { .. } | Packet::SynAck => {}
             Packet::Reset => {
@@ -210,6 +215,17 @@ impl State {
                     self.complete(wire_id, to, op, outcome);
                 }
             }
+        }
+    }
+
+    /// Serves a path from now on, and what has waited for it.
+    pub(crate) fn vouch(&mut self, wire_id: u32, side: Side) {
+        let Some(half) = self.wires.get_mut(&wire_id).map(|wire| wire.half_mut(side)) else {
+            return;
+        };
+        half.vouched = true;
+        for packet in std::mem::take(&mut half.held) {
+            self.deliver(wire_id, side, packet);
         }
     }
 

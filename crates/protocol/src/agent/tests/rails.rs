@@ -55,6 +55,9 @@ impl<T: Transport> Transport for Wired<T> {
         self.paths.push(path);
         Ok(path)
     }
+    fn vouch(&mut self, path: PathId) {
+        self.inner.vouch(path);
+    }
     fn close(&mut self, path: PathId) {
         self.inner.close(path);
     }
