@@ -218,5 +218,5 @@ fn strangers_cannot_have_long_heads_kept_for_them() {
     }
     let grown = resident_bytes().saturating_sub(before);
     assert!(grown < 8 << 20, "{} MiB for 100 unfinished requests", grown >> 20);
-    assert!(guests.iter_mut().all(|guest| is_open(guest)), "they may wait");
+    assert!(guests.iter_mut().all(is_open), "they may wait");
 }

@@ -19,6 +19,7 @@ pub struct Birth {
     pub node: NodeId,
     pub name: String,
     pub host: String,
+    pub secret: Secret,
     /// Greater in every later life.
     pub epoch: Epoch,
     /// The networks it is on, in the order in which it names them.
@@ -42,7 +43,7 @@ pub struct SimAgent {
 impl SimAgent {
     /// Starts an agent over its networks and over the memory of its host.
     pub fn start(world: &World, birth: &Birth) -> SimAgent {
-        let mut config = Config::new(&birth.name, birth.epoch, Secret::new(b"simulated"));
+        let mut config = Config::new(&birth.name, birth.epoch, birth.secret.clone());
         config.host = birth.host.clone();
         config.heartbeat = birth.heartbeat;
         config.silence_max = birth.silence_max;

@@ -13,6 +13,8 @@ pub struct Faults {
     pub duplication: f64,
     /// It arrives much later than it should, after others that were sent after it.
     pub delay: f64,
+    /// A message comes again and again for seconds, whatever has become of its sender meanwhile: somebody has recorded it.
+    pub replay: f64,
     /// A packet arrives but its sender never learns of it, and sends it again.
     pub unacknowledged: f64,
     /// A side that gives a path up does not say so, and what it has queued goes on being sent.
@@ -32,6 +34,7 @@ impl Faults {
         loss: 0.0,
         duplication: 0.0,
         delay: 0.0,
+        replay: 0.0,
         unacknowledged: 0.0,
         mute: 0.0,
         flip: 0.0,
@@ -47,6 +50,7 @@ pub struct Tally {
     pub losses: u64,
     pub duplicates: u64,
     pub delays: u64,
+    pub replays: u64,
     pub unacknowledged: u64,
     pub flips: u64,
     pub busy_releases: u64,
@@ -62,11 +66,12 @@ pub struct Tally {
 
 impl Tally {
     /// Every count by its name.
-    pub fn rows(&self) -> [(&'static str, u64); 14] {
+    pub fn rows(&self) -> [(&'static str, u64); 15] {
         [
             ("losses", self.losses),
             ("duplicates", self.duplicates),
             ("long delays", self.delays),
+            ("replays", self.replays),
             ("unacknowledged packets", self.unacknowledged),
             ("bit flips", self.flips),
             ("busy releases", self.busy_releases),
@@ -85,6 +90,7 @@ impl Tally {
         self.losses += other.losses;
         self.duplicates += other.duplicates;
         self.delays += other.delays;
+        self.replays += other.replays;
         self.unacknowledged += other.unacknowledged;
         self.flips += other.flips;
         self.busy_releases += other.busy_releases;

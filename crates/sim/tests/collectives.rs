@@ -204,6 +204,7 @@ impl Scene {
             let birth = Birth {
                 node: world.add_node(&name, &name),
                 host: name.clone(),
+                secret: weft_protocol::session::Secret::new(b"simulated"),
                 name,
                 epoch: Epoch(u64::from(rank) + 1),
                 rails: vec![Fabric::NETWORK],

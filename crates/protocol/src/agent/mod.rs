@@ -32,7 +32,9 @@ use crate::error::{Loss, Refusal};
 use crate::leg::Direction;
 use crate::numbered::Numbered;
 use crate::region::{Epoch, RegionKey, RemoteRegion};
-use crate::session::{Config, Identity, LeaseId, MAX_PAYLOAD_BYTES, NotificationId, SessionError, SessionLoss};
+use crate::session::{
+    Config, Identity, LeaseId, MAX_PAYLOAD_BYTES, NotificationId, Session, SessionError, SessionLoss,
+};
 use crate::transfer::{Engine, Limits, PeerId, Request, SubmitError, Summary, TransferError, TransferId};
 use crate::transport::{Op, PeerAddress, Signal, Transport};
 
@@ -163,6 +165,15 @@ pub struct Slot<T: ?Sized> {
     /// How many paths to open to each peer.
     pub paths: usize,
     pub transport: Box<T>,
+}
+
+/// What an agent keeps for what is under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnderWay {
+    /// Announcements of its own transfers.
+    pub announcements: usize,
+    /// Notifications of peers that wait for their data.
+    pub held: usize,
 }
 
 /// Where the agent's randomness comes from: the operating system, or a seed.
@@ -407,6 +418,15 @@ impl<T: ?Sized + Transport> Core<T> {
     /// are held back when nobody looks.
     pub fn set_untaken(&mut self, notifications: usize) {
         self.untaken = notifications;
+    }
+
+    /// What is kept for transfers and notifications that are under way. When none is, nothing is left of them.
+    pub fn under_way(&self) -> UnderWay {
+        let sessions = self.peers.iter().filter_map(|(_, peer)| peer.session.as_ref());
+        UnderWay {
+            announcements: self.announcements.len(),
+            held: sessions.map(Session::held_notifications).sum(),
+        }
     }
 
     pub fn next_event(&mut self) -> Option<Event> {

@@ -91,6 +91,11 @@ impl Arrivals {
         self.finish(tag);
     }
 
+    /// Notifications that wait for their data.
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+
     fn tag(&mut self, tag: u64) -> &mut Tag {
         if !self.tags.contains_key(&tag) {
             if self.tags.len() >= MAX_TAGS {

@@ -230,6 +230,10 @@ impl Session {
     pub fn refused_messages(&self) -> u64 {
         self.refused_messages
     }
+    /// Notifications that wait here for the data of the peer's transfers.
+    pub fn held_notifications(&self) -> usize {
+        self.arrivals.held()
+    }
     /// Until when the peer may still be using something it has a lease on, whether or not the session lives.
     pub fn lent_until(&self) -> Option<Time> {
         self.leases.lent_until()

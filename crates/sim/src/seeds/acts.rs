@@ -5,7 +5,7 @@ use std::sync::Arc;
 use weft_plan::{Span, Spans, Time};
 use weft_protocol::seeded::Seeded;
 use weft_protocol::transfer::{PeerId, Request};
-use weft_protocol::{Direction, Leg, RemoteRegion};
+use weft_protocol::{Direction, Epoch, Leg, RemoteRegion};
 
 use super::play::{Kind, Lease, Note, Play, Work};
 use super::verdicts::Violation;
@@ -105,7 +105,10 @@ impl Play {
             return Ok(());
         }
         let patience = Time::from_us(1 << self.chance.below(21));
-        self.connect(index, to, patience)
+        match self.chance.below(8) {
+            0 => self.connect_to_the_dead(index, to, patience),
+            _ => self.connect(index, to, patience),
+        }
     }
 
     pub(super) fn any_peer(&mut self, index: usize) -> Option<PeerId> {
@@ -213,7 +216,7 @@ impl Play {
         let spans = Spans::contiguous(self.chance.below(64), bytes);
         let reads = self.chance.chance(0.5);
         let old: Vec<_> = self.stale.iter().filter(|(node, _)| *node == to).collect();
-        let (why, remote, spans, direction) = match self.chance.below(3) {
+        let (why, remote, spans, direction) = match self.chance.below(4) {
             0 if !old.is_empty() => {
                 let remote = old[self.chance.below(old.len() as u64) as usize].1.clone();
                 let direction = if remote.access.read {
@@ -222,6 +225,17 @@ impl Play {
                     Direction::Write
                 };
                 ("an old key", remote, spans, direction)
+            }
+            3 => {
+                let (name, direction) = match reads {
+                    true => ("source", Direction::Read),
+                    false => ("sink", Direction::Write),
+                };
+                let Some((mut remote, _)) = self.remote(index, peer, name) else {
+                    return Ok(());
+                };
+                remote.key.epoch = Epoch(remote.key.epoch.0.wrapping_sub(1));
+                ("another life", remote, spans, direction)
             }
             1 => {
                 let (name, direction) = match reads {
@@ -332,6 +346,7 @@ impl Play {
             note,
             in_calm: draft.in_calm,
             ended: None,
+            consumed: false,
         };
         self.world.note(&[10, index as u64, id.0], || {
             format!(

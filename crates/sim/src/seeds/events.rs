@@ -17,12 +17,30 @@ impl Play {
             .note(&[20, index as u64], || format!("node {index}: {event:?}"));
         match event {
             Event::Connected { peer, identity, .. } => {
-                let to = identity.name.trim_start_matches("node").parse().unwrap_or(usize::MAX);
-                self.nodes[index].links.insert(peer, Link { to, up: true });
+                let stale = self.nodes[index].links.get(&peer).is_some_and(|link| link.stale);
+                let to = identity
+                    .name
+                    .strip_prefix("node")
+                    .and_then(|number| number.parse().ok());
+                let (node, name) = (index, identity.name);
+                match (to, stale) {
+                    (Some(to), false) => {
+                        let link = Link { to, up: true, stale };
+                        self.nodes[index].links.insert(peer, link);
+                    }
+                    (_, true) => {
+                        let why = "in whose place it had looked for an earlier life";
+                        return Err(Violation::Stranger { node, name, why });
+                    }
+                    (None, _) => {
+                        let why = "who does not know the secret";
+                        return Err(Violation::Stranger { node, name, why });
+                    }
+                }
             }
             Event::ConnectFailed { peer, error } => {
                 let link = self.nodes[index].links.remove(&peer);
-                if let (true, Some(Link { to, .. })) = (self.calm && self.reconnected, link) {
+                if let (true, Some(Link { to, stale: false, .. })) = (self.calm && self.reconnected, link) {
                     return Err(Violation::NoCalmSession { node: index, to, error });
                 }
             }
@@ -98,10 +116,34 @@ impl Play {
         if early {
             return Err(Violation::Early { node: index, note });
         }
-        if work.ended == Some(true) {
-            return self.reclaim(number);
+        match work.ended {
+            Some(true) => self.reclaim(number),
+            None => self.consume(number),
+            Some(false) => Ok(()),
         }
-        Ok(())
+    }
+
+    /// The target has been told that a write is in place, before its sender has heard the same: it makes use of the memory at once, and from
+    /// now on nothing of the write may change it.
+    fn consume(&mut self, number: u64) -> Result<(), Violation> {
+        let Some(work) = self.works.get_mut(&number) else {
+            return Ok(());
+        };
+        let Kind::Write {
+            region,
+            generation,
+            cell,
+            ref spans,
+        } = work.kind
+        else {
+            return Ok(());
+        };
+        let shared = &self.regions[region];
+        if shared.generation != generation || shared.dead || std::mem::replace(&mut work.consumed, true) {
+            return Ok(());
+        }
+        let spans = spans.clone();
+        self.take_cell_back(region, cell, &spans)
     }
 
     fn on_ended(
@@ -166,7 +208,7 @@ impl Play {
                 ..
             } => {
                 let shared = &self.regions[*region];
-                if shared.generation != *generation {
+                if shared.generation != *generation || work.consumed {
                     return Ok(());
                 }
                 gather(&*shared.watched.memory, spans)
@@ -217,7 +259,7 @@ impl Play {
             return Ok(());
         };
         let shared = &self.regions[region];
-        if shared.generation != generation || shared.dead {
+        if shared.generation != generation || shared.dead || work.consumed {
             return Ok(());
         }
         self.take_cell_back(region, cell, &spans)

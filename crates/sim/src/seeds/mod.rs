@@ -6,11 +6,15 @@
 //! - no byte is written outside a transfer's spans, nor any after it has ended, been cancelled, expired, or lost its memory;
 //! - a transfer ends once, and by its deadline;
 //! - a key of an earlier life or of a withdrawn region opens nothing, nor does one without the permission or past the end;
-//! - a notification comes after its data, at most once, and surely where the session lives;
+//! - a notification comes after its data, at most once, and surely where the session lives; once it has come, the memory is the
+//!   receiver's, and the transfer changes no more of it;
 //! - an increment of a peer's word happens once where it is answered, not at all where it is said not to have happened, at most
 //!   once where that is said to be unknown, and never after its deadline;
 //! - a region is not free while it is borrowed;
 //! - queues stay bounded;
+//! - a peer that is dead is found to be, whoever plays its messages again;
+//! - nobody talks to a stranger, nor to a life of a peer that is over, and a stranger reads and writes nothing, whatever keys it has;
+//! - nothing is kept of what is over;
 //! - when nothing goes wrong any more, everything works again.
 
 mod acts;
@@ -19,6 +23,7 @@ mod events;
 mod ledger;
 mod plan;
 mod play;
+mod stranger;
 mod verdicts;
 
 use std::collections::BTreeMap;

@@ -34,6 +34,8 @@ pub(super) struct Plan {
     /// Agents increment each other's words. Only in some worlds, so that the others, those known to have failed among them, keep
     /// their histories.
     pub(super) counts: bool,
+    /// Somebody is there who does not know the secret, and tries all the same.
+    pub(super) stranger: bool,
     /// What the clocks of agents read when they start, node by node and then from the beginning.
     pub(super) clocks: Vec<Time>,
 }
@@ -48,6 +50,7 @@ impl Plan {
             _ => most,
         };
         let faults = Faults {
+            replay: replay_of(seed),
             loss: sometimes(0.1),
             duplication: sometimes(0.05),
             delay: sometimes(0.05),
@@ -99,7 +102,16 @@ impl Plan {
             cells: 4,
             counts: seed % 4 == 1,
             clocks: clocks_of(seed),
+            stranger: seed % 3 == 2,
         }
+    }
+}
+
+/// In a third of the worlds messages are recorded and played again.
+fn replay_of(seed: u64) -> f64 {
+    match Seeded::new(seed ^ 0x7265_706c).below(3) {
+        0 => 0.02,
+        _ => 0.0,
     }
 }
 

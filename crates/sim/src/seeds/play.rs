@@ -3,21 +3,24 @@
 use std::collections::BTreeMap;
 
 use weft_plan::{Place, Spans, Time};
-use weft_protocol::agent::{AtomicId, Event, Target};
+use weft_protocol::agent::{AtomicId, Event, Target, UnderWay};
 use weft_protocol::seeded::Seeded;
-use weft_protocol::session::LeaseId;
+use weft_protocol::session::{LeaseId, Secret};
 use weft_protocol::transfer::{PeerId, TransferId};
 use weft_protocol::{Access, Epoch, Progress, Region, RegionKey, RemoteRegion};
 
 use super::counters::{Counter, Increment};
 use super::ledger::Watched;
 use super::plan::Plan;
+use super::stranger::Stranger;
 use super::verdicts::Violation;
 use crate::agent::{Birth, SimAgent};
 use crate::world::{NodeId, World};
 
-/// Steps after which a world must have come to rest.
-const STEPS_MAX: u64 = 20_000_000;
+/// Steps after which a world must have come to rest: many times what any has taken. One that goes in circles fails soon.
+const STEPS_MAX: u64 = 2_000_000;
+/// What agents know and strangers do not.
+const SECRET: &[u8] = b"simulated";
 /// Local buffers of an agent: as many transfers as it may have under way.
 const BUFFERS: usize = 12;
 /// How long after its deadline a transfer is looked for.
@@ -49,6 +52,8 @@ pub(super) struct Play {
     pub(super) ends: BTreeMap<String, u64>,
     pub(super) notifications: u64,
     pub(super) calm: bool,
+    /// The stranger's agent, which nobody may talk to.
+    pub(super) stranger: Option<Stranger>,
     /// Everyone has been told to connect again, and nothing stands in the way.
     pub(super) reconnected: bool,
     next_epoch: u64,
@@ -70,6 +75,9 @@ pub(super) struct Node {
     /// What it lets others read, and what it lets others write.
     pub(super) source: usize,
     pub(super) sink: usize,
+    /// That of its present life, and that of the one before.
+    pub(super) epoch: Epoch,
+    last_epoch: Option<Epoch>,
     /// Memory of earlier lives, which nobody may write any more.
     graves: Vec<Watched>,
 }
@@ -84,6 +92,8 @@ pub(super) struct Buffer {
 pub(super) struct Link {
     pub(super) to: usize,
     pub(super) up: bool,
+    /// It was asked for with a life of the peer in mind that is over, so it must not come about.
+    pub(super) stale: bool,
 }
 
 /// Memory that peers may reach.
@@ -101,6 +111,19 @@ pub(super) struct Shared {
     pub(super) dead: bool,
 }
 
+impl Shared {
+    /// What a peer is told of it, while it is published.
+    pub(super) fn remote(&self, len: u64) -> Option<RemoteRegion> {
+        Some(RemoteRegion {
+            key: self.key?,
+            len,
+            place: Place::DRAM,
+            access: self.access,
+            grants: [].into(),
+        })
+    }
+}
+
 /// A transfer as the ledger sees it.
 pub(super) struct Work {
     pub(super) node: usize,
@@ -114,6 +137,8 @@ pub(super) struct Work {
     pub(super) note: Option<u64>,
     pub(super) in_calm: bool,
     pub(super) ended: Option<bool>,
+    /// The target has been told, and has used the memory for something else since.
+    pub(super) consumed: bool,
 }
 
 pub(super) enum Kind {
@@ -160,9 +185,11 @@ pub(super) enum Tick {
     Reconnect,
     Probe,
     End,
+    Noticed,
+    Stranger,
 }
 
-const TICKS: [Tick; 14] = [
+const TICKS: [Tick; 16] = [
     Tick::Wake,
     Tick::Act,
     Tick::Thaw,
@@ -177,6 +204,8 @@ const TICKS: [Tick; 14] = [
     Tick::Reconnect,
     Tick::Probe,
     Tick::End,
+    Tick::Noticed,
+    Tick::Stranger,
 ];
 
 impl Play {
@@ -203,6 +232,7 @@ impl Play {
             notifications: 0,
             calm: false,
             reconnected: false,
+            stranger: None,
             next_epoch: 1,
             actions_left,
             steps: 0,
@@ -232,6 +262,8 @@ impl Play {
                 links: BTreeMap::new(),
                 source: 0,
                 sink: 0,
+                epoch: Epoch(0),
+                last_epoch: None,
                 graves: Vec::new(),
             });
             self.begin_life(index)?;
@@ -241,6 +273,7 @@ impl Play {
                 self.connect(from, to, Time::from_secs(1))?;
             }
         }
+        self.invite_stranger();
         self.arrange(Time::from_us(200), Tick::Act, 0);
         while !self.over {
             self.steps += 1;
@@ -254,7 +287,10 @@ impl Play {
                 self.on_tick(TICKS[(token >> 56) as usize], token & 0x00ff_ffff_ffff_ffff)?;
             }
             for node in step.ready {
-                self.turn(node.0 as usize)?;
+                match self.stranger.as_ref().is_some_and(|stranger| stranger.node == node) {
+                    true => self.turn_stranger()?,
+                    false => self.turn(node.0 as usize)?,
+                }
             }
         }
         Ok(())
@@ -308,6 +344,8 @@ impl Play {
             Tick::Reconnect => self.on_reconnect(),
             Tick::Probe => self.on_probe(),
             Tick::End => self.on_end(),
+            Tick::Noticed => self.on_noticed(about),
+            Tick::Stranger => self.turn_stranger(),
         }
     }
 
@@ -353,6 +391,7 @@ impl Play {
             node: node.id,
             name: node.name.clone(),
             host: node.host.clone(),
+            secret: Secret::new(SECRET),
             epoch,
             rails,
             paths: self.plan.paths,
@@ -392,6 +431,8 @@ impl Play {
         self.open_counter(index, &mut agent);
         let node = &mut self.nodes[index];
         node.agent = Some(agent);
+        node.last_epoch = Some(node.epoch).filter(|epoch| *epoch != Epoch(0));
+        node.epoch = epoch;
         (node.buffers, node.source, node.sink) = (buffers, source, sink);
         node.wake = None;
         self.publish(source);
@@ -402,6 +443,7 @@ impl Play {
     /// Ends the life of a node's agent: what it was doing ends without a word.
     pub(super) fn end_life(&mut self, index: usize, told: bool) -> Result<(), Violation> {
         self.world.crash(self.nodes[index].id, told);
+        self.expect_notice(index);
         let node = &mut self.nodes[index];
         node.agent = None;
         node.frozen_until = None;
@@ -476,14 +518,10 @@ impl Play {
     /// From now on a region's key opens nothing.
     fn bury(&mut self, region: usize) {
         let shared = &mut self.regions[region];
-        let Some(key) = shared.key.take() else { return };
-        let remote = RemoteRegion {
-            key,
-            len: self.plan.region_bytes as u64,
-            place: Place::DRAM,
-            access: shared.access,
-            grants: [].into(),
+        let Some(remote) = shared.remote(self.plan.region_bytes as u64) else {
+            return;
         };
+        shared.key = None;
         if self.stale.len() == STALE_MAX {
             self.stale.remove(0);
         }
@@ -654,11 +692,37 @@ impl Play {
         };
         let now = agent.now();
         let target = Target::at(address, now.saturating_add(patience));
+        self.connect_to(from, to, target)
+    }
+
+    /// As `connect`, but to a life of the node that is over, where there is one.
+    pub(super) fn connect_to_the_dead(&mut self, from: usize, to: usize, patience: Time) -> Result<(), Violation> {
+        let (Some(agent), Some(dead)) = (&self.nodes[to].agent, self.nodes[to].last_epoch) else {
+            return Ok(());
+        };
+        let address = agent.core.addresses()[0].clone();
+        let Some(own) = &self.nodes[from].agent else {
+            return Ok(());
+        };
+        let target = Target {
+            epoch: Some(dead),
+            ..Target::at(address, own.now().saturating_add(patience))
+        };
+        self.connect_to(from, to, target)
+    }
+
+    fn connect_to(&mut self, from: usize, to: usize, target: Target) -> Result<(), Violation> {
+        let stale = target.epoch.is_some();
+        let Some(agent) = &mut self.nodes[from].agent else {
+            return Ok(());
+        };
+        let now = agent.now();
         let peer = agent
             .core
             .connect(target, now)
             .expect("few peers and a known transport");
-        self.nodes[from].links.insert(peer, Link { to, up: false });
+        let link = Link { to, up: false, stale };
+        self.nodes[from].links.insert(peer, link);
         self.turn(from)
     }
 
@@ -683,6 +747,12 @@ impl Play {
             }
         }
         self.check_counters()?;
+        for (node, state) in self.nodes.iter().enumerate() {
+            let kept = state.agent.as_ref().map(|agent| agent.core.under_way());
+            if let Some(kept) = kept.filter(|kept| *kept != UnderWay::default()) {
+                return Err(Violation::LeftOver { node, kept });
+            }
+        }
         if let Some(((node, id), _)) = self.open.first_key_value() {
             return Err(Violation::Overdue { node: *node, id: *id });
         }

@@ -1,8 +1,9 @@
 //! What can be broken, in words.
 
 use thiserror::Error;
+use weft_plan::Time;
 use weft_protocol::Failure;
-use weft_protocol::agent::{AtomicId, ConnectError};
+use weft_protocol::agent::{AtomicId, ConnectError, UnderWay};
 use weft_protocol::transfer::TransferId;
 
 use super::counters::Told;
@@ -84,6 +85,16 @@ pub(super) enum Violation {
     },
     #[error("in calm, {id:?} of node {node} failed: {cause}")]
     CalmMiscount { node: usize, id: AtomicId, cause: Failure },
+    #[error("node {node} has not noticed for {waited:?} that node {to} is dead")]
+    Undead { node: usize, to: usize, waited: Time },
+    #[error("node {node} talks to {name:?}, {why}")]
+    Stranger {
+        node: usize,
+        name: String,
+        why: &'static str,
+    },
+    #[error("node {node} keeps {kept:?} although nothing is under way")]
+    LeftOver { node: usize, kept: UnderWay },
     #[error("the world never comes to rest")]
     Restless,
 }

@@ -6,6 +6,10 @@ use weft_protocol::{Failure, Loss, Signal};
 use super::{Cargo, Packet, Side, Stage, Verdict};
 use crate::world::{Happening, State};
 
+/// How often a message that was recorded is played again, and for how long.
+const REPLAYS: u64 = 40;
+const REPLAYED_US: u64 = 8_000_000;
+
 impl State {
     /// Puts a packet on the wire as soon as the wire is free.
     pub(crate) fn send(&mut self, wire_id: u32, from: Side, packet: Packet, size: usize) {
@@ -63,12 +67,27 @@ impl State {
                 self.tally.unacknowledged += 1;
                 self.try_again(wire_id, from, packet.clone(), attempt);
             }
+            self.replay(wire_id, from, &packet);
             if self.chance.chance(self.faults.duplication) {
                 self.tally.duplicates += 1;
                 self.travel(wire_id, from, packet.clone(), attempt);
             }
         }
         self.travel(wire_id, from, packet, attempt);
+    }
+
+    /// Perhaps a message is recorded, and played again for a while: long enough that whoever sent it could be dead meanwhile, and often enough
+    /// that it could pass for a sign of life.
+    fn replay(&mut self, wire: u32, from: Side, packet: &Packet) {
+        if !matches!(packet, Packet::Message(_)) || !self.chance.chance(self.faults.replay) {
+            return;
+        }
+        self.tally.replays += 1;
+        for _ in 0..REPLAYS {
+            let at = self.now.saturating_add(Time::from_us(self.chance.below(REPLAYED_US)));
+            let (to, packet) = (from.other(), packet.clone());
+            self.schedule(at, Happening::Delivery { wire, to, packet });
+        }
     }
 
     pub(crate) fn try_again(&mut self, wire_id: u32, from: Side, packet: Packet, attempt: u32) {
