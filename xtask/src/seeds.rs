@@ -110,6 +110,7 @@ fn play(arguments: &Arguments) -> Vec<Outcome> {
 struct Totals {
     seeds: u64,
     steps: u64,
+    steps_max: u64,
     notifications: u64,
     tally: Tally,
     ends: BTreeMap<String, u64>,
@@ -120,6 +121,7 @@ impl Totals {
     fn add(&mut self, outcome: Outcome) {
         self.seeds += 1;
         self.steps += outcome.steps;
+        self.steps_max = self.steps_max.max(outcome.steps);
         self.notifications += outcome.notifications;
         self.tally.add(&outcome.tally);
         for (end, count) in outcome.ends {
@@ -130,9 +132,10 @@ impl Totals {
 
     fn table(&self, seconds: f64) -> String {
         let mut lines = vec![format!(
-            "{} seeds in {seconds:.1} s: {} events, {} notifications, {} violated",
+            "{} seeds in {seconds:.1} s: {} events, at most {} in one world, {} notifications, {} violated",
             self.seeds,
             self.steps,
+            self.steps_max,
             self.notifications,
             self.failures.len()
         )];

@@ -18,7 +18,7 @@ use crate::agent::{Birth, SimAgent};
 use crate::world::{NodeId, World};
 
 /// Steps after which a world must have come to rest: many times what any has taken. One that goes in circles fails soon.
-const STEPS_MAX: u64 = 2_000_000;
+const STEPS_MAX: u64 = 1_000_000;
 /// What agents know and strangers do not.
 const SECRET: &[u8] = b"simulated";
 /// Local buffers of an agent: as many transfers as it may have under way.
@@ -57,6 +57,8 @@ pub(super) struct Play {
     /// Everyone has been told to connect again, and nothing stands in the way.
     pub(super) reconnected: bool,
     next_epoch: u64,
+    /// When the last of those that have died is back.
+    back_by: Time,
     actions_left: u64,
     steps: u64,
     over: bool,
@@ -234,6 +236,7 @@ impl Play {
             reconnected: false,
             stranger: None,
             next_epoch: 1,
+            back_by: Time::ZERO,
             actions_left,
             steps: 0,
             over: false,
@@ -473,7 +476,12 @@ impl Play {
         let regions = &self.regions;
         self.leases
             .retain(|(borrower, ..), lease| *borrower != index && !regions[lease.region].dead);
-        let wait = Time::from_us(self.chance.below(400_000));
+        // Mostly it is back before anybody has missed it. Sometimes it is missed for long.
+        let wait = match self.chance.below(4) {
+            0 => self.plan.silence_max.saturating_mul(5),
+            _ => Time::from_us(self.chance.below(400_000)),
+        };
+        self.back_by = self.back_by.max(self.later(wait));
         self.arrange(self.later(wait), Tick::Restart, index as u64);
         Ok(())
     }
@@ -644,9 +652,13 @@ impl Play {
                 self.turn(self.regions[region].node)?;
             }
         }
-        // Restarts and thaws come within half a second, and what is dead is found out after the longest silence.
-        let wait = Time::from_ns(self.plan.silence_max.as_ns() * 2).saturating_add(Time::from_secs(2));
-        self.arrange(self.later(wait), Tick::Reconnect, 0);
+        // Thaws come within half a second, and what is dead is found out after the longest silence.
+        let wait = self
+            .plan
+            .silence_max
+            .saturating_mul(2)
+            .saturating_add(Time::from_secs(2));
+        self.arrange(self.later(wait).max(self.back_by), Tick::Reconnect, 0);
         Ok(())
     }
 
