@@ -110,7 +110,7 @@ impl Plan {
 /// In a third of the worlds messages are recorded and played again.
 fn replay_of(seed: u64) -> f64 {
     match Seeded::new(seed ^ 0x7265_706c).below(3) {
-        0 => 0.02,
+        0 => 0.2,
         _ => 0.0,
     }
 }

@@ -12,7 +12,7 @@ use weft_protocol::{Access, Epoch, Progress, Region, RegionKey, RemoteRegion};
 use super::counters::{Counter, Increment};
 use super::ledger::Watched;
 use super::plan::Plan;
-use super::stranger::Stranger;
+use super::stranger::{Stranger, noticed_within};
 use super::verdicts::Violation;
 use crate::agent::{Birth, SimAgent};
 use crate::world::{NodeId, World};
@@ -478,7 +478,7 @@ impl Play {
             .retain(|(borrower, ..), lease| *borrower != index && !regions[lease.region].dead);
         // Mostly it is back before anybody has missed it. Sometimes it is missed for long.
         let wait = match self.chance.below(4) {
-            0 => self.plan.silence_max.saturating_mul(5),
+            0 => noticed_within(self.plan.silence_max).saturating_add(Time::from_secs(1)),
             _ => Time::from_us(self.chance.below(400_000)),
         };
         self.back_by = self.back_by.max(self.later(wait));

@@ -34,6 +34,11 @@ pub(super) struct Stranger {
     wake: Option<Time>,
 }
 
+/// How long it may take until a dead peer is missed: its silence is borne for so long, paths are tried again, and the world may be slow to tell.
+pub(super) fn noticed_within(silence_max: Time) -> Time {
+    silence_max.saturating_mul(3).saturating_add(Time::from_secs(1))
+}
+
 impl Play {
     pub(super) fn invite_stranger(&mut self) {
         if !self.plan.stranger {
@@ -185,13 +190,7 @@ impl Play {
         for (index, node) in self.nodes.iter().enumerate() {
             let linked = node.links.iter().filter(|(_, link)| link.to == dead && link.up);
             for (peer, _) in linked {
-                // It is patient, and the world may be slow to tell.
-                let patience = self
-                    .plan
-                    .silence_max
-                    .saturating_mul(3)
-                    .saturating_add(Time::from_secs(1));
-                let at = self.world.now().saturating_add(patience);
+                let at = self.world.now().saturating_add(noticed_within(self.plan.silence_max));
                 // Peers are numbered anew in every life of the node that waits.
                 let about = (index as u64) << 48 | node.epoch.0 << 24 | u64::from(peer.0);
                 self.arrange(at, Tick::Noticed, about);
@@ -212,7 +211,7 @@ impl Play {
         }
         match node.links.get(&peer) {
             Some(link) if link.up => {
-                let waited = self.plan.silence_max.saturating_mul(3);
+                let waited = noticed_within(self.plan.silence_max);
                 let (node, to) = (index, link.to);
                 Err(Violation::Undead { node, to, waited })
             }
