@@ -28,6 +28,8 @@ pub(super) struct Plan {
     pub(super) actions: u64,
     /// The time between two actions, at most.
     pub(super) pace_max: Time,
+    /// Little happens, so that sessions live by their signs of life alone.
+    pub(super) quiet: bool,
     pub(super) silence_max: Time,
     pub(super) region_bytes: usize,
     pub(super) cells: usize,
@@ -83,6 +85,7 @@ impl Plan {
             ..Fabric::NETWORK
         };
         let rails = rails_of(seed, network);
+        let quiet = seed % 5 == 4;
         Plan {
             nodes: 2 + chance.below(3) as usize,
             nodes_per_host: 1 + chance.below(3) as usize,
@@ -95,8 +98,9 @@ impl Plan {
             reset,
             snip,
             pull: 100,
-            actions: 250,
+            actions: if quiet { 60 } else { 250 },
             pace_max: Time::from_us(200 << chance.below(6)),
+            quiet,
             silence_max: Time::from_ms(300 + chance.below(700)),
             region_bytes: 32 << 10,
             cells: 4,

@@ -585,6 +585,7 @@ impl Play {
         self.act()?;
         // In bursts, so that transfers meet each other, and pauses, so that silence is noticed.
         let pace = match self.chance.below(3) {
+            _ if self.plan.quiet => self.plan.silence_max,
             0 => self.plan.pace_max,
             _ => Time::from_us(20),
         };
