@@ -16,8 +16,9 @@ use crate::agent::{Birth, SimAgent};
 use crate::transport::SimTransport;
 use crate::world::NodeId;
 
-/// How often the stranger tries something.
+/// How often the stranger tries something, and how often where little happens.
 const TRIES_EVERY: Time = Time::from_ms(3);
+const TRIES_RARELY: Time = Time::from_ms(200);
 const NAME: &str = "stranger";
 const LEN: u64 = 4096;
 
@@ -98,7 +99,8 @@ impl Play {
         let now = self.world.now();
         stranger.wake = stranger.wake.filter(|at| *at > now);
         if now >= stranger.next_try && !self.calm {
-            stranger.next_try = now.saturating_add(TRIES_EVERY);
+            let pause = if self.plan.quiet { TRIES_RARELY } else { TRIES_EVERY };
+            stranger.next_try = now.saturating_add(pause);
             let victim = self.chance.below(self.nodes.len() as u64) as usize;
             self.try_to_connect(stranger, victim);
             self.try_to_steal(stranger, victim);
