@@ -2,6 +2,7 @@
 
 mod command;
 mod compare;
+mod mutants;
 mod python;
 mod rdma_test;
 mod screenshot;
@@ -28,6 +29,8 @@ enum Task {
     Test(test::Arguments),
     /// Runs simulated worlds, each made from a seed, under every fault there is, and checks what they promise.
     Seeds(seeds::Arguments),
+    /// Makes mistakes on purpose, one at a time in a copy of the tree, and sees that something notices each.
+    Mutants(mutants::Arguments),
     /// Runs Weft and its peers in turn on the same workload and compares them.
     Compare(compare::Arguments),
     /// Runs the tests that need an RDMA device, in virtual machines that have one, and installs what it needs.
@@ -55,6 +58,7 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
     Ok(match task {
         Task::Test(arguments) => test::run(arguments)?,
         Task::Seeds(arguments) => seeds::run(arguments),
+        Task::Mutants(arguments) => mutants::run(arguments)?,
         Task::Compare(arguments) => compare::run(arguments)?,
         Task::RdmaTest(arguments) => rdma_test::run(arguments)?,
         Task::VllmTest(arguments) => vllm_test::run(arguments)?,

@@ -1,0 +1,255 @@
+//! `cargo xtask mutants`: mistakes made on purpose, one at a time, to see that something notices.
+//!
+//! Each is a small change to one file, told in `xtask/mutants.toml`, with what should catch it: worlds of seeds, or tests. It is made in a copy of
+//! the tree, so that nothing here changes, and what was built for one is used for the next. A mutant that nothing notices is a test that cannot
+//! fail.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::command::{self, output, root};
+
+/// So many worlds each mutant has to be found in.
+const WORLDS: &str = "400";
+const TABLE_BEGINS: &str = "<!-- mutants: begin -->";
+const TABLE_ENDS: &str = "<!-- mutants: end -->";
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Only those whose name contains one of these.
+    names: Vec<String>,
+    /// Put the table into docs/testing.md.
+    #[arg(long)]
+    write: bool,
+}
+
+#[derive(Debug, Error)]
+pub enum Error {
+    #[error(transparent)]
+    Command(#[from] command::Error),
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("xtask/mutants.toml: {0}")]
+    List(#[from] toml::de::Error),
+    #[error("{name:?}: what it changes is in {} {found} times, where it must be once", file.display())]
+    NotThere { name: String, file: PathBuf, found: usize },
+    #[error("without any mutant, {check} fails: {said}")]
+    AlreadyFailing { check: String, said: String },
+}
+
+#[derive(Deserialize)]
+struct List {
+    mutant: Vec<Mutant>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mutant {
+    /// What is wrong with it, in words.
+    name: String,
+    file: PathBuf,
+    from: String,
+    to: String,
+    /// The package whose tests notice, and an expression of nextest that names them. Where there is none, seeds do.
+    package: Option<String>,
+    tests: Option<String>,
+}
+
+/// What became of a mutant.
+struct Verdict {
+    name: String,
+    file: PathBuf,
+    /// Who noticed; none where nobody did.
+    caught: Option<String>,
+    seconds: f64,
+}
+
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
+    let list = root().join("xtask/mutants.toml");
+    let text = fs::read_to_string(&list).map_err(|source| Error::File { path: list, source })?;
+    let mut mutants = toml::from_str::<List>(&text)?.mutant;
+    mutants.retain(|mutant| {
+        let named = |name: &String| mutant.name.contains(name.as_str());
+        arguments.names.is_empty() || arguments.names.iter().any(named)
+    });
+    let tree = Tree::new()?;
+    for mutant in &mutants {
+        tree.changed(mutant)?;
+    }
+    tree.check_as_it_is(&mutants)?;
+    let mut verdicts = Vec::new();
+    for mutant in &mutants {
+        let verdict = tree.try_out(mutant)?;
+        println!("{}", verdict.line());
+        verdicts.push(verdict);
+    }
+    let missed = verdicts.iter().filter(|verdict| verdict.caught.is_none()).count();
+    println!("{} of {} mutants caught", verdicts.len() - missed, verdicts.len());
+    if arguments.write {
+        write_table(&verdicts)?;
+    }
+    Ok(match missed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+/// A copy of what git knows of the tree, and what is built of it.
+struct Tree {
+    path: PathBuf,
+    built: PathBuf,
+}
+
+impl Tree {
+    fn new() -> Result<Tree, Error> {
+        let place = root().join("target/mutants");
+        let tree = Tree {
+            path: place.join("tree"),
+            built: place.join("built"),
+        };
+        let files = output(Command::new("git").args(["ls-files", "-z"]).current_dir(root()))?;
+        for file in files.split('\0').filter(|file| !file.is_empty()) {
+            let (from, to) = (root().join(file), tree.path.join(file));
+            // A file that git still lists may have been removed meanwhile.
+            if let Ok(content) = fs::read(&from) {
+                tree.put(&to, &content)?;
+            }
+        }
+        Ok(tree)
+    }
+
+    /// Writes a file unless it is there already: what is not written anew is not built anew.
+    fn put(&self, path: &Path, content: &[u8]) -> Result<(), Error> {
+        if fs::read(path).is_ok_and(|there| there == content) {
+            return Ok(());
+        }
+        let failed = |source| Error::File {
+            path: path.to_owned(),
+            source,
+        };
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(failed)?;
+        }
+        fs::write(path, content).map_err(failed)
+    }
+
+    /// The file as the mutant has it, and as it is.
+    fn changed(&self, mutant: &Mutant) -> Result<(String, String), Error> {
+        let path = root().join(&mutant.file);
+        let text = fs::read_to_string(&path).map_err(|source| Error::File { path, source })?;
+        match text.matches(&mutant.from).count() {
+            1 => Ok((text.replacen(&mutant.from, &mutant.to, 1), text)),
+            found => Err(Error::NotThere {
+                name: mutant.name.clone(),
+                file: mutant.file.clone(),
+                found,
+            }),
+        }
+    }
+
+    /// A test that fails anyway notices nothing.
+    fn check_as_it_is(&self, mutants: &[Mutant]) -> Result<(), Error> {
+        let mut checks: Vec<&Mutant> = Vec::new();
+        for mutant in mutants {
+            let same = |other: &&Mutant| (&other.package, &other.tests) == (&mutant.package, &mutant.tests);
+            if !checks.iter().any(|other| same(other)) {
+                checks.push(mutant);
+            }
+        }
+        for mutant in checks {
+            if let Some(said) = self.caught(mutant)? {
+                return Err(Error::AlreadyFailing {
+                    check: mutant.tests.clone().unwrap_or_else(|| "seeds".to_owned()),
+                    said,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn try_out(&self, mutant: &Mutant) -> Result<Verdict, Error> {
+        let (wrong, right) = self.changed(mutant)?;
+        let path = self.path.join(&mutant.file);
+        let begun = Instant::now();
+        self.put(&path, wrong.as_bytes())?;
+        let caught = self.caught(mutant);
+        self.put(&path, right.as_bytes())?;
+        Ok(Verdict {
+            name: mutant.name.clone(),
+            file: mutant.file.clone(),
+            caught: caught?,
+            seconds: begun.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// Who notices that something is wrong.
+    fn caught(&self, mutant: &Mutant) -> Result<Option<String>, Error> {
+        let mut cargo = Command::new("cargo");
+        cargo.current_dir(&self.path).env("CARGO_TARGET_DIR", &self.built);
+        cargo.env("CARGO_INCREMENTAL", "0").env("CARGO_PROFILE_DEV_DEBUG", "0");
+        cargo.env_remove("RUSTC_WRAPPER").env("CARGO_TERM_COLOR", "never");
+        match (&mutant.package, &mutant.tests) {
+            (Some(package), Some(tests)) => {
+                cargo.args(["nextest", "run", "--no-fail-fast", "-p", package, "-E", tests]);
+                cargo.args(["--status-level", "fail", "--final-status-level", "fail"]);
+            }
+            _ => {
+                cargo.args(["run", "--quiet", "-p", "xtask", "--", "seeds", WORLDS]);
+            }
+        }
+        let done = cargo.output().map_err(|source| command::Error::NotStarted {
+            program: "cargo".to_owned(),
+            source,
+        })?;
+        if done.status.success() {
+            return Ok(None);
+        }
+        let said = [done.stdout, done.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        Ok(Some(first_complaint(&said)))
+    }
+}
+
+/// The seed or the test that was the first to notice.
+fn first_complaint(said: &[String]) -> String {
+    let lines = || said.iter().flat_map(|text| text.lines()).map(str::trim);
+    let seed = lines().find(|line| line.starts_with("seed "));
+    let test =
+        lines().find(|line| line.starts_with("FAIL") || line.starts_with("SIGABRT") || line.starts_with("TIMEOUT"));
+    let test = test.map(|line| line.rsplit(' ').next().unwrap_or(line));
+    let error = lines().find(|line| line.starts_with("error"));
+    let text = seed.or(test).or(error).unwrap_or("failed without a word");
+    text.chars().take(160).collect()
+}
+
+impl Verdict {
+    fn line(&self) -> String {
+        match &self.caught {
+            Some(by) => format!("caught  {} ({:.0} s): {by}", self.name, self.seconds),
+            None => format!("MISSED  {} ({:.0} s)", self.name, self.seconds),
+        }
+    }
+}
+
+fn write_table(verdicts: &[Verdict]) -> Result<(), Error> {
+    let path = root().join("docs/testing.md");
+    let failed = |source| Error::File {
+        path: path.clone(),
+        source,
+    };
+    let page = fs::read_to_string(&path).map_err(failed)?;
+    let (Some(begin), Some(end)) = (page.find(TABLE_BEGINS), page.find(TABLE_ENDS)) else {
+        return Err(failed(std::io::ErrorKind::InvalidData.into()));
+    };
+    let mut table = String::from("\n| mutant | in | caught by |\n|---|---|---|\n");
+    for verdict in verdicts {
+        let caught = verdict.caught.as_deref().unwrap_or("**nobody**").replace('|', "\\|");
+        table += &format!("| {} | `{}` | {caught} |\n", verdict.name, verdict.file.display());
+    }
+    let page = format!("{}{table}{}", &page[..begin + TABLE_BEGINS.len()], &page[end..]);
+    fs::write(&path, page).map_err(failed)
+}
