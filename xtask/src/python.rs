@@ -33,6 +33,11 @@ impl Environment {
         Command::new(self.program("python"))
     }
 
+    /// A program that a package has brought.
+    pub fn installed(&self, name: &str) -> Command {
+        Command::new(self.program(name))
+    }
+
     pub fn pip_install(&self, what: &[&str]) -> Result<(), Error> {
         let arguments = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
         run(self.python().args(arguments).args(what).current_dir(root()))
