@@ -43,6 +43,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         maturin.args(["--compatibility", "linux"]);
     } else {
         tools.pip_install(&["ziglang"])?;
+        // maturin asks the first Python that it finds for zig.
+        maturin.env("PATH", tools.search_path());
         maturin.args(["--zig", "--compatibility", &arguments.compatibility]);
     }
     run_command(&mut maturin)?;
@@ -55,7 +57,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         path: kept.clone(),
         source,
     })?;
-    println!("{}", kept.display());
+    println!("{}", arguments.out.join(kept.file_name().unwrap_or_default()).display());
     Ok(ExitCode::SUCCESS)
 }
 
