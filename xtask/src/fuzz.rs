@@ -128,15 +128,7 @@ fn build(targets: &[String]) -> Result<PathBuf, Error> {
     let place = root().join("target/fuzz");
     let mut command = cargo();
     command
-        .args([
-            "build",
-            "--release",
-            "--locked",
-            "--manifest-path",
-            MANIFEST,
-            "--target",
-            host,
-        ])
+        .args(["build", "--release", "--manifest-path", MANIFEST, "--target", host])
         .args(targets.iter().flat_map(|target| ["--bin", target]))
         .env("CARGO_TARGET_DIR", &place)
         .env("RUSTFLAGS", FLAGS);
