@@ -33,9 +33,12 @@ pub fn run_models() -> Result<(), Error> {
         .map(|name| if name == "weft-runtime" { "weft" } else { name });
     let mut command = cargo();
     command
-        .args(["test", "--release", "--lib"])
+        .args(["test", "--lib"])
         .args(packages.flat_map(|name| ["--package", name]))
         .args(["--", "model::"])
+        // Models are small; most of the time goes into building what is around them.
+        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
         // Its flags would make everything else be built again.
         .env("CARGO_TARGET_DIR", root().join("target/loom"))
         .env("RUSTFLAGS", "--cfg loom");
