@@ -1,15 +1,22 @@
 //! The project's own tasks: `cargo xtask <task>`. One file per task.
 
+mod bare_test;
 mod command;
 mod compare;
+mod deny;
+mod fuzz;
+mod left_out;
+mod loom;
 mod mutants;
 mod python;
 mod rdma_test;
 mod screenshot;
 mod seeds;
+mod suite;
 mod test;
 mod vllm_test;
 mod vm;
+mod wheel;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -27,6 +34,16 @@ struct Arguments {
 enum Task {
     /// Runs the whole suite, Python included, and installs what it needs.
     Test(test::Arguments),
+    /// Runs the README's commands on a bare Debian that is made for it: from a clean clone, with nothing but Rust, a compiler and Python.
+    BareTest(bare_test::Arguments),
+    /// Runs the models of code that threads share, in every order of their steps.
+    Loom,
+    /// Fuzzes decoders, each for a while.
+    Fuzz(fuzz::Arguments),
+    /// Checks the licences and sources of all dependencies.
+    Deny(deny::Arguments),
+    /// Builds the Python wheel for many Linux systems, and looks at it from a fresh environment.
+    Wheel(wheel::Arguments),
     /// Runs simulated worlds, each made from a seed, under every fault there is, and checks what they promise.
     Seeds(seeds::Arguments),
     /// Makes mistakes on purpose, one at a time in a copy of the tree, and sees that something notices each.
@@ -57,6 +74,11 @@ fn main() -> ExitCode {
 fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
     Ok(match task {
         Task::Test(arguments) => test::run(arguments)?,
+        Task::BareTest(arguments) => bare_test::run(arguments)?,
+        Task::Loom => loom::run()?,
+        Task::Fuzz(arguments) => fuzz::run(arguments)?,
+        Task::Deny(arguments) => deny::run(arguments)?,
+        Task::Wheel(arguments) => wheel::run(arguments)?,
         Task::Seeds(arguments) => seeds::run(arguments),
         Task::Mutants(arguments) => mutants::run(arguments)?,
         Task::Compare(arguments) => compare::run(arguments)?,

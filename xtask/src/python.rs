@@ -1,5 +1,6 @@
 //! Virtual environments in the repository, made when they are not there.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -31,6 +32,19 @@ impl Environment {
 
     pub fn python(&self) -> Command {
         Command::new(self.program("python"))
+    }
+
+    /// Its programs, and those of everybody else.
+    pub fn search_path(&self) -> OsString {
+        let mut path = self.path.join("bin").into_os_string();
+        path.push(":");
+        path.push(std::env::var_os("PATH").unwrap_or_default());
+        path
+    }
+
+    /// A program that a package has brought.
+    pub fn installed(&self, name: &str) -> Command {
+        Command::new(self.program(name))
     }
 
     pub fn pip_install(&self, what: &[&str]) -> Result<(), Error> {

@@ -131,7 +131,6 @@ impl Part {
 
 /// What the tests need beside a virtual machine.
 const NEEDED: &[Needed] = &[
-    (&["protoc", "--version"], "protobuf-compiler"),
     (&["cc", "--version"], "gcc"),
     (&["ib_write_bw", "--version"], "perftest"),
 ];

@@ -21,7 +21,6 @@ pub struct Arguments {
 /// What the tests need beside Rust and Python.
 const NEEDED: &[Needed] = &[
     (&["etcd", "--version"], "etcd-server"),
-    (&["protoc", "--version"], "protobuf-compiler"),
     (&["python3", "-c", "import ensurepip, venv"], "python3-venv"),
     (&["cc", "--version"], "gcc"),
     (
@@ -56,8 +55,7 @@ impl Vllm {
         // The list is complete, and what vLLM asks of torch cannot be had from PyPI: nothing is to be resolved.
         environment.pip_install(&["--no-deps", "--requirement", PINNED])?;
         environment.pip_install(&["--no-deps", "--force-reinstall", "."])?;
-        let features = ["--package", "weft-cli", "--features", "etcd"];
-        command::run(cargo().args(["build", "--release", "--quiet"]).args(features))?;
+        command::run(cargo().args(["build", "--release", "--quiet", "--package", "weft-cli"]))?;
         Ok(Vllm { environment })
     }
 

@@ -1,88 +1,14 @@
-//! The `weft` command: one file per verb.
+//! The `weft` command as a program. The Python package starts the same command by itself.
 #![forbid(unsafe_code)]
-
-mod complaint;
-mod courier;
-mod desk;
-mod ends;
-mod exercise;
-mod pair;
-mod partner;
-mod pattern;
-mod ping_pong;
-mod predict;
-mod ranks;
-mod report;
-mod router;
-mod table;
-mod verbs;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-
-use complaint::{Complaint, EXIT_CODES};
-
-/// Moves memory between processes and machines, and shows how fast.
-#[derive(Debug, Parser)]
-#[command(name = "weft", version, after_help = EXIT_CODES, arg_required_else_help = true, max_term_width = 120)]
-struct Command {
-    /// Set a setting for this run, as in `--set tcp.connections=2`. `weft doctor` lists them all
-    #[arg(long = "set", value_name = "KEY=VALUE", global = true)]
-    settings: Vec<String>,
-    #[command(subcommand)]
-    verb: Verb,
-}
-
-#[derive(Debug, Subcommand)]
-enum Verb {
-    Demo(verbs::demo::Demo),
-    Doctor(verbs::doctor::Doctor),
-    #[command(subcommand)]
-    Bench(verbs::bench::Bench),
-    Explain(verbs::explain::Explain),
-    #[command(subcommand)]
-    Sim(verbs::sim::Sim),
-    PlanServing(verbs::plan_serving::PlanServing),
-    Validate(verbs::validate::Validate),
-    PlanTraining(verbs::plan_training::PlanTraining),
-    Serve(verbs::serve::Serve),
-    Copy(verbs::copy::Copy),
-    Completions(verbs::completions::Completions),
-    Man(verbs::man::Man),
-    #[command(hide = true)]
-    Partner(verbs::partner::Partner),
-    #[command(hide = true)]
-    Rank(verbs::rank::Rank),
-}
-
 fn main() -> ExitCode {
-    let command = Command::parse();
-    match run(command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(complaint) => {
-            eprintln!("{complaint}");
-            ExitCode::from(complaint.exit() as u8)
+    match std::env::current_exe() {
+        Ok(program) => ExitCode::from(weft_cli::run(std::env::args_os(), vec![program.into()])),
+        Err(error) => {
+            eprintln!("weft: The system does not say where this program is: {error}");
+            ExitCode::FAILURE
         }
-    }
-}
-
-fn run(command: Command) -> Result<(), Complaint> {
-    let settings = ends::Overrides::parse(&command.settings)?;
-    match command.verb {
-        Verb::Demo(verb) => verb.run(&settings),
-        Verb::Doctor(verb) => verb.run(&settings),
-        Verb::Bench(verb) => verb.run(&settings),
-        Verb::Explain(verb) => verb.run(),
-        Verb::Sim(verb) => verb.run(),
-        Verb::PlanServing(verb) => verb.run(),
-        Verb::Validate(verb) => verb.run(),
-        Verb::PlanTraining(verb) => verb.run(),
-        Verb::Serve(verb) => verb.run(&settings),
-        Verb::Copy(verb) => verb.run(&settings),
-        Verb::Completions(verb) => verb.run(),
-        Verb::Man(verb) => verb.run(),
-        Verb::Partner(verb) => verb.run(&settings),
-        Verb::Rank(verb) => verb.run(&settings),
     }
 }

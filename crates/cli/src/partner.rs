@@ -7,7 +7,7 @@
 //! proved the secret.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -19,6 +19,7 @@ use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{self, Allocation, Overrides};
 use crate::pattern::shuffled;
 use crate::ping_pong::Serve;
+use crate::program;
 
 /// The name under which a partner publishes its region, and that under which the other end does, where it is written back to.
 pub const REGION: &str = "partner";
@@ -139,8 +140,7 @@ impl Partner {
     /// Starts a second process on this host.
     pub fn spawn(role: Role<'_>, overrides: &Overrides) -> Result<Partner, Complaint> {
         let complain = || "The second process could not be started.".to_string();
-        let program = std::env::current_exe().or_complain(Exit::Failed, complain)?;
-        let mut command = Command::new(program);
+        let mut command = program::again();
         command.args(overrides.as_flags());
         command.args(["partner", "--name", role.name]);
         command.args(["--bytes", &role.region_bytes.to_string()]);

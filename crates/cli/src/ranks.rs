@@ -5,12 +5,13 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use serde::{Deserialize, Serialize};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{Allocation, Overrides};
+use crate::program;
 use crate::verbs::random_word;
 
 /// A collective to be done over and over.
@@ -110,12 +111,11 @@ impl Ranks {
     pub fn spawn(formation: Formation, overrides: &Overrides) -> Result<Ranks, Complaint> {
         let Formation { count, arena, pin } = formation;
         let complain = || "The ranks could not be started.".to_string();
-        let program = std::env::current_exe().or_complain(Exit::Failed, complain)?;
         let meeting_place = MeetingPlace::make()?;
         let overrides = overrides.with("rendezvous", format!("dir:{}", meeting_place.0.display()));
         let mut all = Vec::new();
         for rank in 0..count {
-            let mut command = Command::new(&program);
+            let mut command = program::again();
             command.args(overrides.as_flags());
             command.args(["rank", "--rank", &rank.to_string(), "--ranks", &count.to_string()]);
             if !arena {

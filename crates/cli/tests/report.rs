@@ -57,19 +57,9 @@ fn report(scratch: &Scratch, arguments: &[&str]) -> PathBuf {
 }
 
 fn chromium() -> Option<&'static str> {
-    let works = |program: &&str| {
-        Command::new(program)
-            .arg("--version")
-            .output()
-            .is_ok_and(|output| output.status.success())
-    };
-    let found = ["chromium", "chromium-browser", "google-chrome"]
-        .into_iter()
-        .find(works);
-    if found.is_none() {
-        eprintln!("left out: there is no Chromium (Debian: chromium)");
-    }
-    found
+    weft_testing::has(weft_testing::Need::Chromium)
+        .then(weft_testing::chromium)
+        .flatten()
 }
 
 fn browse(chromium: &str, scratch: &Scratch, more: &[&str], page: &Path) -> Output {

@@ -104,6 +104,11 @@ impl Harness for OverVerbs {
     }
 }
 
+#[test]
+fn tests_that_need_a_device() {
+    weft_testing::has(weft_testing::Need::Rdma);
+}
+
 mod one_rail {
     weft_protocol::conformance_tests!(
         #[ignore = "needs an RDMA device"]
@@ -144,6 +149,9 @@ fn atomics_by_the_device() {
 fn two_rails() {
     match OverVerbs::on_two_rails() {
         Some(mut over) => weft_protocol::conformance::run(&mut over),
-        None => eprintln!("left out: there are no two rails with a way between them"),
+        None => weft_testing::leave_out(
+            weft_testing::Need::Rdma,
+            "there are no two rails with a way between them",
+        ),
     }
 }

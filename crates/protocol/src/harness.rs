@@ -56,6 +56,11 @@ pub fn group_messages(bytes: &[u8]) {
     }
 }
 
+/// Whatever a peer with the right secret may say as a parcel.
+pub fn parcels(bytes: &[u8]) {
+    crate::agent::harness::parcels(bytes);
+}
+
 /// A recording is refused, or means the same when it is written again.
 pub fn recordings(text: &str) {
     if let Ok(recording) = text.parse::<Recording>() {
@@ -124,6 +129,33 @@ mod tests {
             9001 cancel 0 7\n9002 signal 0 lost system:104 true\n9003 close 0\n";
         assert!(sample.parse::<Recording>().is_ok());
         search(sample.as_bytes(), |bytes| recordings(&String::from_utf8_lossy(bytes)));
+    }
+
+    #[test]
+    fn any_parcels() {
+        // A parcel, one of whose head the end is missing, and a receipt, each as a piece: what to do, length, bytes.
+        let parcel = |number: u8| {
+            let mut piece = vec![0xc1, 30, 4];
+            piece.extend(
+                [number, 0, 0, 0, 0, 0, 0, 0]
+                    .iter()
+                    .chain(&[0; 8])
+                    .chain(&[1, 0, 0, 0, 0, 0, 0, 0]),
+            );
+            piece.extend(b"hello");
+            piece
+        };
+        let sample = [
+            parcel(0),
+            parcel(1),
+            vec![0x81, 5, 1, 2, 3, 4, 5],
+            vec![0xc0, 9, 5, 1, 0, 0, 0, 0, 0, 0, 0],
+            vec![0x42, 0],
+            vec![0xc0, 20, 4],
+            vec![0; 19],
+            parcel(7),
+        ];
+        search(&sample.concat(), parcels);
     }
 
     #[test]

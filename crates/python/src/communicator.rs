@@ -17,6 +17,7 @@ use elements::{Elements, operator};
 use request::{Kind, Request};
 
 pub use pending::Pending;
+pub use raw::numbers;
 
 /// One rank of a group of processes that call the same things in the same order.
 #[derive(Debug)]

@@ -3,6 +3,8 @@
 //! Two rules keep Python and the progress thread from waiting for each other. Whoever calls into the agent lets other Python
 //! threads run meanwhile; and nothing that runs inside the agent ever waits for Python: references are given back later, and
 //! `asyncio` is told by a thread of its own.
+//!
+//! The `weft` command is in the same module, so that one wheel holds both and what they share once.
 
 mod agent;
 mod asyncio;
@@ -38,10 +40,19 @@ mod _weft {
     #[pymodule_export]
     use super::transfer::{Summary, Transfer};
 
+    use std::ffi::OsString;
+
     use pyo3::prelude::*;
+
+    /// Does what a command line of `weft` asks for, and returns the exit code. See `weft/__main__.py`.
+    #[pyfunction]
+    fn command(py: Python<'_>, arguments: Vec<OsString>, again: Vec<OsString>) -> u8 {
+        py.detach(|| weft_cli::run(arguments, again))
+    }
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("_NUMBERS", super::communicator::numbers(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -57,6 +57,31 @@ def ints(*values):
     return array.array("q", values)
 
 
+def test_numbers_stand_for_what_their_names_say():
+    kinds, operators, datatypes = (weft._weft._NUMBERS[which] for which in ("kinds", "operators", "datatypes"))
+
+    def body(group, agent):
+        def raw(kind, datatype, operator, data, root=0):
+            address, length = data.buffer_info()
+            place = (address, length * data.itemsize)
+            group._raw(kinds[kind], place, place, datatypes[datatype], operators[operator], root, 20.0)
+            return list(data)
+
+        for operator in operators:
+            for datatype, letter in [("u8", "B"), ("i64", "q"), ("f32", "f")]:
+                if operator.startswith("b") and datatype == "f32":
+                    continue  # The bits of floats are not what the sum of them is.
+                named = array.array(letter, [6 + group.rank, 3, 1])
+                numbered = array.array(letter, named)
+                group.all_reduce(named, op=operator)
+                assert raw("all_reduce", datatype, operator, numbered) == list(named), (operator, datatype)
+        told = array.array("q", [group.rank])
+        assert raw("broadcast", "i64", "sum", told, root=1) == [1]
+
+    on_ranks(2, body)
+    assert len(kinds) == 11 and len(operators) == 8 and len(datatypes) == 14
+
+
 def test_every_collective(way):
     def body(group, agent):
         rank, size = group.rank, group.size

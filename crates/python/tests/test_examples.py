@@ -1,12 +1,13 @@
 """The examples run as they are, and say what they say."""
 
-import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from needs import needs
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
 SAYS = {
@@ -23,8 +24,8 @@ def test_every_example_is_run_here():
 
 @pytest.mark.parametrize("name", SAYS)
 def test_example(name, tmp_path):
-    if "torch" in name and importlib.util.find_spec("torch") is None:
-        pytest.skip("torch is not installed: cargo xtask test --torch")
+    if "torch" in name:
+        needs("torch")
     # The secret of the user lies under this directory.
     environment = os.environ | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if "ddp" in name else []

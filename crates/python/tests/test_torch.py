@@ -1,13 +1,14 @@
 """torch.distributed with the backend weft, beside Gloo. The ranks are processes that run torch_ranks.py."""
 
-import importlib.util
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+from needs import needs
+
+needs("torch")
 
 HERE = pathlib.Path(__file__).parent
 

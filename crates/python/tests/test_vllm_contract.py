@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-import pytest
+from needs import needs
 
-pytest.importorskip("vllm")
+needs("vllm")
 sys.path.insert(0, str(Path(__file__).parent.parent / "vllm_tests"))
 
 

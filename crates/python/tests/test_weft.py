@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import weft
+from needs import needs
 from pair import BLOCK, SECRET, published, two_agents
 
 
@@ -101,7 +102,9 @@ def test_dlpack_without_the_buffer_protocol(agents):
 
 
 def test_torch(agents):
-    torch = pytest.importorskip("torch", reason="torch is not installed: cargo xtask test --torch")
+    needs("torch")
+    import torch
+
     target, initiator, peer = agents
     kept = published(target, "torch", torch.arange(1000, dtype=torch.bfloat16).reshape(10, 100))
     tensor = torch.zeros((10, 100), dtype=torch.bfloat16)

@@ -8,6 +8,7 @@ mod communicator;
 mod driver;
 mod ending;
 mod error;
+pub mod harness;
 mod memory;
 pub mod observe;
 mod peer;

@@ -20,7 +20,6 @@
 
 mod directory;
 mod entry;
-#[cfg(feature = "etcd")]
 mod etcd;
 mod name_server;
 mod process;
@@ -35,11 +34,13 @@ use weft_protocol::Epoch;
 
 use crate::settings::{RendezvousChoice, SecretError, Settings};
 
+pub(crate) use name_server::check_frames;
+
 pub use entry::Entry;
+pub use etcd::EtcdError;
 pub use world::World;
 
 use directory::Directory;
-#[cfg(feature = "etcd")]
 use etcd::Etcd;
 use name_server::Names;
 use process::InProcess;
@@ -58,7 +59,6 @@ enum Place {
     Process(InProcess),
     Directory(Directory),
     Names(Names),
-    #[cfg(feature = "etcd")]
     Etcd(Box<Etcd>),
 }
 
@@ -138,15 +138,8 @@ impl Rendezvous {
     }
 
     /// Agents that share an etcd cluster, given as URLs with semicolons between them.
-    #[cfg(feature = "etcd")]
     pub fn by_etcd(endpoints: &str, options: RendezvousOptions) -> Result<Rendezvous, RendezvousError> {
         Etcd::connect(endpoints, options).map(|place| Place::Etcd(Box::new(place)).into())
-    }
-
-    /// Agents that share an etcd cluster; this build cannot reach one.
-    #[cfg(not(feature = "etcd"))]
-    pub fn by_etcd(_: &str, _: RendezvousOptions) -> Result<Rendezvous, RendezvousError> {
-        Err(RendezvousError::NotBuilt { feature: "etcd" })
     }
 
     /// Takes a name. One that another live agent holds is refused.
@@ -156,7 +149,6 @@ impl Rendezvous {
             Place::Process(place) => Box::new(place.register(&entry)?),
             Place::Directory(place) => Box::new(place.register(&entry)?),
             Place::Names(place) => Box::new(place.register(&entry)?),
-            #[cfg(feature = "etcd")]
             Place::Etcd(place) => Box::new(place.register(&entry)?),
         };
         Ok(Registration { entry, _held: held })
@@ -169,7 +161,6 @@ impl Rendezvous {
             Place::Process(place) => place.lookup(name, timeout),
             Place::Directory(place) => place.lookup(name, timeout)?,
             Place::Names(place) => place.lookup(name, timeout)?,
-            #[cfg(feature = "etcd")]
             Place::Etcd(place) => place.lookup(name, timeout)?,
         };
         found.ok_or_else(|| RendezvousError::NotFound {
@@ -184,7 +175,6 @@ impl Rendezvous {
             Place::Process(place) => place.list(),
             Place::Directory(place) => place.list()?,
             Place::Names(place) => place.list()?,
-            #[cfg(feature = "etcd")]
             Place::Etcd(place) => place.list()?,
         };
         entries.sort_by(|a, b| a.name.cmp(&b.name));
@@ -196,7 +186,6 @@ impl Rendezvous {
         let began = Instant::now();
         loop {
             let entries = match &self.place {
-                #[cfg(feature = "etcd")]
                 Place::Etcd(place) => place.list_changed(known, timeout)?,
                 _ => self.list()?,
             };
@@ -250,14 +239,8 @@ pub enum RendezvousError {
     WrongSecret { address: String },
     #[error("what answers at {address} is not our name server")]
     NotNameServer { address: String },
-    #[error("this build has no {feature}: build it with the feature {feature:?}")]
-    NotBuilt { feature: &'static str },
-    #[cfg(feature = "etcd")]
     #[error("etcd at {endpoints}: {source}")]
-    Etcd {
-        endpoints: String,
-        source: Box<etcd_client::Error>,
-    },
+    Etcd { endpoints: String, source: EtcdError },
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
     #[error(transparent)]

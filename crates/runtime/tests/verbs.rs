@@ -25,6 +25,11 @@ fn second_process() {
     support::second_process();
 }
 
+#[test]
+fn tests_that_need_a_device() {
+    weft_testing::has(weft_testing::Need::Rdma);
+}
+
 /// Which end of the cable is pulled. The other one is told nothing, and has to find out.
 #[derive(Clone, Copy, Debug)]
 enum End {
@@ -266,8 +271,7 @@ fn tcp_takes_over_when_no_rail_is_left_and_gives_back() {
 #[ignore = "needs an RDMA device"]
 fn a_killed_peer_is_told() {
     if LISTENER.is_some() {
-        println!("left out: the peer is a process of another machine");
-        return;
+        return weft_testing::leave_out(weft_testing::Need::Rdma, "the peer is a process of another machine");
     }
     let mut pair = Pair::connect("doomed");
     let under_way: Vec<_> = (0..8).map(|number| pair.post(number % 2 == 0)).collect();

@@ -9,6 +9,7 @@
 pub mod agent;
 pub mod faults;
 pub mod flow;
+pub mod harness;
 pub mod packet;
 pub mod scenario;
 pub mod seeds;

@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use super::Part;
 use crate::command::{Error, cargo, output};
-use crate::test::FEATURES;
 
 /// Executables by name of their target.
 #[derive(Debug)]
@@ -25,7 +24,7 @@ impl Built {
         names.dedup();
         if !names.is_empty() {
             let mut command = cargo();
-            command.args(["test", "--no-run", "--quiet", MESSAGES]).args(FEATURES);
+            command.args(["test", "--no-run", "--quiet", "--workspace", MESSAGES]);
             names.iter().for_each(|name| {
                 command.args(["--test", name]);
             });

@@ -268,9 +268,7 @@ fn of_many_silent_callers_the_oldest_goes_and_those_that_speak_stay() {
 
 #[test]
 fn a_caller_of_another_user_is_hung_up_on() {
-    // SAFETY: no preconditions.
-    if unsafe { libc::geteuid() } != 0 {
-        // Only root can be somebody else.
+    if !weft_testing::has(weft_testing::Need::Root) {
         return;
     }
     let mut ends = connected();

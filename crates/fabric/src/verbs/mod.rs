@@ -41,3 +41,11 @@ pub use transport::Verbs;
 
 /// Moves and messages that a path holds at a time.
 const INFLIGHT_OPS_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn tests_that_need_a_device() {
+        weft_testing::has(weft_testing::Need::Rdma);
+    }
+}

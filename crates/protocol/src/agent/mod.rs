@@ -14,6 +14,7 @@
 mod announce;
 mod atomics;
 mod connect;
+pub(crate) mod harness;
 mod parcels;
 mod paths;
 mod rails;

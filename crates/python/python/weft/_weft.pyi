@@ -5,6 +5,11 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 __version__: str
+# The numbers that stand for kinds, datatypes and operators in `Communicator._raw`, by their names.
+_NUMBERS: dict[str, dict[str, int]]
+
+def command(arguments: Sequence[str], again: Sequence[str]) -> int:
+    """Does what a command line of `weft` asks for and returns the exit code; `again` starts the command once more."""
 
 class _DlPack(Protocol):
     def __dlpack__(self) -> Any: ...

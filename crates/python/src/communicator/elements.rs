@@ -152,6 +152,12 @@ pub fn operator(name: &str) -> PyResult<Operator> {
     Ok(Operator::from(function.clone()))
 }
 
+/// The names of all of them, in the order of their numbers.
+pub fn operator_names() -> impl Iterator<Item = &'static str> {
+    let named = Reduction::ALL.into_iter().map(Reduction::name);
+    named.chain(BITS.iter().map(|(name, _)| *name))
+}
+
 /// By number: the built-in ones in their order, then those of bits.
 pub fn numbered_operator(number: usize) -> Option<Operator> {
     match Reduction::ALL.get(number) {

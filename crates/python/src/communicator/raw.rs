@@ -3,11 +3,31 @@
 use std::any::Any;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use weft::{Datatype, HostMemory, Part, Rank};
 
-use super::elements::numbered_operator;
+use super::elements::{numbered_operator, operator_names};
 use super::request::{Kind, Request};
 use crate::errors::invalid;
+
+/// The numbers that stand for collectives, datatypes and operators in `_raw`, by name: whoever calls it takes them from here.
+pub fn numbers(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    fn numbered<'py>(py: Python<'py>, names: impl Iterator<Item = &'static str>) -> PyResult<Bound<'py, PyDict>> {
+        let numbers = PyDict::new(py);
+        for (number, name) in names.enumerate() {
+            numbers.set_item(name, number)?;
+        }
+        Ok(numbers)
+    }
+    let all = PyDict::new(py);
+    all.set_item("kinds", numbered(py, Kind::ALL.into_iter().map(Kind::name))?)?;
+    all.set_item(
+        "datatypes",
+        numbered(py, Datatype::ALL.into_iter().map(Datatype::name))?,
+    )?;
+    all.set_item("operators", numbered(py, operator_names())?)?;
+    Ok(all)
+}
 
 pub struct Raw {
     pub kind: u8,

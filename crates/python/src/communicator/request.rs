@@ -34,6 +34,23 @@ impl Kind {
         Kind::Receive,
         Kind::Barrier,
     ];
+
+    /// As the method is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::AllReduce => "all_reduce",
+            Kind::AllGather => "all_gather",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::Broadcast => "broadcast",
+            Kind::Reduce => "reduce",
+            Kind::Gather => "gather",
+            Kind::Scatter => "scatter",
+            Kind::AllToAll => "all_to_all",
+            Kind::Send => "send",
+            Kind::Receive => "receive",
+            Kind::Barrier => "barrier",
+        }
+    }
 }
 
 pub struct Request {

@@ -12,7 +12,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::entry::{ENTRIES_MAX, ENTRY_BYTES_MAX, Entry};
+use super::entry::{ENTRIES_MAX, ENTRY_BYTES_MAX, Entry, escaped};
 use super::{Held, RendezvousError, RendezvousOptions};
 
 const SUFFIX: &str = ".entry";
@@ -39,7 +39,7 @@ impl Held for DirectoryHold {}
 
 impl Directory {
     pub(super) fn open(path: &Path, options: RendezvousOptions) -> Result<Directory, RendezvousError> {
-        let path = path.join(file_name(&options.job));
+        let path = path.join(escaped(&options.job));
         let directory = Directory {
             path,
             lease: options.lease,
@@ -197,7 +197,7 @@ impl Directory {
     }
 
     fn entry_path(&self, name: &str) -> PathBuf {
-        self.path.join(file_name(name) + SUFFIX)
+        self.path.join(escaped(name) + SUFFIX)
     }
 
     fn failed(&self) -> impl Fn(io::Error) -> RendezvousError + '_ {
@@ -233,16 +233,4 @@ fn lock(directory: &Path) -> io::Result<File> {
         .open(directory.join(".lock"))?;
     file.lock()?;
     Ok(file)
-}
-
-/// A name as a file name: letters, digits, `-`, `_` and `.` as they are, everything else as `%xx`. Nothing escapes the directory.
-fn file_name(name: &str) -> String {
-    let mut out = String::with_capacity(name.len());
-    for byte in name.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => out.push(byte.into()),
-            _ => out.push_str(&format!("%{byte:02x}")),
-        }
-    }
-    out
 }

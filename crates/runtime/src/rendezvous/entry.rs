@@ -106,6 +106,20 @@ pub(super) fn check_name(name: &str) -> Result<(), RendezvousError> {
     })
 }
 
+/// A name as one part of a path, of a file or of a key, that no other name has: letters, digits, `-`, `_` and `.` as they are, everything
+/// else as `%xx`. A dot at its beginning is escaped too, because `..` leads elsewhere.
+pub(super) fn escaped(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for (at, byte) in name.bytes().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => out.push(byte.into()),
+            b'.' if at > 0 => out.push('.'),
+            _ => out.push_str(&format!("%{byte:02x}")),
+        }
+    }
+    out
+}
+
 fn sound(text: &str, max: usize) -> bool {
     !text.is_empty() && text.len() <= max && !text.chars().any(char::is_control)
 }

@@ -3,23 +3,30 @@
 //! An entry hangs on a lease that its holder keeps alive; when the holder dies, etcd itself takes the entry away. The client
 //! library is asynchronous, so one thread per place runs it and the calls here wait for its answers.
 
-use std::future::Future;
+mod client;
+mod wire;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
-use etcd_client::{Client, Compare, CompareOp, ConnectOptions, GetOptions, PutOptions, Txn, TxnOp, WatchOptions};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::entry::{ENTRIES_MAX, Entry};
+use super::entry::{ENTRIES_MAX, Entry, escaped};
 use super::{Held, RendezvousError, RendezvousOptions};
 
-const PREFIX: &str = "/weft";
-/// How long one exchange with the server may take.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+pub use client::EtcdError;
+
+use client::{ANSWER_TIME_MAX, Client};
+use wire::{
+    Compare, Event, KeyValue, PutRequest, RangeRequest, Request as Asked, RequestOp, TxnRequest, WatchCreateRequest,
+};
+
+/// Entries that are asked for at once. Few enough that an answer has a bound, whatever others have written there.
+const PAGE: usize = 32;
 /// Whoever waits longer waits for ever; the clock would not take more.
 const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);
 
@@ -56,25 +63,19 @@ impl Held for EtcdHold {}
 impl Etcd {
     pub(super) fn connect(endpoints: &str, options: RendezvousOptions) -> Result<Etcd, RendezvousError> {
         let worker = Worker::start()?;
-        let urls: Vec<String> = endpoints.split(';').map(|url| url.trim().to_owned()).collect();
-        let named = endpoints.to_owned();
-        let client = worker.run(async move {
-            let connect = ConnectOptions::new()
-                .with_connect_timeout(ANSWER_TIME_MAX)
-                .with_timeout(ANSWER_TIME_MAX);
-            let mut client = Client::connect(urls, Some(connect)).await.map_err(failed(&named))?;
-            // Connecting is lazy; asking something tells whether anybody is there.
-            client.get(PREFIX, None).await.map_err(failed(&named))?;
-            Ok(client)
-        })?;
-        Ok(Etcd {
-            cluster: Cluster {
+        let endpoints = endpoints.to_owned();
+        let cluster = worker.run(async move {
+            let client = Client::new(&endpoints).map_err(failed(&endpoints))?;
+            let cluster = Cluster {
                 client,
-                endpoints: endpoints.to_owned(),
+                endpoints,
                 options,
-            },
-            worker,
-        })
+            };
+            // Connecting is lazy; asking something tells whether anybody is there.
+            cluster.find(&cluster.key("")).await?;
+            Ok(cluster)
+        })?;
+        Ok(Etcd { cluster, worker })
     }
 
     pub(super) fn register(&self, entry: &Entry) -> Result<EtcdHold, RendezvousError> {
@@ -116,7 +117,7 @@ impl Drop for EtcdHold {
     fn drop(&mut self) {
         self.keeper.abort();
         let lease = self.lease.load(Ordering::Acquire);
-        let mut cluster = self.cluster.clone();
+        let cluster = self.cluster.clone();
         let (done, wait) = sync_channel(1);
         let revoke = async move {
             // The entry hangs on our lease alone, so this takes away ours and nobody else's.
@@ -131,44 +132,54 @@ impl Drop for EtcdHold {
 }
 
 impl Cluster {
+    /// Where the entry of a name is kept. Names of two jobs cannot meet, whatever slashes are in either.
     fn key(&self, name: &str) -> String {
-        format!("{PREFIX}/{}/{name}", self.options.job)
+        format!("{}{}", self.prefix(), escaped(name))
+    }
+
+    /// What the keys of this job, and of no other, begin with.
+    fn prefix(&self) -> String {
+        format!("/weft/{}/", escaped(&self.options.job))
+    }
+
+    /// The first key that no longer begins with `prefix`.
+    fn prefix_end(&self) -> Vec<u8> {
+        let mut end = self.prefix().into_bytes();
+        // The last byte is a slash, and has a successor.
+        end.pop();
+        end.push(b'/' + 1);
+        end
+    }
+
+    /// What is kept at a key, if anything is, and the revision of which that is true.
+    async fn find(&self, key: &str) -> Result<(Option<KeyValue>, i64), RendezvousError> {
+        let asked = self.client.range(one(key)).await;
+        let found = asked.map_err(failed(&self.endpoints))?;
+        let revision = found.header.map_or(0, |header| header.revision);
+        Ok((found.kvs.into_iter().next(), revision))
     }
 
     /// Puts the entry there under a new lease. A dead holder's entry is waited for, or replaced where the death can be seen.
     async fn take(&self, entry: &Entry) -> Result<i64, RendezvousError> {
-        let mut client = self.client.clone();
         let failed = failed(&self.endpoints);
         let seconds = i64::try_from(self.options.lease.as_secs()).unwrap_or(i64::MAX).max(1);
-        let lease = client.lease_grant(seconds, None).await.map_err(&failed)?.id();
+        let lease = self.client.lease_grant(seconds).await.map_err(&failed)?;
         let key = self.key(&entry.name);
         let patience = Instant::now() + self.options.lease + Duration::from_secs(1);
         let mut seen = 0;
         loop {
-            let unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, seen);
-            let put = TxnOp::put(
-                key.as_str(),
-                entry.to_bytes(),
-                Some(PutOptions::new().with_lease(lease)),
-            );
-            let attempt = Txn::new()
-                .when([unchanged])
-                .and_then([put])
-                .or_else([TxnOp::get(key.as_str(), None)]);
-            let answer = client.txn(attempt).await.map_err(&failed)?;
-            if answer.succeeded() {
+            let answer = self.client.txn(put_if_unchanged(&key, seen, entry, lease)).await;
+            let answer = answer.map_err(&failed)?;
+            if answer.succeeded {
                 return Ok(lease);
             }
-            let holder = answer.op_responses().into_iter().find_map(|response| match response {
-                etcd_client::TxnOpResponse::Get(found) => found.kvs().first().cloned(),
-                _ => None,
-            });
+            let found = answer.responses.into_iter().find_map(|response| response.range);
             seen = 0;
-            if let Some(pair) = holder {
-                let other = Entry::from_bytes(pair.value());
+            if let Some(pair) = found.and_then(|found| found.kvs.into_iter().next()) {
+                let other = Entry::from_bytes(&pair.value);
                 match other.as_ref().and_then(Entry::holder_lives) {
                     Some(false) => {
-                        seen = pair.mod_revision();
+                        seen = pair.mod_revision;
                         continue;
                     }
                     Some(true) => {}
@@ -178,7 +189,7 @@ impl Cluster {
                     }
                     None => {}
                 }
-                let _ = client.lease_revoke(lease).await;
+                let _ = self.client.lease_revoke(lease).await;
                 return Err(match other {
                     Some(other) => RendezvousError::NameTaken {
                         name: entry.name.clone(),
@@ -193,17 +204,11 @@ impl Cluster {
     /// Keeps the lease alive, and takes the name again if etcd has let it go: a process may sleep longer than its lease.
     async fn keep(self, entry: Entry, held: Arc<AtomicI64>) {
         let interval = self.options.lease / 3;
-        let mut client = self.client.clone();
         loop {
             sleep(interval).await;
             let lease = held.load(Ordering::Acquire);
-            let alive = async {
-                let (mut keeper, mut answers) = client.lease_keep_alive(lease).await?;
-                keeper.keep_alive().await?;
-                Ok::<_, etcd_client::Error>(answers.message().await?.is_some_and(|answer| answer.ttl() > 0))
-            };
             // An error is a server that cannot be reached now; the next beat tries again.
-            if let Ok(false) = alive.await {
+            if let Ok(false) = self.client.lease_keep_alive(lease).await {
                 match self.take(&entry).await {
                     Ok(lease) => held.store(lease, Ordering::Release),
                     Err(error) => tracing::warn!(name = entry.name, %error, "the name could not be taken again"),
@@ -214,16 +219,41 @@ impl Cluster {
 
     /// Every entry, in the order of their names, and the revision of which that is true.
     async fn entries(&self) -> Result<(Vec<Entry>, i64), RendezvousError> {
-        let options = GetOptions::new().with_prefix().with_limit(ENTRIES_MAX as i64);
-        let mut client = self.client.clone();
-        let asked = client.get(self.key(""), Some(options)).await;
-        let found = asked.map_err(failed(&self.endpoints))?;
-        // One value that somebody else put there must not hide the others.
-        let entry = |pair: &etcd_client::KeyValue| {
-            Entry::from_bytes(pair.value()).filter(|entry| self.key(&entry.name).as_bytes() == pair.key())
-        };
-        let revision = found.header().map_or(0, |header| header.revision());
-        Ok((found.kvs().iter().filter_map(entry).collect(), revision))
+        let (mut entries, mut revision, mut seen) = (Vec::new(), 0, 0);
+        let mut from = self.prefix().into_bytes();
+        loop {
+            let page = RangeRequest {
+                key: from,
+                range_end: self.prefix_end(),
+                limit: PAGE as i64,
+                // The pages after the first are of the same moment.
+                revision,
+            };
+            let found = self.client.range(page).await.map_err(failed(&self.endpoints))?;
+            seen += found.kvs.len();
+            // One value that somebody else put there must not hide the others.
+            entries.extend(found.kvs.iter().filter_map(|pair| {
+                Entry::from_bytes(&pair.value).filter(|entry| self.key(&entry.name).as_bytes() == pair.key)
+            }));
+            if revision == 0 {
+                revision = found.header.map_or(0, |header| header.revision);
+            }
+            let last = found.kvs.into_iter().next_back().filter(|_| found.more);
+            let Some(last) = last else {
+                // Keys are in another order, because they are escaped.
+                entries.sort_by(|a: &Entry, b: &Entry| a.name.cmp(&b.name));
+                return Ok((entries, revision));
+            };
+            if seen >= ENTRIES_MAX {
+                return Err(RendezvousError::TooMany {
+                    place: self.prefix(),
+                    max: ENTRIES_MAX,
+                });
+            }
+            from = last.key;
+            // The next key after it.
+            from.push(0);
+        }
     }
 
     async fn wait_for_change(&self, known: &[Entry], timeout: Duration) -> Result<Vec<Entry>, RendezvousError> {
@@ -234,16 +264,19 @@ impl Cluster {
             if entries != known {
                 return Ok(entries);
             }
-            // From the revision after the one we saw, so that nothing is missed in between.
-            let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1);
-            let mut client = self.client.clone();
-            let mut changes = client.watch(self.key(""), Some(options)).await.map_err(&failed)?;
+            let watch = WatchCreateRequest {
+                key: self.prefix().into_bytes(),
+                range_end: self.prefix_end(),
+                // From the revision after the one we saw, so that nothing is missed in between.
+                start_revision: revision.saturating_add(1),
+            };
+            let mut changes = self.client.watch(watch).await.map_err(&failed)?;
             loop {
-                match timeout_at(end, changes.message()).await {
+                match timeout_at(end, changes.next()).await {
                     Err(_) => return Ok(entries),
                     Ok(change) => match change.map_err(&failed)? {
                         // That the watch has begun, or goes on.
-                        Some(change) if change.events().is_empty() && !change.canceled() => {}
+                        Some(change) if change.events.is_empty() && !change.canceled => {}
                         _ => break,
                     },
                 }
@@ -252,7 +285,6 @@ impl Cluster {
     }
 
     async fn wait_for(&self, name: &str, timeout: Duration) -> Result<Option<Entry>, RendezvousError> {
-        let mut client = self.client.clone();
         let failed = failed(&self.endpoints);
         let key = self.key(name);
         let end = Instant::now() + timeout.min(TIMEOUT_MAX);
@@ -261,22 +293,25 @@ impl Cluster {
                 .filter(|entry| entry.name == name)
                 .ok_or_else(|| RendezvousError::BadEntry { place: key.clone() })
         };
-        let now = client.get(key.as_str(), None).await.map_err(&failed)?;
-        if let Some(pair) = now.kvs().first() {
-            return entry(pair.value()).map(Some);
+        let (now, revision) = self.find(&key).await?;
+        if let Some(pair) = now {
+            return entry(&pair.value).map(Some);
         }
         if timeout.is_zero() {
             return Ok(None);
         }
-        // From the revision after the one we saw, so that nothing is missed in between.
-        let next = now.header().map_or(0, |header| header.revision() + 1);
-        let options = WatchOptions::new().with_start_revision(next);
-        let mut changes = client.watch(key.as_str(), Some(options)).await.map_err(&failed)?;
-        while let Ok(change) = timeout_at(end, changes.message()).await {
+        let watch = WatchCreateRequest {
+            key: key.clone().into_bytes(),
+            range_end: Vec::new(),
+            // From the revision after the one we saw, so that nothing is missed in between.
+            start_revision: revision.saturating_add(1),
+        };
+        let mut changes = self.client.watch(watch).await.map_err(&failed)?;
+        while let Ok(change) = timeout_at(end, changes.next()).await {
             let Some(change) = change.map_err(&failed)? else { break };
-            for event in change.events() {
-                if let (etcd_client::EventType::Put, Some(pair)) = (event.event_type(), event.kv()) {
-                    return entry(pair.value()).map(Some);
+            for event in change.events {
+                if let (Event::PUT, Some(pair)) = (event.kind, event.kv) {
+                    return entry(&pair.value).map(Some);
                 }
             }
         }
@@ -284,11 +319,40 @@ impl Cluster {
     }
 }
 
-fn failed(endpoints: &str) -> impl Fn(etcd_client::Error) -> RendezvousError {
+fn one(key: &str) -> RangeRequest {
+    RangeRequest {
+        key: key.into(),
+        limit: 1,
+        ..RangeRequest::default()
+    }
+}
+
+/// Puts an entry where the last change was at revision `seen`, zero if there was nothing; elsewhere tells what is there.
+fn put_if_unchanged(key: &str, seen: i64, entry: &Entry, lease: i64) -> TxnRequest {
+    let op = |request| vec![RequestOp { request: Some(request) }];
+    let unchanged = Compare {
+        result: Compare::EQUAL,
+        target: Compare::MOD_REVISION,
+        key: key.into(),
+        mod_revision: Some(seen),
+    };
+    let put = PutRequest {
+        key: key.into(),
+        value: entry.to_bytes(),
+        lease,
+    };
+    TxnRequest {
+        compare: vec![unchanged],
+        success: op(Asked::Put(put)),
+        failure: op(Asked::Range(one(key))),
+    }
+}
+
+fn failed(endpoints: &str) -> impl Fn(EtcdError) -> RendezvousError {
     let endpoints = endpoints.to_owned();
     move |source| RendezvousError::Etcd {
         endpoints: endpoints.clone(),
-        source: Box::new(source),
+        source,
     }
 }
 

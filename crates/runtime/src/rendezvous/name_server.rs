@@ -4,6 +4,8 @@
 //! hosts that vanished without a word. Both sides prove that they know the secret before anything else is said, the member first, as in the
 //! handshake of a session: whoever only connects gets nothing to try guesses against.
 
+mod frame;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -15,14 +17,16 @@ use std::time::{Duration, Instant};
 
 use weft_protocol::session::{PROOF_BYTES, Role, Secret, Transcript, same_proof};
 
-use super::entry::{ENTRIES_MAX, ENTRY_BYTES_MAX, Entry};
+use super::entry::{ENTRIES_MAX, Entry};
 use super::{Held, RendezvousError, RendezvousOptions, World};
 use crate::settings::long_enough;
 
+pub(crate) use frame::check as check_frames;
+
+use frame::{ABSENT, BEAT, Request, TAKEN, Wish, YES, read_frame, write_frame};
+
 const MAGIC: &[u8; 8] = b"weftname";
 const CHALLENGE_BYTES: usize = 32;
-/// The job and the longest name, or an entry, with room to spare.
-const FRAME_BYTES_MAX: usize = ENTRY_BYTES_MAX + 1024;
 const CONNECTIONS_MAX: usize = 1 << 15;
 /// A stranger may keep a thread this long, however slowly it talks.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(5);
@@ -33,14 +37,6 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// Threads that only move small frames need little stack.
 const STACK_BYTES: usize = 128 * 1024;
-
-const REGISTER: u8 = 1;
-const LOOKUP: u8 = 2;
-const LIST: u8 = 3;
-const BEAT: u8 = 4;
-const YES: u8 = 5;
-const TAKEN: u8 = 6;
-const ABSENT: u8 = 7;
 
 /// The names of one job, kept by its rank 0.
 #[derive(Debug)]
@@ -101,9 +97,7 @@ impl Names {
 
     pub(super) fn register(&self, entry: &Entry) -> Result<NameHold, RendezvousError> {
         let mut stream = self.connect(CONNECT_TIME_MAX)?;
-        let mut body = self.scope();
-        body.extend_from_slice(&entry.to_bytes());
-        match self.ask(&mut stream, REGISTER, &body, GREETING_TIME_MAX)? {
+        match self.ask(&mut stream, Wish::Register(entry.clone()), GREETING_TIME_MAX)? {
             (YES, _) => {}
             (TAKEN, holder) => {
                 let holder = Entry::from_bytes(&holder).ok_or_else(|| self.stranger())?;
@@ -142,11 +136,9 @@ impl Names {
             Err(RendezvousError::NameServer { .. }) if !timeout.is_zero() => return Ok(None),
             connected => connected?,
         };
-        let left = end.map_or(timeout, |end| end.saturating_duration_since(Instant::now()));
-        let mut body = self.scope();
-        body.extend_from_slice(&u64::try_from(left.as_millis()).unwrap_or(u64::MAX).to_le_bytes());
-        body.extend_from_slice(name.as_bytes());
-        match self.ask(&mut stream, LOOKUP, &body, left.saturating_add(GREETING_TIME_MAX))? {
+        let wait = end.map_or(timeout, |end| end.saturating_duration_since(Instant::now()));
+        let wish = Wish::Lookup { name, wait };
+        match self.ask(&mut stream, wish, wait.saturating_add(GREETING_TIME_MAX))? {
             (YES, entry) => {
                 let entry = Entry::from_bytes(&entry).filter(|entry| entry.name == name);
                 entry.map(Some).ok_or_else(|| self.stranger())
@@ -158,22 +150,13 @@ impl Names {
 
     pub(super) fn list(&self) -> Result<Vec<Entry>, RendezvousError> {
         let mut stream = self.connect(GREETING_TIME_MAX)?;
-        let mut answer = self.ask(&mut stream, LIST, &self.scope(), GREETING_TIME_MAX)?;
+        let mut answer = self.ask(&mut stream, Wish::List, GREETING_TIME_MAX)?;
         let mut entries = Vec::new();
         while answer.0 == YES && entries.len() <= ENTRIES_MAX {
             entries.push(Entry::from_bytes(&answer.1).ok_or_else(|| self.stranger())?);
             answer = read_frame(&mut stream).map_err(self.unreachable())?;
         }
         Ok(entries)
-    }
-
-    /// The job, length first, at the beginning of every request.
-    fn scope(&self) -> Vec<u8> {
-        let job = self.options.job.as_bytes();
-        let job = &job[..job.len().min(u8::MAX.into())];
-        let mut scope = vec![job.len() as u8];
-        scope.extend_from_slice(job);
-        scope
     }
 
     fn connect(&self, patience: Duration) -> Result<TcpStream, RendezvousError> {
@@ -217,12 +200,12 @@ impl Names {
     fn ask(
         &self,
         stream: &mut TcpStream,
-        kind: u8,
-        body: &[u8],
+        wish: Wish<'_>,
         patience: Duration,
     ) -> Result<(u8, Vec<u8>), RendezvousError> {
+        let (kind, body) = Request::new(&self.options.job, wish).encode();
         stream.set_read_timeout(Some(patience)).map_err(self.unreachable())?;
-        write_frame(stream, kind, body)
+        write_frame(stream, kind, &body)
             .and_then(|()| read_frame(stream))
             .map_err(self.unreachable())
     }
@@ -380,19 +363,14 @@ impl Shared {
         let mut stream = &**stream;
         stream.set_read_timeout(Some(GREETING_TIME_MAX))?;
         let (kind, body) = read_frame(&mut stream)?;
-        let (job, rest) = split_scope(&body).ok_or(io::ErrorKind::InvalidData)?;
-        match kind {
-            REGISTER => self.serve_holder(stream, job, rest),
-            LOOKUP => {
-                let (wait, name) = rest.split_first_chunk::<8>().ok_or(io::ErrorKind::InvalidData)?;
-                let name = std::str::from_utf8(name).map_err(|_| io::ErrorKind::InvalidData)?;
-                let wait = Duration::from_millis(u64::from_le_bytes(*wait));
-                match self.wait_for(&(job.to_vec(), name.to_owned()), wait) {
-                    Some(entry) => write_frame(&mut stream, YES, &entry.to_bytes()),
-                    None => write_frame(&mut stream, ABSENT, &[]),
-                }
-            }
-            LIST => {
+        let Request { job, wish } = Request::decode(kind, &body).ok_or(io::ErrorKind::InvalidData)?;
+        match wish {
+            Wish::Register(entry) => self.serve_holder(stream, job, entry),
+            Wish::Lookup { name, wait } => match self.wait_for(&(job.to_vec(), name.to_owned()), wait) {
+                Some(entry) => write_frame(&mut stream, YES, &entry.to_bytes()),
+                None => write_frame(&mut stream, ABSENT, &[]),
+            },
+            Wish::List => {
                 let entries: Vec<_> = self
                     .lock()
                     .iter()
@@ -404,13 +382,11 @@ impl Shared {
                 }
                 write_frame(&mut stream, ABSENT, &[])
             }
-            _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 
     /// Keeps an entry for as long as its holder's connection lives and beats.
-    fn serve_holder(&self, mut stream: &TcpStream, job: &[u8], bytes: &[u8]) -> io::Result<()> {
-        let entry = Entry::from_bytes(bytes).ok_or(io::ErrorKind::InvalidData)?;
+    fn serve_holder(&self, mut stream: &TcpStream, job: &[u8], entry: Entry) -> io::Result<()> {
         let key = (job.to_vec(), entry.name.clone());
         let refused = {
             let mut names = self.lock();
@@ -542,31 +518,4 @@ impl<'a> Greeting<'a> {
         }
         Ok(opening)
     }
-}
-
-fn split_scope(body: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (length, rest) = body.split_first()?;
-    rest.split_at_checked((*length).into())
-}
-
-fn write_frame(stream: &mut impl Write, kind: u8, body: &[u8]) -> io::Result<()> {
-    let length = u32::try_from(body.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let mut frame = Vec::with_capacity(5 + body.len());
-    frame.push(kind);
-    frame.extend_from_slice(&length.to_le_bytes());
-    frame.extend_from_slice(body);
-    stream.write_all(&frame)
-}
-
-fn read_frame(stream: &mut impl Read) -> io::Result<(u8, Vec<u8>)> {
-    let mut head = [0; 5];
-    stream.read_exact(&mut head)?;
-    let [kind, length @ ..] = head;
-    let length = u32::from_le_bytes(length) as usize;
-    if length > FRAME_BYTES_MAX {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let mut body = vec![0; length];
-    stream.read_exact(&mut body)?;
-    Ok((kind, body))
 }

@@ -16,31 +16,44 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 import weft
+from weft._weft import _NUMBERS
+
+
+def _numbers(which: str, *names: str) -> list[int]:
+    return [_NUMBERS[which][name] for name in names]
+
 
 # The numbers of `Communicator._raw`.
-_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BROADCAST, _REDUCE, _GATHER, _SCATTER, _ALL_TO_ALL, _, _, _BARRIER = range(11)
-_SUM, _PROD, _MIN, _MAX, _AVG, _BAND, _BOR, _BXOR = range(8)
-_U8 = 10
+_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BROADCAST, _REDUCE, _GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER = _numbers(
+    "kinds", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier"
+)
+_SUM, _PROD, _MIN, _MAX, _AVG, _BAND, _BOR, _BXOR = _numbers(
+    "operators", "sum", "prod", "min", "max", "avg", "band", "bor", "bxor"
+)
+(_U8,) = _numbers("datatypes", "u8")
 
 # The number of the datatype, and how many of them an element is.
 _DATATYPES = {
-    torch.float64: (0, 1),
-    torch.float32: (1, 1),
-    torch.float16: (2, 1),
-    torch.bfloat16: (3, 1),
-    torch.float8_e4m3fn: (4, 1),
-    torch.float8_e5m2: (5, 1),
-    torch.int8: (6, 1),
-    torch.int16: (7, 1),
-    torch.int32: (8, 1),
-    torch.int64: (9, 1),
-    torch.uint8: (_U8, 1),
-    torch.bool: (_U8, 1),
-    torch.uint16: (11, 1),
-    torch.uint32: (12, 1),
-    torch.uint64: (13, 1),
-    torch.complex64: (1, 2),
-    torch.complex128: (0, 2),
+    theirs: (_NUMBERS["datatypes"][ours], times)
+    for theirs, ours, times in [
+        (torch.float64, "f64", 1),
+        (torch.float32, "f32", 1),
+        (torch.float16, "f16", 1),
+        (torch.bfloat16, "bf16", 1),
+        (torch.float8_e4m3fn, "fp8_e4m3", 1),
+        (torch.float8_e5m2, "fp8_e5m2", 1),
+        (torch.int8, "i8", 1),
+        (torch.int16, "i16", 1),
+        (torch.int32, "i32", 1),
+        (torch.int64, "i64", 1),
+        (torch.uint8, "u8", 1),
+        (torch.bool, "u8", 1),
+        (torch.uint16, "u16", 1),
+        (torch.uint32, "u32", 1),
+        (torch.uint64, "u64", 1),
+        (torch.complex64, "f32", 2),
+        (torch.complex128, "f64", 2),
+    ]
 }
 
 # By the hash of torch's operators, which is their number.

@@ -1,0 +1,76 @@
+//! `cargo xtask loom`: the models of code that threads share, in every order of their steps.
+//!
+//! A model is a test in a module called `model`, compiled only under `--cfg loom`. Every room whose manifest knows loom is asked for its models.
+
+use std::fs;
+use std::process::ExitCode;
+
+use crate::command::{Error, cargo, output, root};
+
+pub fn run() -> Result<ExitCode, Error> {
+    run_models()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn run_models() -> Result<(), Error> {
+    let rooms = root().join("crates");
+    let failed = |source| Error::File {
+        path: rooms.clone(),
+        source,
+    };
+    let mut found = Vec::new();
+    for room in fs::read_dir(&rooms).map_err(failed)? {
+        let room = room.map_err(failed)?;
+        let manifest = fs::read_to_string(room.path().join("Cargo.toml")).unwrap_or_default();
+        if manifest.contains("cfg(loom)") {
+            found.push(format!("weft-{}", room.file_name().to_string_lossy()));
+        }
+    }
+    found.sort_unstable();
+    // What the runtime is called, it being what people use.
+    let packages = found
+        .iter()
+        .map(|name| if name == "weft-runtime" { "weft" } else { name });
+    let mut command = cargo();
+    command
+        .args(["test", "--lib"])
+        .args(packages.flat_map(|name| ["--package", name]))
+        .args(["--", "model::"])
+        // Models are small; most of the time goes into building what is around them.
+        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        // Its flags would make everything else be built again.
+        .env("CARGO_TARGET_DIR", root().join("target/loom"))
+        .env("RUSTFLAGS", "--cfg loom");
+    let said = output(&mut command)?;
+    print!("{said}");
+    if models_passed(&said) == 0 {
+        return Err(Error::NotUnderstood {
+            program: "cargo test".to_owned(),
+            said: "there is no model".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// How many there were. A filter that nothing matches is no failure to cargo.
+fn models_passed(said: &str) -> u32 {
+    let counts = said.lines().filter_map(|line| {
+        let count = line.strip_prefix("test result: ok. ")?.split(' ').next()?;
+        count.parse::<u32>().ok()
+    });
+    counts.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_counted() {
+        let said = "running 1 test\ntest a::model::b ... ok\n\ntest result: ok. 1 passed; 0 failed; 0 ignored\n\
+                    test result: ok. 2 passed; 0 failed\n";
+        assert_eq!(models_passed(said), 3);
+        assert_eq!(models_passed("test result: ok. 0 passed; 0 failed"), 0);
+    }
+}
