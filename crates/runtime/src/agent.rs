@@ -1,7 +1,7 @@
 //! The agent: one per process is usual, several are fine.
 
 use std::net::ToSocketAddrs;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -26,7 +26,7 @@ use crate::settings::{Settings, Sources, TransportChoice, When};
 use crate::transports;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes. Clones are the same agent; the last one to go
-/// stops it.
+/// [closes](Agent::close) it.
 #[derive(Clone, Debug)]
 pub struct Agent {
     inner: Arc<Inner>,
@@ -40,8 +40,14 @@ struct Inner {
     settings: Settings,
     /// What the ways between machines cost: what collectives are chosen by.
     platform: Platform,
-    rendezvous: Option<Rendezvous>,
-    /// Before the thread, so that nobody finds an agent that is going away.
+    /// Until the agent is closed.
+    running: Mutex<Running>,
+}
+
+/// What an agent has only while it runs.
+#[derive(Debug, Default)]
+struct Running {
+    rendezvous: Option<Arc<Rendezvous>>,
     registration: Option<Registration>,
     thread: Option<JoinHandle<()>>,
 }
@@ -142,15 +148,17 @@ impl Agent {
                 })
                 .map_err(Error::system("starting the progress thread"))?
         };
-        let mut inner = Inner {
+        let running = Running {
+            thread: Some(thread),
+            ..Running::default()
+        };
+        let inner = Inner {
             shared,
             name,
             epoch,
             settings,
             platform,
-            rendezvous: None,
-            registration: None,
-            thread: Some(thread),
+            running: Mutex::new(running),
         };
         inner.join_rendezvous()?;
         let address = inner.address();
@@ -218,12 +226,14 @@ impl Agent {
             numa: host.numa().and_then(|node| u16::try_from(node).ok()),
         };
         let shared = self.inner.shared.clone();
-        let region = shared
-            .act(|world, _| world.core.register(host.clone(), place))
-            .map_err(|refusal| Error::Refused {
+        let region = shared.act(|world, _| {
+            world.check_running()?;
+            let registered = world.core.register(host.clone(), place);
+            registered.map_err(|refusal| Error::Refused {
                 what: "registering memory".to_owned(),
                 refusal,
-            })?;
+            })
+        })?;
         let inner = Arc::new(Registered {
             shared,
             region,
@@ -233,23 +243,31 @@ impl Agent {
         Ok(Memory { inner })
     }
 
-    /// Lets peers reach memory under a name.
+    /// Lets peers reach memory under a name. What is published stays registered, whoever drops its handle, until it is
+    /// [withdrawn](Agent::withdraw) or [released](Memory::release), or the agent is closed.
     pub fn publish(&self, name: &str, memory: &Memory, access: Access) -> Result<(), Error> {
-        self.inner
-            .shared
-            .act(|world, now| world.core.publish(name, &memory.inner.region.key, access, now))?;
+        let shared = &self.inner.shared;
+        memory.check_owner(shared)?;
+        let replaced = shared.act(|world, now| {
+            world.check_running()?;
+            world.core.publish(name, &memory.inner.region.key, access, now)?;
+            Ok::<_, Error>(world.published.insert(name.to_owned(), memory.inner.clone()))
+        })?;
+        drop(replaced);
         Ok(())
     }
 
     /// Takes a published name back. Peers are refused from now on; [`Memory::release`] tells when the last of them is out.
     pub fn withdraw(&self, name: &str) -> Result<(), Error> {
-        self.inner.shared.act(|world, now| {
+        let withdrawn = self.inner.shared.act(|world, now| {
             let (key, progress) = world.core.withdraw(name, now)?;
             if progress == Progress::Busy {
                 world.releasing.push(key);
             }
-            Ok(())
-        })
+            Ok::<_, Error>(world.published.remove(name))
+        })?;
+        drop(withdrawn);
+        Ok(())
     }
 
     /// Connects to an agent by its [`address`](Agent::address), or by `host:port`, within the default deadline.
@@ -282,6 +300,7 @@ impl Agent {
         let deadline = target.deadline;
         let what = || format!("a session with {}", target.addresses.first().map_or("", |a| &a.0));
         let id = shared.act(|world, now| {
+            world.check_running()?;
             let id = world.core.connect(target.clone(), now)?;
             world.peers.insert(id, PeerState::Connecting);
             Ok::<PeerId, Error>(id)
@@ -292,14 +311,16 @@ impl Agent {
             Some(PeerState::Gone(error)) => Some(Err(error.clone())),
             _ => None,
         });
-        connected.unwrap_or_else(|| Err(Error::TimedOut { what: what() }))
+        connected.unwrap_or_else(|| {
+            // Nobody waits for it any more, so it is not to come about any more.
+            shared.act(|world, now| world.core.disconnect(id, now));
+            Err(shared.in_vain(what))
+        })
     }
 
     /// Connects to an agent by its name, looked up through the rendezvous.
     pub fn connect_named(&self, name: &str, timeout: Duration) -> Result<Peer, Error> {
-        let Some(rendezvous) = &self.inner.rendezvous else {
-            return Err(Error::NoRendezvous { name: name.to_owned() });
-        };
+        let rendezvous = self.rendezvous_for(name)?;
         let deadline = after(&self.inner.shared, timeout);
         let entry = rendezvous.lookup(name, timeout)?;
         let addresses = parse_addresses(&entry.address)?;
@@ -386,18 +407,25 @@ impl Agent {
             .count()
     }
 
+    /// Stops the agent, whatever clones and handles of it are left.
+    ///
+    /// Its communicators give up what is under way, and the other ranks are told at once; its sessions are closed; what it has published
+    /// is withdrawn and released. Whatever waits ends with [`Error::Stopped`], and so does what is asked of it later.
+    pub fn close(&self) {
+        self.inner.close();
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner.shared
     }
     pub(crate) fn clock(&self) -> Clock {
         self.inner.shared.clock
     }
-    pub(crate) fn rendezvous(&self) -> Result<&Rendezvous, Error> {
-        let name = || self.inner.name.to_string();
-        self.inner
-            .rendezvous
-            .as_ref()
-            .ok_or_else(|| Error::NoRendezvous { name: name() })
+    /// Where names are looked up.
+    pub(crate) fn rendezvous_for(&self, name: &str) -> Result<Arc<Rendezvous>, Error> {
+        self.inner.shared.lock().check_running()?;
+        let rendezvous = self.inner.running().rendezvous.clone();
+        rendezvous.ok_or_else(|| Error::NoRendezvous { name: name.to_owned() })
     }
     /// What tells hosts apart.
     pub(crate) fn host(&self) -> String {
@@ -444,18 +472,33 @@ impl Inner {
         addresses.iter().map(|a| a.0.as_str()).collect::<Vec<_>>().join(",")
     }
 
-    fn join_rendezvous(&mut self) -> Result<(), Error> {
-        self.rendezvous = Rendezvous::from_settings(&self.settings)?;
-        if let Some(rendezvous) = &self.rendezvous {
-            self.registration = Some(rendezvous.register(&self.name, &self.address(), self.epoch)?);
+    fn join_rendezvous(&self) -> Result<(), Error> {
+        if let Some(rendezvous) = Rendezvous::from_settings(&self.settings)? {
+            let registration = rendezvous.register(&self.name, &self.address(), self.epoch)?;
+            let mut running = self.running();
+            running.rendezvous = Some(Arc::new(rendezvous));
+            running.registration = Some(registration);
         }
         Ok(())
     }
-}
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.registration = None;
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn close(&self) {
+        let Running {
+            rendezvous,
+            registration,
+            thread,
+        } = std::mem::take(&mut *self.running());
+        // Whoever comes second, or closes it at the same time, has nothing to do.
+        let Some(thread) = thread else { return };
+        // First of all, so that nobody finds an agent that is going away.
+        drop(registration);
+        let groups = std::mem::take(&mut self.shared.lock().groups);
+        groups.iter().filter_map(Weak::upgrade).for_each(|group| group.stop());
+        drop(rendezvous);
         // A scrape holds the agent for a moment, and must not be the one that takes it apart.
         self.shared.observer.count_with(Vec::new);
         self.shared
@@ -464,15 +507,21 @@ impl Drop for Inner {
         self.shared.farewell();
         self.shared.stop();
         // The last handle may go inside a waker, on the progress thread itself.
-        let itself = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
-        if let Some(thread) = self.thread.take().filter(|thread| !itself(thread)) {
+        if thread.thread().id() != std::thread::current().id() {
             // A panic of the progress thread has been printed; there is nobody left to tell.
             let _ = thread.join();
         }
+        let published = std::mem::take(&mut self.shared.lock().published);
+        drop(published);
     }
 }
 
-/// Keeps the calling thread on one core, where one was asked for.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 /// What the setting names, or the built-in one.
 fn platform(settings: &Settings) -> Result<Platform, Error> {
     let Some(path) = &settings.platform else {
@@ -485,6 +534,7 @@ fn platform(settings: &Settings) -> Result<Platform, Error> {
     })
 }
 
+/// Keeps the calling thread on one core, where one was asked for.
 fn pin(core: Option<usize>) {
     if let Some(core) = core
         && let Err(error) = weft_fabric::cpu::pin(core)

@@ -8,6 +8,7 @@ mod communicator;
 mod driver;
 mod ending;
 mod error;
+mod interrupt;
 mod memory;
 pub mod observe;
 mod peer;
@@ -26,6 +27,7 @@ pub use communicator::{
 };
 pub use driver::Turns;
 pub use error::{AtomicFailed, Error, TransferFailed};
+pub use interrupt::interruptible;
 pub use memory::Memory;
 pub use peer::{Peer, Prepared, Remote, TransferBuilder};
 pub use transfer::Transfer;

@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use weft_protocol::Epoch;
 
+use crate::interrupt;
 use crate::settings::{RendezvousChoice, SecretError, Settings};
 
 pub use entry::Entry;
@@ -165,17 +166,33 @@ impl Rendezvous {
     /// Who holds a name. Waits for somebody to take it, up to `timeout`.
     pub fn lookup(&self, name: &str, timeout: Duration) -> Result<Entry, RendezvousError> {
         entry::check_name(name)?;
-        let found = match &self.place {
-            Place::Process(place) => place.lookup(name, timeout),
-            Place::Directory(place) => place.lookup(name, timeout)?,
-            Place::Names(place) => place.lookup(name, timeout)?,
-            #[cfg(feature = "etcd")]
-            Place::Etcd(place) => place.lookup(name, timeout)?,
-        };
-        found.ok_or_else(|| RendezvousError::NotFound {
-            name: name.to_owned(),
-            waited: timeout,
-        })
+        let began = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(began.elapsed());
+            // Whoever can be interrupted waits a little at a time.
+            let wait = match interrupt::is_watched() {
+                true => left.min(self.place.wait_max()),
+                false => left,
+            };
+            let found = match &self.place {
+                Place::Process(place) => place.lookup(name, wait),
+                Place::Directory(place) => place.lookup(name, wait)?,
+                Place::Names(place) => place.lookup(name, wait)?,
+                #[cfg(feature = "etcd")]
+                Place::Etcd(place) => place.lookup(name, wait)?,
+            };
+            match found {
+                Some(entry) => return Ok(entry),
+                None if interrupt::is_due() => return Err(RendezvousError::Interrupted),
+                None if began.elapsed() < timeout => {}
+                None => {
+                    return Err(RendezvousError::NotFound {
+                        name: name.to_owned(),
+                        waited: timeout,
+                    });
+                }
+            }
+        }
     }
 
     /// Every name that is held now, in order.
@@ -209,6 +226,20 @@ impl Rendezvous {
     }
 }
 
+impl Place {
+    /// How long somebody who can be interrupted waits for a name at a time.
+    fn wait_max(&self) -> Duration {
+        match self {
+            Place::Process(_) | Place::Directory(_) => interrupt::ASK_EVERY,
+            // It asks by itself while it waits.
+            Place::Names(_) => Duration::MAX,
+            // Each wait is a question to the cluster.
+            #[cfg(feature = "etcd")]
+            Place::Etcd(_) => Duration::from_millis(250),
+        }
+    }
+}
+
 impl From<Place> for Rendezvous {
     fn from(place: Place) -> Rendezvous {
         Rendezvous { place }
@@ -222,6 +253,8 @@ pub enum RendezvousError {
     NameTaken { name: String, holder: String },
     #[error("nobody took the name {name:?} within {waited:?}")]
     NotFound { name: String, waited: Duration },
+    #[error("the wait was interrupted")]
+    Interrupted,
     #[error(
         "{name:?} cannot be a name: it must have 1 to {} bytes and no control characters",
         entry::NAME_BYTES_MAX

@@ -26,6 +26,7 @@ use super::state::State;
 use crate::agent::{Agent, parse_addresses};
 use crate::driver::{PeerState, Shared};
 use crate::error::Error;
+use crate::interrupt;
 use crate::memory::{Memory, after};
 use crate::rendezvous::Registration;
 
@@ -193,7 +194,7 @@ impl Formation {
     /// Makes this rank known, and connects to all ranks below it; those above come by themselves.
     fn find_lower_ranks(&self) -> Result<Registration, Error> {
         let JoinOptions { name, rank, .. } = &self.options;
-        let rendezvous = self.agent.rendezvous()?;
+        let rendezvous = self.agent.rendezvous_for(name)?;
         let entry_of = |rank: u32| format!("{name}.{rank}");
         let registration = rendezvous.register(&entry_of(rank.0), &self.agent.address(), self.agent.epoch())?;
         for lower in 0..rank.0 {
@@ -423,11 +424,7 @@ impl Formation {
         let shared = self.agent.shared();
         while !shared.act(|world, now| world.core.send_parcel(to, group, &[&words], now))? {
             let now = shared.clock.now();
-            if now >= self.until {
-                return Err(Error::TimedOut {
-                    what: format!("room for a letter of group {:?}", self.options.name),
-                });
-            }
+            self.check_time(now, || format!("room for a letter of group {:?}", self.options.name))?;
             shared.wait_until(self.until.min(now.saturating_add(LOOK_AGAIN)), |_| None::<()>);
         }
         Ok(())
@@ -437,9 +434,7 @@ impl Formation {
     fn wait(&self, kind: u8, what: impl Fn() -> String) -> Result<(), Error> {
         let shared = self.agent.shared();
         let now = shared.clock.now();
-        if now >= self.until {
-            return Err(Error::TimedOut { what: what() });
-        }
+        self.check_time(now, what)?;
         if let Some(abort) = self.board.abort() {
             return Err(Error::Formation(abort.to_string()));
         }
@@ -461,6 +456,15 @@ impl Formation {
             Some(Some(error)) => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Whether to go on waiting.
+    fn check_time(&self, now: Time, what: impl FnOnce() -> String) -> Result<(), Error> {
+        let shared = self.agent.shared();
+        if now >= self.until || shared.is_stopped() || interrupt::is_due() {
+            return Err(shared.in_vain(what));
+        }
+        Ok(())
     }
 
     fn left(&self) -> Duration {
