@@ -16,6 +16,7 @@ mod pages;
 mod peer;
 mod spans;
 mod transfer;
+mod waiting;
 
 use pyo3::prelude::*;
 

@@ -1,6 +1,6 @@
 //! The agent: one per process is usual, several are fine.
 
-use std::net::ToSocketAddrs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
@@ -21,8 +21,8 @@ use crate::error::Error;
 use crate::memory::{Memory, Registered, after};
 use crate::observe::{Event, Observer, ObserverOptions};
 use crate::peer::{Defaults, Peer};
-use crate::rendezvous::{Registration, Rendezvous};
-use crate::settings::{Settings, Sources, TransportChoice, When};
+use crate::rendezvous::{Registration, Rendezvous, World as Launched};
+use crate::settings::{Origin, Settings, Sources, TransportChoice, When};
 use crate::transports;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes. Clones are the same agent; the last one to go
@@ -67,6 +67,8 @@ pub struct RailCounters {
 #[must_use = "a described agent does nothing until it is started"]
 pub struct AgentBuilder {
     calls: Vec<(String, String)>,
+    /// What holds where nobody else says anything.
+    defaults: Vec<(String, String)>,
 }
 
 /// What a peer has told this agent.
@@ -82,6 +84,11 @@ impl AgentBuilder {
         self.calls.push((key.to_owned(), value.to_string()));
         self
     }
+    /// Sets a setting that neither a call, nor the environment, nor a file says anything about.
+    pub fn unless_set(mut self, key: &str, value: impl ToString) -> AgentBuilder {
+        self.defaults.push((key.to_owned(), value.to_string()));
+        self
+    }
     /// The address to accept TCP peers on.
     pub fn listen(self, address: &str) -> AgentBuilder {
         self.set("listen", address)
@@ -91,18 +98,41 @@ impl AgentBuilder {
         self.set("secret", secret)
     }
 
+    /// For a process that a launcher has started with others: they find each other through rank 0, and reach this one from where rank 0 is,
+    /// unless the settings say otherwise.
+    pub fn for_world(self, world: &Launched) -> AgentBuilder {
+        let told = self.unless_set("rendezvous", "env");
+        match way_to(&world.master, world.master_port) {
+            Some(own) => told.unless_set("listen", SocketAddr::new(own, 0)),
+            None => told,
+        }
+    }
+
     pub fn start(self) -> Result<Agent, Error> {
         let mut sources = Sources::of_process()?;
         for (key, value) in &self.calls {
             sources = sources.set(key, value);
         }
-        Agent::start(Settings::from_sources(&sources)?)
+        let settings = Settings::from_sources(&sources)?;
+        let unset = |key: &str| {
+            let mut rows = settings.rows().into_iter();
+            rows.any(|(row, _, origin)| row.key == key && *origin == Origin::Default)
+        };
+        let missing: Vec<_> = self.defaults.iter().filter(|(key, _)| unset(key)).collect();
+        for (key, value) in &missing {
+            sources = sources.set(key, value);
+        }
+        Agent::start(match missing.is_empty() {
+            true => settings,
+            false => Settings::from_sources(&sources)?,
+        })
     }
 }
 
 impl Agent {
     pub fn builder(name: &str) -> AgentBuilder {
-        AgentBuilder { calls: Vec::new() }.set("name", name)
+        let (calls, defaults) = (Vec::new(), Vec::new());
+        AgentBuilder { calls, defaults }.set("name", name)
     }
 
     pub fn start(settings: Settings) -> Result<Agent, Error> {
@@ -563,6 +593,19 @@ pub(crate) fn parse_addresses(text: &str) -> Result<Vec<PeerAddress>, Error> {
         addresses.extend(found.map(|found| PeerAddress(format!("tcp:{found}"))));
     }
     Ok(addresses)
+}
+
+/// This host's address on the way to another, from where others come too.
+fn way_to(host: &str, port: u16) -> Option<IpAddr> {
+    let there = (host, port).to_socket_addrs().ok()?.next()?;
+    let any: SocketAddr = match there {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let probe = UdpSocket::bind(any).ok()?;
+    // Connecting it sends nothing; it only chooses the way.
+    probe.connect(there).ok()?;
+    Some(probe.local_addr().ok()?.ip())
 }
 
 fn default_name() -> String {

@@ -113,6 +113,14 @@ impl Rendezvous {
             RendezvousChoice::Environment => {
                 let world = World::of_process()?;
                 let secret = settings.shared_secret()?;
+                let options = match &world.job {
+                    // Another job may have come to the same port.
+                    Some(job) => RendezvousOptions {
+                        job: format!("{}/{job}", options.job),
+                        ..options
+                    },
+                    None => options,
+                };
                 Rendezvous::by_world(&world, settings.rendezvous_port_offset, &secret, options).map(Some)
             }
         }
@@ -275,6 +283,11 @@ pub enum RendezvousError {
     NoWorld(&'static str),
     #[error("the environment variable {name} is needed")]
     MissingVariable { name: &'static str },
+    #[error(
+        "the environment names a rank ({rank}) and not where rank 0 is, and the ranks are not known to be on one host: \
+         add the host of rank 0 and a port that is free there, as in `{adding}`"
+    )]
+    NoMaster { rank: &'static str, adding: &'static str },
     #[error("the environment variable {name} = {value:?} makes no sense")]
     BadVariable { name: &'static str, value: String },
     #[error("cannot reach the name server at {address}: {source}")]

@@ -28,7 +28,7 @@ use crate::driver::{PeerState, Shared};
 use crate::error::Error;
 use crate::interrupt;
 use crate::memory::{Memory, after};
-use crate::rendezvous::Registration;
+use crate::rendezvous::{Registration, World};
 
 const HELLO: u8 = 0;
 const SEGMENT: u8 = 1;
@@ -59,6 +59,11 @@ pub struct JoinOptions {
 }
 
 impl JoinOptions {
+    /// To join all processes that a launcher has started together.
+    pub fn of_world(name: &str, world: &World) -> JoinOptions {
+        JoinOptions::new(name, Rank(world.rank), world.size)
+    }
+
     pub fn new(name: &str, rank: Rank, size: u32) -> JoinOptions {
         JoinOptions {
             name: name.to_owned(),
@@ -128,6 +133,19 @@ struct Hello {
 }
 
 impl Communicator {
+    /// Joins all processes that a launcher has started together (torchrun, MPI, Slurm), as the rank that its variables name, with an agent
+    /// that is made for it. All of them give the same name.
+    ///
+    /// On one host the variables of the launcher are enough. Ranks on several hosts need the same secret too (`WEFT_SECRET`), and have to be
+    /// told where rank 0 is (`MASTER_ADDR`, `MASTER_PORT`), unless the launcher does that, as torchrun and Slurm do.
+    pub fn from_env(name: &str) -> Result<Communicator, Error> {
+        let world = World::of_process()?;
+        let agent = Agent::builder(&format!("{name}-{}", world.rank))
+            .for_world(&world)
+            .start()?;
+        Communicator::join(&agent, JoinOptions::of_world(name, &world))
+    }
+
     /// Joins a group. The agent needs a rendezvous, where its ranks find each other.
     pub fn join(agent: &Agent, options: JoinOptions) -> Result<Communicator, Error> {
         let formation = Formation::of_name(agent, options)?;

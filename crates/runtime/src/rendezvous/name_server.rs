@@ -244,10 +244,11 @@ impl Names {
 
 /// Waits until something has come, or it is too late, or the caller is wanted elsewhere. Takes nothing.
 fn wait_for_bytes(stream: &TcpStream, end: Option<Instant>) -> io::Result<()> {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     stream.set_read_timeout(Some(interrupt::ASK_EVERY))?;
     loop {
         match stream.peek(&mut [0]) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+            Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => {}
             come => return come.map(drop),
         }
         if interrupt::is_due() || end.is_some_and(|end| Instant::now() >= end) {
