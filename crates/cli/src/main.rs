@@ -1,6 +1,10 @@
 //! The `weft` command: one file per verb.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod out;
+
+mod client;
 mod complaint;
 mod courier;
 mod desk;
@@ -13,8 +17,10 @@ mod ping_pong;
 mod predict;
 mod ranks;
 mod report;
+mod resume;
 mod router;
 mod table;
+mod tree;
 mod verbs;
 
 use std::process::ExitCode;
@@ -48,6 +54,8 @@ enum Verb {
     PlanTraining(verbs::plan_training::PlanTraining),
     Serve(verbs::serve::Serve),
     Copy(verbs::copy::Copy),
+    List(verbs::list::List),
+    Show(verbs::show::Show),
     Completions(verbs::completions::Completions),
     Man(verbs::man::Man),
     #[command(hide = true)]
@@ -58,10 +66,12 @@ enum Verb {
 
 fn main() -> ExitCode {
     let command = Command::parse();
-    match run(command) {
+    match run(command).and_then(|()| out::flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(complaint) => {
-            eprintln!("{complaint}");
+            if !complaint.is_quiet() {
+                note!("{complaint}");
+            }
             ExitCode::from(complaint.exit() as u8)
         }
     }
@@ -80,6 +90,8 @@ fn run(command: Command) -> Result<(), Complaint> {
         Verb::PlanTraining(verb) => verb.run(),
         Verb::Serve(verb) => verb.run(&settings),
         Verb::Copy(verb) => verb.run(&settings),
+        Verb::List(verb) => verb.run(&settings),
+        Verb::Show(verb) => verb.run(),
         Verb::Completions(verb) => verb.run(),
         Verb::Man(verb) => verb.run(),
         Verb::Partner(verb) => verb.run(&settings),

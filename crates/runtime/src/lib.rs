@@ -42,6 +42,7 @@ pub use weft_plan::schedule::encode::DecodeError;
 pub use weft_plan::{Bytes, Datatype, Rank, Reduction, Run, Span, Spans, Time};
 pub use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};
 pub use weft_protocol::group::{Cause, Function};
+pub use weft_protocol::memory::Digest;
 pub use weft_protocol::region::{Access, Epoch, RemoteRegion};
 pub use weft_protocol::session::SessionLoss;
 pub use weft_protocol::transfer::{Summary, TransferError};

@@ -1,5 +1,6 @@
 //! The handle of a peer: its regions, transfers with it, notifications to it.
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,21 @@ pub struct Peer {
     pub(crate) id: PeerId,
     pub(crate) name: Arc<str>,
     pub(crate) defaults: Defaults,
+}
+
+/// Handles of one session are equal, and those of two sessions are not, whatever name their peers go by.
+impl PartialEq for Peer {
+    fn eq(&self, other: &Peer) -> bool {
+        self.id == other.id && Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for Peer {}
+
+impl Hash for Peer {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.id.hash(state);
+    }
 }
 
 /// What a transfer takes from the settings where the call is silent.
