@@ -8,8 +8,9 @@ use support::{LONG, Scratch, Server, text, weft};
 
 /// Runs a command whose standard output nobody reads.
 fn unread(mut command: Command) -> (Option<i32>, String) {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut child = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
     let begun = std::time::Instant::now();
     while child.try_wait().unwrap().is_none() {
         assert!(begun.elapsed() < 3 * LONG, "{command:?} does not end");
