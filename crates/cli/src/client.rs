@@ -94,12 +94,7 @@ impl Client {
     /// A new stream to the server. The one before it is over.
     pub fn line(&self) -> Line {
         self.streams.set(self.streams.get() + 1);
-        Line {
-            agent: self.agent.clone(),
-            peer: self.peer.clone(),
-            stream: self.streams.get(),
-            inbox: Inbox::Agent,
-        }
+        Line::new(self.agent.clone(), self.peer.clone(), self.streams.get(), Inbox::Agent)
     }
 
     pub fn window(&self) -> Result<&Window, CourierError> {

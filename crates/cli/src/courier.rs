@@ -5,7 +5,8 @@
 //! which chunk stands in which slot; the receiving end says that a slot is free again. Neither holds more than a window, whatever the length
 //! of the stream, and a slow end slows the other.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -41,6 +42,8 @@ pub enum Word {
     },
     /// To the server: take this. With `resume`, what comes to no good end is kept for the next attempt.
     Put { stream: u64, name: String, resume: bool },
+    /// To the server: is this the same as what I have?
+    Compare { stream: u64, name: String, have: Have },
     /// To the server: make this directory, and those above it.
     Make { stream: u64, name: String },
     /// To the server: what is in this directory, or in all below it as well?
@@ -103,6 +106,7 @@ impl Word {
         match *self {
             Word::Get { stream, .. }
             | Word::Put { stream, .. }
+            | Word::Compare { stream, .. }
             | Word::Make { stream, .. }
             | Word::List { stream, .. }
             | Word::Entries { stream, .. }
@@ -140,6 +144,8 @@ pub enum Refusal {
     Taken,
     #[error("it changed while it was read")]
     Changed,
+    #[error("it is something else")]
+    Differs,
     #[error("the server has as many streams as it allows")]
     Busy,
     #[error("a file of the other end: {what}")]
@@ -197,15 +203,45 @@ pub struct Line {
     pub peer: Peer,
     pub stream: u64,
     pub inbox: Inbox,
+    /// Words that have come before their turn.
+    early: RefCell<VecDeque<Word>>,
 }
 
 impl Line {
+    pub fn new(agent: Agent, peer: Peer, stream: u64, inbox: Inbox) -> Line {
+        Line {
+            agent,
+            peer,
+            stream,
+            inbox,
+            early: RefCell::default(),
+        }
+    }
+
     pub fn say(&self, word: &Word) -> Result<(), CourierError> {
         Ok(self.peer.notify(&encode(word))?)
     }
 
     /// The next word of this stream. Waits as long as the other end lives: a slow source is no fault.
     pub fn hear(&self) -> Result<Word, CourierError> {
+        let early = self.early.borrow_mut().pop_front();
+        early.map_or_else(|| self.hear_new(), Ok)
+    }
+
+    /// How long the stream is, and where it begins. Notifications are in no order: its first chunks may be announced before that.
+    pub fn hear_beginning(&self) -> Result<(Option<u64>, u64), CourierError> {
+        loop {
+            match self.hear_new()? {
+                Word::Begin { bytes, from, .. } => return Ok((bytes, from)),
+                word @ (Word::Chunk { .. } | Word::End { .. }) if self.early.borrow().len() < WORDS_MAX => {
+                    self.early.borrow_mut().push_back(word);
+                }
+                _ => return Err(CourierError::Protocol("no beginning")),
+            }
+        }
+    }
+
+    fn hear_new(&self) -> Result<Word, CourierError> {
         loop {
             let word = match &self.inbox {
                 Inbox::Agent => self
@@ -340,7 +376,7 @@ pub fn give(line: &Line, source: &mut dyn Read) -> Result<(u64, u64), CourierErr
     let window = line.window()?;
     let buffer = line.agent.allocate((SLOT_BYTES * SLOTS) as usize)?;
     let mut chunk = vec![0; SLOT_BYTES as usize];
-    let mut under_way: BTreeMap<u64, Transfer> = BTreeMap::new();
+    let mut under_way = UnderWay::default();
     let (mut total, mut index) = (0, 0);
     loop {
         let filled = fill(source, &mut chunk).map_err(CourierError::Reading)?;
@@ -348,8 +384,8 @@ pub fn give(line: &Line, source: &mut dyn Read) -> Result<(u64, u64), CourierErr
             break;
         }
         let slot = index % SLOTS;
-        while under_way.contains_key(&slot) {
-            settle_one(line, &mut under_way)?;
+        while under_way.0.contains_key(&slot) {
+            under_way.settle_one(line)?;
         }
         let bytes = filled as u64;
         buffer.write(slot * SLOT_BYTES, &chunk[..filled]);
@@ -367,12 +403,12 @@ pub fn give(line: &Line, source: &mut dyn Read) -> Result<(u64, u64), CourierErr
             .checksum(true)
             .notify(&encode(&word))
             .post()?;
-        under_way.insert(slot, transfer);
+        under_way.0.insert(slot, Ended(transfer));
         index += 1;
         total += bytes;
     }
-    while !under_way.is_empty() {
-        settle_one(line, &mut under_way)?;
+    while !under_way.0.is_empty() {
+        under_way.settle_one(line)?;
     }
     Ok((total, index))
 }
@@ -381,7 +417,7 @@ pub fn give(line: &Line, source: &mut dyn Read) -> Result<(u64, u64), CourierErr
 pub fn take(line: &Line, sink: &mut dyn Write) -> Result<u64, CourierError> {
     let window = line.window()?;
     let buffer = line.agent.allocate((SLOT_BYTES * SLOTS) as usize)?;
-    let mut order: Order<Transfer> = Order::default();
+    let mut order: Order<Ended> = Order::default();
     let mut chunk = vec![0; SLOT_BYTES as usize];
     let mut total = 0;
     while !order.is_over() {
@@ -389,10 +425,10 @@ pub fn take(line: &Line, sink: &mut dyn Write) -> Result<u64, CourierError> {
         order.take_in(line.hear()?, |place| {
             let spans = Spans::contiguous(place.slot * SLOT_BYTES, place.bytes);
             let read = line.peer.read(&buffer, &window).spans(spans.clone(), spans);
-            Ok(read.checksum(true).post()?)
+            Ok(Ended(read.checksum(true).post()?))
         })?;
         while let Some((place, transfer)) = order.next() {
-            transfer.wait()?;
+            transfer.0.wait()?;
             let part = &mut chunk[..place.bytes as usize];
             buffer.read(place.slot * SLOT_BYTES, part);
             free(line, place.slot)?;
@@ -471,20 +507,40 @@ fn free(line: &Line, slot: u64) -> Result<(), CourierError> {
     line.say(&Word::Free { stream, slot })
 }
 
-/// Waits for a slot that the receiver has emptied. Our own side of that transfer ends at about the same time.
-fn settle_one(line: &Line, under_way: &mut BTreeMap<u64, Transfer>) -> Result<(), CourierError> {
-    // A failed transfer is never announced, so nobody would ever free its slot.
-    for transfer in under_way.values() {
-        if let Some(Err(error)) = transfer.poll() {
-            return Err(error.into());
+/// A transfer that touches nothing any more once this is gone: its slot may belong to the next stream by then.
+#[derive(Debug)]
+struct Ended(Transfer);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if !self.0.is_ended() {
+            self.0.cancel();
+            // However it ends, it has.
+            let _ = self.0.wait();
         }
     }
-    let Word::Free { slot, .. } = line.hear()? else {
-        return Err(CourierError::Protocol("not a free slot"));
-    };
-    match under_way.remove(&slot) {
-        Some(transfer) => Ok(transfer.wait().map(drop)?),
-        None => Err(CourierError::Protocol("a slot was freed that was not in use")),
+}
+
+/// Writes that are under way, by their slots.
+#[derive(Debug, Default)]
+struct UnderWay(BTreeMap<u64, Ended>);
+
+impl UnderWay {
+    /// Waits for a slot that the receiver has emptied. Our own side of that transfer ends at about the same time.
+    fn settle_one(&mut self, line: &Line) -> Result<(), CourierError> {
+        // A failed transfer is never announced, so nobody would ever free its slot.
+        for transfer in self.0.values() {
+            if let Some(Err(error)) = transfer.0.poll() {
+                return Err(error.into());
+            }
+        }
+        let Word::Free { slot, .. } = line.hear()? else {
+            return Err(CourierError::Protocol("not a free slot"));
+        };
+        match self.0.remove(&slot) {
+            Some(transfer) => Ok(transfer.0.wait().map(drop)?),
+            None => Err(CourierError::Protocol("a slot was freed that was not in use")),
+        }
     }
 }
 

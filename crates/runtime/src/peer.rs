@@ -1,6 +1,5 @@
 //! The handle of a peer: its regions, transfers with it, notifications to it.
 
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,12 +35,6 @@ impl PartialEq for Peer {
 }
 
 impl Eq for Peer {}
-
-impl Hash for Peer {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.id.hash(state);
-    }
-}
 
 /// What a transfer takes from the settings where the call is silent.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,6 @@
 mod goods;
 mod router;
 
-use std::collections::HashMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -135,15 +134,21 @@ impl Serve {
     }
 }
 
-/// The streams that are under way, each by the session of the peer that opened it and the number that the peer gave it: words of one
-/// peer never reach a stream of another.
-type Streams = HashMap<(Peer, u64), (SyncSender<Word>, JoinHandle<()>)>;
+/// A stream that is under way. It belongs to the session of the peer that opened it, which gave it its number: words of one peer never reach
+/// a stream of another.
+struct Stream {
+    peer: Peer,
+    number: u64,
+    /// None: it is not heard any more, and ends.
+    words: Option<SyncSender<Word>>,
+    thread: JoinHandle<()>,
+}
 
 /// Sorts words to the streams they belong to, and starts a thread for every new stream.
 fn attend(agent: &Agent, goods: &Arc<Goods>) -> Result<(), Complaint> {
-    let mut streams = Streams::new();
+    let mut streams: Vec<Stream> = Vec::new();
     loop {
-        streams.retain(|_, (_, thread)| !thread.is_finished());
+        streams.retain(|stream| !stream.thread.is_finished());
         if streams.is_empty() && goods.is_used_up() {
             return Ok(());
         }
@@ -154,33 +159,35 @@ fn attend(agent: &Agent, goods: &Arc<Goods>) -> Result<(), Complaint> {
         let Some(word) = Word::decode(&notification.payload) else {
             continue;
         };
-        let (peer, stream) = (notification.from, word.stream());
-        let owned = (peer.clone(), stream);
+        let (peer, number) = (notification.from, word.stream());
+        let known = streams
+            .iter()
+            .position(|stream| stream.peer == peer && stream.number == number);
         match word {
-            Word::Get { .. } | Word::Put { .. } | Word::Make { .. } | Word::List { .. } => {
-                let of_peer = streams.keys().filter(|(owner, _)| *owner == peer).count();
+            Word::Get { .. } | Word::Put { .. } | Word::Compare { .. } | Word::Make { .. } | Word::List { .. } => {
+                let of_peer = streams.iter().filter(|stream| stream.peer == peer).count();
                 let is_full = streams.len() >= STREAMS_MAX || of_peer >= STREAMS_PER_PEER_MAX;
-                if streams.contains_key(&owned) || is_full {
-                    refuse(&peer, stream, Refusal::Busy);
+                if known.is_some() || is_full {
+                    refuse(&peer, number, Refusal::Busy);
                     continue;
                 }
                 let (words, inbox) = sync_channel(WORDS_MAX);
-                let line = Line {
-                    agent: agent.clone(),
-                    peer,
-                    stream,
-                    inbox: Inbox::Sorted(inbox),
-                };
+                let line = Line::new(agent.clone(), peer.clone(), number, Inbox::Sorted(inbox));
                 let goods = Arc::clone(goods);
                 let thread = std::thread::spawn(move || serve(&line, &goods, word));
-                streams.insert(owned, (words, thread));
+                streams.push(Stream {
+                    peer,
+                    number,
+                    words: Some(words),
+                    thread,
+                });
             }
             word => {
                 // A stream that has just ended needs no more words; whoever says more than can be heard is not heard any more.
-                if let Some((words, _)) = streams.get(&owned)
-                    && words.try_send(word).is_err()
+                if let Some(Stream { words, .. }) = known.map(|known| &mut streams[known])
+                    && words.as_ref().is_some_and(|words| words.try_send(word).is_err())
                 {
-                    streams.remove(&owned);
+                    *words = None;
                 }
             }
         }
@@ -192,6 +199,7 @@ fn serve(line: &Line, goods: &Goods, request: Word) {
     let (done, name, outcome) = match request {
         Word::Get { name, have, .. } => ("sent", name.clone(), goods.give(line, &name, have)),
         Word::Put { name, resume, .. } => ("took", name.clone(), goods.take(line, &name, resume)),
+        Word::Compare { name, have, .. } => ("compared", name.clone(), goods.compare(line, &name, have)),
         Word::Make { name, .. } => ("made", name.clone(), goods.make(line, &name)),
         Word::List { name, deep, .. } => ("listed", name.clone(), goods.list(line, &name, deep)),
         _ => return,

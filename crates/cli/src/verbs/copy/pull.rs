@@ -98,7 +98,8 @@ impl Copy {
         to: Destination<'_>,
         bar: Option<&ProgressBar>,
     ) -> Result<(), CourierError> {
-        if self.resume && is_there(client, name, to, bar)? {
+        if self.resume && is_there(client, name, to)? {
+            bar.into_iter().for_each(|bar| bar.inc(to.bytes()));
             return Ok(());
         }
         let line = client.line();
@@ -133,33 +134,37 @@ impl Copy {
 fn ask(line: &Line, name: &str, have: Option<Have>) -> Result<(Option<u64>, u64), CourierError> {
     let (stream, name) = (line.stream, name.to_owned());
     line.say(&Word::Get { stream, name, have })?;
-    match line.hear()? {
-        Word::Begin { bytes, from, .. } => Ok((bytes, from)),
-        _ => Err(CourierError::Protocol("no beginning")),
+    line.hear_beginning()
+}
+
+impl Destination<'_> {
+    fn bytes(&self) -> u64 {
+        match self.tree.look(self.name) {
+            Ok(Kind::File { bytes }) => bytes,
+            _ => 0,
+        }
     }
 }
 
-/// Whether a file is here already, and is the one that the server has.
-fn is_there(client: &Client, name: &str, to: Destination<'_>, bar: Option<&ProgressBar>) -> Result<bool, CourierError> {
+/// Whether a file is here already, and is the one that the server has. One that is something else, or only begins like it, is copied anew, and
+/// replaced when that is whole.
+fn is_there(client: &Client, name: &str, to: Destination<'_>) -> Result<bool, CourierError> {
     let Ok(Kind::File { bytes }) = to.tree.look(to.name) else {
         return Ok(false);
     };
     let (mut file, _) = to.tree.open_file(to.name).map_err(unwritten)?;
-    let checksum = tree::checksum(&mut file, bytes).map_err(CourierError::Reading)?;
-    let have = checksum.map(|checksum| Have { bytes, checksum });
-    let line = client.line();
-    let (whole, from) = ask(&line, name, have)?;
-    let stream = line.stream;
-    if whole != Some(bytes) || from != bytes {
-        // It is not, or only begins like it: then it is copied anew, and replaced when that is whole.
-        let why = Refusal::Changed;
-        line.say(&Word::Refuse { stream, why })?;
+    let Some(checksum) = tree::checksum(&mut file, bytes).map_err(CourierError::Reading)? else {
         return Ok(false);
+    };
+    let line = client.line();
+    let (stream, name, have) = (line.stream, name.to_owned(), Have { bytes, checksum });
+    line.say(&Word::Compare { stream, name, have })?;
+    match line.hear() {
+        Ok(Word::Done { .. }) => Ok(true),
+        Err(CourierError::Refused(Refusal::Differs)) => Ok(false),
+        Ok(_) => Err(CourierError::Protocol("no answer")),
+        Err(error) => Err(error),
     }
-    client.window()?.receive(&line, &mut io::sink(), &|_| {})?;
-    line.say(&Word::Done { stream })?;
-    bar.into_iter().for_each(|bar| bar.inc(bytes));
-    Ok(true)
 }
 
 fn check_length(bytes: Option<u64>, from: u64, copied: u64) -> Result<(), CourierError> {

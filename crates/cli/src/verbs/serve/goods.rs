@@ -73,8 +73,9 @@ impl Goods {
                 _ => Err(CourierError::Protocol("not the end")),
             }
         };
-        let tree = match self {
-            Goods::Stdin(taken) => {
+        let tree = match self.tree_of(name)? {
+            Ok(tree) => tree,
+            Err(taken) => {
                 let mut taken = taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                 if std::mem::replace(&mut *taken, true) {
                     return Err(CourierError::Refused(Refusal::NoSuchName));
@@ -86,9 +87,6 @@ impl Goods {
                 finish(chunks)?;
                 return Ok(Some(total));
             }
-            Goods::File { .. } if name.is_empty() => return Err(refused(TreeError::IsDirectory)),
-            Goods::File { name: known, .. } if known != name => return Err(refused(TreeError::Absent)),
-            Goods::File { tree, .. } | Goods::Directory { tree, .. } => tree,
         };
         let (mut file, bytes) = tree.open_file(name).map_err(refused)?;
         let stamp = Stamp::of(&file).map_err(CourierError::Reading)?;
@@ -102,6 +100,25 @@ impl Goods {
         }
         finish(chunks)?;
         Ok(Some(total))
+    }
+
+    /// Says whether what has a name is the same as what the other end has.
+    pub fn compare(&self, line: &Line, name: &str, have: Have) -> Served {
+        let differs = CourierError::Refused(Refusal::Differs);
+        let Ok(tree) = self.tree_of(name)? else {
+            return Err(differs);
+        };
+        let (mut file, bytes) = tree.open_file(name).map_err(refused)?;
+        let stamp = Stamp::of(&file).map_err(CourierError::Reading)?;
+        let checksum = match bytes == have.bytes {
+            true => tree::checksum(&mut file, bytes).map_err(CourierError::Reading)?,
+            false => None,
+        };
+        if checksum != Some(have.checksum) || Stamp::of(&file).map_err(CourierError::Reading)? != stamp {
+            return Err(differs);
+        }
+        line.say(&Word::Done { stream: line.stream })?;
+        Ok(None)
     }
 
     /// Takes what is put under a name.
@@ -121,9 +138,7 @@ impl Goods {
         let have = resume::held(&mut new)?;
         let stream = line.stream;
         line.say(&Word::Take { stream, have })?;
-        let Word::Begin { bytes, from, .. } = line.hear()? else {
-            return Err(CourierError::Protocol("no beginning"));
-        };
+        let (bytes, from) = line.hear_beginning()?;
         resume::go_on_from(&mut new, from, have)?;
         let total = courier::take(line, &mut new)?;
         if bytes.is_some_and(|bytes| from.checked_add(total) != Some(bytes)) {
@@ -174,6 +189,16 @@ impl Goods {
         Ok(None)
     }
 
+    /// Where something of this name would be; or, for a stream, whether it is taken.
+    fn tree_of(&self, name: &str) -> Result<Result<&Tree, &Mutex<bool>>, CourierError> {
+        match self {
+            Goods::Stdin(taken) => Ok(Err(taken)),
+            Goods::File { .. } if name.is_empty() => Err(refused(TreeError::IsDirectory)),
+            Goods::File { name: known, .. } if known != name => Err(refused(TreeError::Absent)),
+            Goods::File { tree, .. } | Goods::Directory { tree, .. } => Ok(Ok(tree)),
+        }
+    }
+
     fn writable(&self) -> Result<&Tree, CourierError> {
         match self {
             Goods::Directory { tree, writable: true } => Ok(tree),
@@ -190,9 +215,7 @@ fn is_there(line: &Line, tree: &Tree, name: &str, bytes: u64) -> Served {
     let stream = line.stream;
     let have = Some(Have { bytes, checksum });
     line.say(&Word::Take { stream, have })?;
-    let Word::Begin { from, bytes: whole, .. } = line.hear()? else {
-        return Err(CourierError::Protocol("no beginning"));
-    };
+    let (whole, from) = line.hear_beginning()?;
     if from != bytes || whole != Some(bytes) {
         return Err(CourierError::Refused(Refusal::Exists));
     }
