@@ -69,23 +69,22 @@ pub fn build(arguments: &Arguments) -> Result<ExitCode, Error> {
     pages.stage(&source)?;
     copy(&root().join("book.toml"), &place.join("book.toml"))?;
     run(mdbook()?.arg("build").arg(&place).arg("--dest-dir").arg(&site))?;
-    run(cargo()
-        .args(["doc", "--no-deps", "--target-dir"])
-        .arg(place.join("rustdoc"))
-        .args([
-            "-p",
-            "weft",
-            "-p",
-            "weft-plan",
-            "-p",
-            "weft-protocol",
-            "-p",
-            "weft-fabric",
-            "-p",
-            "weft-sim",
-        ]))?;
-    copy_all(&place.join("rustdoc/doc"), &site.join("api/rust"))?;
-    println!("the site is in {}", site.join("index.html").display());
+    run(cargo().args([
+        "doc",
+        "--no-deps",
+        "-p",
+        "weft",
+        "-p",
+        "weft-plan",
+        "-p",
+        "weft-protocol",
+        "-p",
+        "weft-fabric",
+        "-p",
+        "weft-sim",
+    ]))?;
+    copy_all(&root().join("target/doc"), &site.join("api/rust"))?;
+    println!("the site is in target/docs/site/index.html");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -325,15 +324,11 @@ fn make_parent(path: &Path) -> Result<(), Error> {
     fs::create_dir_all(parent).map_err(unusable(parent))
 }
 
-/// All of the site but the pages of rustdoc, which are made anew only where something has changed.
 fn remove(place: &Path) -> Result<(), Error> {
-    for part in ["src", "site"] {
-        let path = place.join(part);
-        if path.exists() {
-            fs::remove_dir_all(&path).map_err(unusable(&path))?;
-        }
+    match place.exists() {
+        true => fs::remove_dir_all(place).map_err(unusable(place)),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 fn unusable(path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {
