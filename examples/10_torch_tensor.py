@@ -9,6 +9,5 @@ def reader(address):
 
 if __name__ == "__main__":
     agent = weft.Agent("owner")
-    weights = agent.register(torch.arange(1 << 20, dtype=torch.float32))
-    agent.publish("weights", weights)
+    agent.publish("weights", agent.register(torch.arange(1 << 20, dtype=torch.float32)))
     multiprocessing.get_context("spawn").Pool(1).apply(reader, [agent.address])

@@ -88,7 +88,7 @@ def initiate_start(case, control):
     me = agent("initiator", case)
     memory = me.register(region.memory)
     peer = me.connect(address)
-    peer.read(memory, peer.region("blocks", PATIENCE)).wait()
+    peer.read(memory, peer.region("blocks", PATIENCE), [(0, case.block)]).wait()
     return {"us": (time.perf_counter_ns() - begin) / 1e3}
 
 

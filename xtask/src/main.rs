@@ -4,6 +4,7 @@ mod bare_test;
 mod command;
 mod compare;
 mod deny;
+mod docs;
 mod fuzz;
 mod left_out;
 mod loom;
@@ -56,6 +57,8 @@ enum Task {
     Screenshot(screenshot::Arguments),
     /// Runs vLLM's prefill and decode apart, over Weft, against a single instance, and installs what it needs.
     VllmTest(vllm_test::Arguments),
+    /// Builds the pages of the repository as a site, with the API, and checks their links; installs mdbook where it is missing.
+    Docs(docs::Arguments),
     /// Makes the table beside perftest; inside one of those machines.
     #[command(hide = true)]
     RdmaMeasure(rdma_test::MeasureArguments),
@@ -85,6 +88,7 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::RdmaTest(arguments) => rdma_test::run(arguments)?,
         Task::VllmTest(arguments) => vllm_test::run(arguments)?,
         Task::Screenshot(arguments) => screenshot::take(arguments)?,
+        Task::Docs(arguments) => docs::build(arguments)?,
         Task::RdmaMeasure(arguments) => rdma_test::measure(arguments)?,
     })
 }

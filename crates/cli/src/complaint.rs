@@ -19,6 +19,8 @@ pub enum Exit {
     Refused = 4,
     /// Bytes at the two ends differ.
     Differs = 5,
+    /// Whoever read the output has left. Nothing is said about it: it is what a shell shows of a command that SIGPIPE has ended.
+    NobodyReads = 141,
 }
 
 /// The table of exit codes, as help and man page print it.
@@ -29,7 +31,8 @@ Exit codes:
   2  the command line, the environment or a settings file was wrong
   3  the peer could not be reached, or was lost on the way
   4  the peer refused: wrong secret, no such name, no permission
-  5  bytes at the two ends differ";
+  5  bytes at the two ends differ
+  141  whoever read the output has left, as in `weft … | head -1`";
 
 /// Something that went wrong, ready to be read by a person.
 #[derive(Debug)]
@@ -48,6 +51,16 @@ impl Complaint {
             cause: None,
             remedy: None,
         }
+    }
+
+    /// One that ends the command without a word.
+    pub fn quiet(exit: Exit) -> Complaint {
+        Complaint::new(exit, "")
+    }
+
+    /// Whether there is nothing to say.
+    pub fn is_quiet(&self) -> bool {
+        self.sentence.is_empty()
     }
 
     /// Adds the error underneath, with everything that lies underneath that.

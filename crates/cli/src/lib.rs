@@ -1,6 +1,10 @@
 //! The `weft` command: one file per verb. As a library, so that one wheel holds it and the Python package, and the code they share once.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod out;
+
+mod client;
 mod complaint;
 mod courier;
 mod desk;
@@ -15,8 +19,10 @@ mod predict;
 mod program;
 mod ranks;
 mod report;
+mod resume;
 mod router;
 mod table;
+mod tree;
 mod verbs;
 
 use std::ffi::OsString;
@@ -50,6 +56,8 @@ enum Verb {
     PlanTraining(verbs::plan_training::PlanTraining),
     Serve(verbs::serve::Serve),
     Copy(verbs::copy::Copy),
+    List(verbs::list::List),
+    Show(verbs::show::Show),
     Completions(verbs::completions::Completions),
     Man(verbs::man::Man),
     #[command(hide = true)]
@@ -62,7 +70,6 @@ enum Verb {
 /// command once more: some verbs need several processes.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, again: Vec<OsString>) -> u8 {
     program::is_started_by(again);
-    program::end_quietly_when_nobody_reads();
     let command = match Command::try_parse_from(arguments) {
         Ok(command) => command,
         // A mistake, or a wish for help or the version. Where it cannot be told, nobody reads it.
@@ -71,10 +78,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, again: Vec<OsString>) 
             return u8::try_from(told.exit_code()).unwrap_or(Exit::Usage as u8);
         }
     };
-    match obey(command) {
+    match obey(command).and_then(|()| out::flush()) {
         Ok(()) => 0,
         Err(complaint) => {
-            eprintln!("{complaint}");
+            if !complaint.is_quiet() {
+                note!("{complaint}");
+            }
             complaint.exit() as u8
         }
     }
@@ -93,6 +102,8 @@ fn obey(command: Command) -> Result<(), Complaint> {
         Verb::PlanTraining(verb) => verb.run(),
         Verb::Serve(verb) => verb.run(&settings),
         Verb::Copy(verb) => verb.run(&settings),
+        Verb::List(verb) => verb.run(&settings),
+        Verb::Show(verb) => verb.run(),
         Verb::Completions(verb) => verb.run(),
         Verb::Man(verb) => verb.run(),
         Verb::Partner(verb) => verb.run(&settings),

@@ -1,7 +1,6 @@
-//! This command as a program: how its verbs start it again, and how it ends when nobody reads what it says.
+//! This command as a program: how its verbs start it again.
 
 use std::ffi::OsString;
-use std::panic::PanicHookInfo;
 use std::process::Command;
 use std::sync::OnceLock;
 
@@ -20,22 +19,4 @@ pub fn again() -> Command {
     let mut command = Command::new(program);
     command.args(first);
     command
-}
-
-/// Makes a reader that has seen enough (`weft explain … | head -1`) the end of the command and no fault: printing panics then, and any
-/// verb, in any of its threads, may print.
-pub fn end_quietly_when_nobody_reads() {
-    let told = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        if nobody_reads(panic) {
-            std::process::exit(0);
-        }
-        told(panic);
-    }));
-}
-
-fn nobody_reads(panic: &PanicHookInfo<'_>) -> bool {
-    // The words of the standard library; a test holds us to them.
-    let printing = |words: &str| words.starts_with("failed printing to std") && words.contains("Broken pipe");
-    panic.payload_as_str().is_some_and(printing)
 }

@@ -6,26 +6,18 @@ pub mod copy;
 pub mod demo;
 pub mod doctor;
 pub mod explain;
+pub mod list;
 pub mod man;
 pub mod partner;
 pub mod plan_serving;
 pub mod plan_training;
 pub mod rank;
 pub mod serve;
+pub mod show;
 pub mod sim;
 pub mod validate;
 
-use std::io::{self, Write};
-
-use crate::complaint::{Complain, Complaint, Exit};
-
-/// Prints bytes to standard output. A reader that has seen enough (`weft man | head`) is not an error.
-fn print_whole(bytes: &[u8]) -> Result<(), Complaint> {
-    match io::stdout().lock().write_all(bytes) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.or_complain(Exit::Failed, || "The output could not be written.".to_string()),
-    }
-}
+use crate::complaint::{Complaint, Exit};
 
 /// The CPU time that this process has used, all threads together.
 pub fn cpu_time_ns() -> u64 {

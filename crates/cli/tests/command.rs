@@ -1,56 +1,12 @@
 //! The command as a person and a script see it: words, exit codes, and whole verbs between real processes.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+mod support;
 
-const SECRET: &str = "a secret for tests";
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Output, Stdio};
 
-fn weft() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("WEFT_") {
-            command.env_remove(name);
-        }
-    }
-    // On a crowded machine a process may not run for seconds, which is not what these tests are about.
-    command.env("WEFT_SILENCE_MAX", "60s").env("WEFT_DEADLINE", "120s");
-    command
-        .env_remove("COLUMNS")
-        .env("WEFT_SECRET", SECRET)
-        .env("NO_COLOR", "1")
-        .stdin(Stdio::null());
-    command
-}
-
-fn output(arguments: &[&str]) -> Output {
-    weft().args(arguments).output().expect("the command runs")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("the command speaks UTF-8")
-}
-
-/// A directory of its own for a test, gone afterwards.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("weft-command-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a scratch directory");
-        Scratch(path)
-    }
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use support::{SECRET, Scratch, free_port, json_lines, output, text, weft};
 
 // ---- words
 
@@ -73,6 +29,8 @@ fn help_says_what_the_snapshot_says() {
     .chain([
         &["serve", "--help"][..],
         &["copy", "--help"],
+        &["list", "--help"],
+        &["show", "--help"],
         &["completions", "--help"],
         &["man", "--help"],
     ]) {
@@ -197,162 +155,43 @@ fn an_unknown_setting_names_the_nearest_and_exits_2() {
 }
 
 #[test]
-fn nobody_there_exits_3() {
-    let port = free_port();
-    let url = format!("weft://127.0.0.1:{port}/x");
-    let said = output(&["--set", "deadline=2s", "copy", &url, "-"]);
-    assert_eq!(said.status.code(), Some(3), "{}", text(&said.stderr));
-    assert!(text(&said.stderr).contains("could not be reached"));
-}
-
-#[test]
-fn two_paths_are_none_of_our_business_and_exit_2() {
-    assert_eq!(output(&["copy", "a", "b"]).status.code(), Some(2));
-    assert_eq!(output(&["copy", "weft://host:1", "b"]).status.code(), Some(2));
-}
-
-// ---- serve and copy
-
-/// A server on a port of its own, ended with the test.
-struct Server {
-    process: Child,
-    port: u16,
-}
-
-impl Server {
-    fn start(path: &Path, flags: &[&str], stdin: Stdio) -> Server {
-        let port = free_port();
-        let mut process = weft()
-            .args(["serve", "--listen", &format!("127.0.0.1:{port}")])
-            .args(flags)
-            .arg(path)
-            .stdin(stdin)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the server starts");
-        let mut said = BufReader::new(process.stderr.take().expect("a pipe"));
-        let mut line = String::new();
-        while !line.contains("weft copy") {
-            line.clear();
-            assert_ne!(
-                said.read_line(&mut line).expect("the server speaks"),
-                0,
-                "the server has left"
-            );
+fn what_is_shipped_is_listed_and_printed() {
+    let all = text(&output(&["list"]).stdout);
+    for kind in ["scenarios", "systems", "models"] {
+        assert!(all.contains(kind), "{all}");
+        let listed = text(&output(&["list", kind]).stdout);
+        let rows = json_lines(&output(&["list", kind, "--json"]));
+        assert_eq!(listed.lines().count(), rows.len() + 1, "a heading and a line for each");
+        for row in &rows {
+            let name = row["name"].as_str().expect("a name");
+            let shown = output(&["show", kind.trim_end_matches('s'), name]);
+            assert!(shown.status.success(), "{name}: {}", text(&shown.stderr));
+            let file: toml::Table = text(&shown.stdout).parse().expect("TOML");
+            // Serving scenarios have no name.
+            assert!(name == "serving" || file["name"].as_str() == Some(name), "{name}");
         }
-        // What it says later must go somewhere, or it would wait for room.
-        std::thread::spawn(move || said.lines().for_each(drop));
-        Server { process, port }
     }
-
-    fn url(&self, name: &str) -> String {
-        format!("weft://127.0.0.1:{}/{name}", self.port)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its number").port()
-}
-
-fn bytes(len: usize) -> Vec<u8> {
-    (0..len)
-        .map(|i| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
-        .collect()
-}
-
-#[test]
-fn files_are_copied_from_a_directory_and_nothing_else_is() {
-    let scratch = Scratch::new("directory");
-    let served = scratch.path("served");
-    std::fs::create_dir_all(served.join("deep")).unwrap();
-    // More than a window, and not a multiple of a slot; and nothing at all.
-    let large = bytes(41_000_001);
-    std::fs::write(served.join("deep/large.bin"), &large).unwrap();
-    std::fs::write(served.join("empty"), b"").unwrap();
-    std::fs::write(scratch.path("private"), b"private").unwrap();
-    let server = Server::start(&served, &[], Stdio::null());
-
-    let copy = scratch.path("copy.bin");
-    let said = output(&["copy", &server.url("deep/large.bin"), copy.to_str().unwrap()]);
-    assert!(said.status.success(), "{}", text(&said.stderr));
-    assert!(std::fs::read(&copy).unwrap() == large, "the copy differs");
-
-    let said = output(&["copy", &server.url("empty"), "-"]);
+    let whole = text(&output(&["show", "system", "h200_sxm", "--whole"]).stdout);
     assert!(
-        said.status.success() && said.stdout.is_empty(),
-        "{}",
-        text(&said.stderr)
+        weft_plan::platform::System::from_toml(&whole).is_ok_and(|system| system.name == "dgx-h200"),
+        "{whole}"
     );
-
-    for name in ["../private", "deep/../../private", "absent", "deep"] {
-        let said = output(&["copy", &server.url(name), "-"]);
-        assert_eq!(said.status.code(), Some(4), "{name}: {}", text(&said.stderr));
-        assert!(said.stdout.is_empty());
+    // What is printed can be given back.
+    let scratch = Scratch::new("shown");
+    let file = scratch.path("mine.toml");
+    std::fs::write(&file, output(&["show", "scenario", "ring"]).stdout).unwrap();
+    let ran = output(&["sim", "run", file.to_str().unwrap(), "--json"]);
+    assert_eq!(ran.stdout, output(&["sim", "run", "ring", "--json"]).stdout);
+    for (wrong, words) in [
+        (&["list", "sandwiches"][..], "scenarios, systems, models"),
+        (&["show", "scenario", "none"], "one of ring"),
+        (&["show", "system", "none"], "dgx-h100"),
+        (&["show", "model", "llama-3.1-404b"], "weft list models"),
+    ] {
+        let said = output(wrong);
+        assert_eq!(said.status.code(), Some(2), "{wrong:?}");
+        assert!(text(&said.stderr).contains(words), "{wrong:?}: {}", text(&said.stderr));
     }
-    let said = weft().args(["copy", "-", &server.url("new")]).output().unwrap();
-    assert_eq!(said.status.code(), Some(4), "{}", text(&said.stderr));
-    assert!(text(&said.stderr).contains("--writable"));
-
-    let said = weft()
-        .env("WEFT_SECRET", "another")
-        .args(["copy", &server.url("empty"), "-"])
-        .output()
-        .unwrap();
-    assert_eq!(said.status.code(), Some(4), "{}", text(&said.stderr));
-}
-
-#[test]
-fn a_stream_is_pushed_into_a_writable_directory_once() {
-    let scratch = Scratch::new("writable");
-    let server = Server::start(&scratch.0, &["--writable"], Stdio::null());
-    let stream = bytes(10_000_003);
-    let push = |name: &str| {
-        let mut copy = weft()
-            .args(["copy", "--quiet", "-", &server.url(name)])
-            .stdin(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // A copy that is refused stops reading; that is what the test wants to see.
-        let _ = copy.stdin.take().unwrap().write_all(&stream);
-        copy.wait_with_output().unwrap()
-    };
-    let said = push("stream.bin");
-    assert!(said.status.success(), "{}", text(&said.stderr));
-    assert!(
-        std::fs::read(scratch.path("stream.bin")).unwrap() == stream,
-        "the file differs"
-    );
-    for taken in ["stream.bin", "../out.bin", "absent/x"] {
-        assert_eq!(push(taken).status.code(), Some(4), "{taken}");
-    }
-    let names: Vec<_> = std::fs::read_dir(&scratch.0)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .collect();
-    assert_eq!(names, ["stream.bin"], "nothing half done is left behind");
-}
-
-#[test]
-fn standard_input_is_served_to_the_first_who_asks() {
-    let mut server = Server::start(Path::new("-"), &[], Stdio::piped());
-    let stream = bytes(9_000_000);
-    let mut stdin = server.process.stdin.take().unwrap();
-    let sent = stream.clone();
-    let feeder = std::thread::spawn(move || stdin.write_all(&sent));
-    let said = output(&["copy", &server.url("stdin"), "-"]);
-    assert!(said.status.success(), "{}", text(&said.stderr));
-    assert!(said.stdout == stream, "the stream differs");
-    feeder.join().unwrap().unwrap();
-    assert!(server.process.wait().unwrap().success(), "the server ends by itself");
 }
 
 // ---- bench and demo
@@ -504,15 +343,6 @@ fn collectives_are_benched_by_any_way_in_any_memory_of_any_type() {
     );
 }
 
-fn json_lines(said: &Output) -> Vec<serde_json::Value> {
-    assert!(said.status.success(), "{}", text(&said.stderr));
-    let shown = text(&said.stdout);
-    shown
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect()
-}
-
 #[test]
 fn the_bench_speaks_the_terms_of_perftest() {
     let bench = |flags: &[&str]| {
@@ -647,6 +477,40 @@ fn the_doctor_tries_every_transport_and_writes_a_platform_file() {
     assert!(!text(&said.stdout).contains(SECRET), "the secret is not shown");
     let platform = weft_plan::Platform::from_toml(&std::fs::read_to_string(file).unwrap()).expect("a platform file");
     assert!(platform.transports.contains_key("tcp") && platform.transports.contains_key("shared_memory"));
+}
+
+#[test]
+fn the_doctor_is_quick_unless_it_is_to_be_thorough() {
+    let said = output(&["doctor"]);
+    let shown = text(&said.stdout);
+    assert!(said.status.success(), "{shown}{}", text(&said.stderr));
+    assert!(
+        shown.contains("weft doctor --thorough") && !shown.contains("two ranks through"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn a_prediction_says_whose_it_is() {
+    let line = "bench collective --sizes 1KiB --op all-reduce --secs 0 --repeats 1";
+    let words: Vec<&str> = line.split(' ').collect();
+    let built_in = "of the built-in platform `laptop`, not of this machine";
+    assert!(text(&output(&words).stdout).contains(built_in));
+    let figure = &json_lines(&output(&[&words[..], &["--json"]].concat()))[0];
+    assert_eq!(figure["predicted_for"], "laptop");
+    let scratch = Scratch::new("own");
+    let file = scratch.path("here.toml");
+    let own = weft_plan::Platform {
+        name: "here".into(),
+        ..weft_plan::Platform::laptop()
+    };
+    std::fs::write(&file, own.to_toml()).unwrap();
+    let said = output(&[&words[..], &["--platform", file.to_str().unwrap()]].concat());
+    assert!(
+        said.status.success() && !text(&said.stdout).contains("built-in"),
+        "{}",
+        text(&said.stderr)
+    );
 }
 
 /// A schedule as a file has it.

@@ -1,7 +1,7 @@
 //! What a progress thread sleeps on: the transports' descriptors, and one that any thread can ring.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 /// Sleep until a transport has something to do, or somebody rings.
@@ -21,17 +21,26 @@ impl Bell {
                 owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?,
             )
         };
-        for fd in watched.map(|fd| fd.as_raw_fd()).chain([event.as_raw_fd()]) {
-            let mut interest = libc::epoll_event {
-                events: libc::EPOLLIN as u32,
-                u64: fd as u64,
-            };
-            // SAFETY: `interest` is valid for the call and both descriptors are open.
-            if unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut interest) } < 0 {
-                return Err(io::Error::last_os_error());
-            }
+        let bell = Bell { epoll, event };
+        bell.watch(bell.event.as_fd())?;
+        for fd in watched {
+            bell.watch(fd)?;
         }
-        Ok(Bell { epoll, event })
+        Ok(bell)
+    }
+
+    /// Watches one more descriptor, until that is closed or the bell is dropped.
+    pub fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let mut interest = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: fd.as_raw_fd() as u64,
+        };
+        let (epoll, fd) = (self.epoll.as_raw_fd(), fd.as_raw_fd());
+        // SAFETY: `interest` is valid for the call and both descriptors are open.
+        if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &mut interest) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
     }
 
     /// Wakes whoever sleeps, or keeps the next one from falling asleep.

@@ -45,7 +45,7 @@ impl Failure {
 pub enum Refusal {
     #[error("no region has this key")]
     UnknownKey,
-    #[error("the key belongs to an earlier life of the peer")]
+    #[error("the key belongs to another life of the peer, or to another agent")]
     StaleEpoch,
     #[error("the region has been released by its owner")]
     Released,

@@ -32,6 +32,8 @@ pub struct Leg {
 pub enum LegError {
     #[error("the local spans hold {local} bytes, the remote ones {remote}")]
     Unequal { local: u64, remote: u64 },
+    #[error("the local memory has {local} bytes and the remote region {remote}: spans say which of them are meant")]
+    UnequalSizes { local: u64, remote: u64 },
     #[error("the {side} spans end at byte {end} of a region of {len} bytes")]
     OutOfBounds { side: &'static str, end: u64, len: u64 },
 }

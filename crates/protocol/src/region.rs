@@ -1,6 +1,6 @@
 //! Registered memory: keys that cannot be guessed, and the check that every target makes before it touches a byte.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -81,8 +81,42 @@ pub struct RemoteRegion {
 pub struct RegionTable {
     epoch: Epoch,
     regions: HashMap<u32, Region>,
-    /// Slots are never used twice in one life, so a slot below this that is absent has been released.
-    next_slot: u32,
+    released: ReleasedKeys,
+}
+
+/// Keys that were released, as many as are remembered.
+///
+/// Whoever presents one of them was told it once, and learns that it is good no more. Whoever makes a key up learns nothing: neither
+/// that its slot was used, nor, by asking on, how many were.
+#[derive(Debug, Default)]
+pub(crate) struct ReleasedKeys {
+    secrets: HashMap<u32, u128>,
+    /// By slot, oldest release first. Slots are never used twice in one life.
+    order: VecDeque<u32>,
+}
+
+impl ReleasedKeys {
+    /// Older ones are as unknown as any that never was. What is in flight when a region goes is among the latest.
+    const MAX: usize = 1 << 14;
+
+    pub(crate) fn remember(&mut self, key: &RegionKey) {
+        if self.secrets.insert(key.slot, key.secret).is_none() {
+            self.order.push_back(key.slot);
+        }
+        if self.order.len() > ReleasedKeys::MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.secrets.remove(&oldest);
+        }
+    }
+
+    /// Why a key that belongs to no region is refused.
+    pub(crate) fn refusal(&self, key: &RegionKey) -> Refusal {
+        match self.secrets.get(&key.slot) {
+            Some(secret) if same_secret(*secret, key.secret) => Refusal::Released,
+            _ => Refusal::UnknownKey,
+        }
+    }
 }
 
 impl RegionTable {
@@ -90,7 +124,7 @@ impl RegionTable {
         RegionTable {
             epoch,
             regions: HashMap::new(),
-            next_slot: 0,
+            released: ReleasedKeys::default(),
         }
     }
 
@@ -99,12 +133,12 @@ impl RegionTable {
     }
 
     pub fn insert(&mut self, region: Region) {
-        self.next_slot = self.next_slot.max(region.key.slot + 1);
         self.regions.insert(region.key.slot, region);
     }
 
     pub fn remove(&mut self, key: &RegionKey) -> Option<Region> {
         self.lookup(key).ok()?;
+        self.released.remember(key);
         self.regions.remove(&key.slot)
     }
 
@@ -117,8 +151,7 @@ impl RegionTable {
             Some(region) if same_secret(region.key.secret, key.secret) => Ok(region),
             // A wrong secret and a slot that never was look alike: neither tells a guesser anything.
             Some(_) => Err(Refusal::UnknownKey),
-            None if key.slot < self.next_slot => Err(Refusal::Released),
-            None => Err(Refusal::UnknownKey),
+            None => Err(self.released.refusal(key)),
         }
     }
 
@@ -148,4 +181,55 @@ impl RegionTable {
 /// Compares without an early exit, so that the time taken tells nothing about how much of a guess was right.
 fn same_secret(a: u128, b: u128) -> bool {
     std::hint::black_box(a ^ b) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::VecMemory;
+
+    fn region(slot: u32) -> Region {
+        Region {
+            key: RegionKey {
+                epoch: Epoch(1),
+                slot,
+                secret: 1000 + u128::from(slot),
+            },
+            memory: Arc::new(VecMemory::zeroed(8)),
+            place: Place::Dram { numa: None },
+            access: Access::READ,
+        }
+    }
+
+    #[test]
+    fn only_who_was_told_a_key_learns_that_it_was_released() {
+        let mut table = RegionTable::new(Epoch(1));
+        for slot in 0..3 {
+            table.insert(region(slot));
+        }
+        let told = region(1).key;
+        assert!(table.remove(&told).is_some());
+        assert_eq!(table.lookup(&told).unwrap_err(), Refusal::Released);
+        // A guesser is told the same of slots in use, of released ones and of such as never were.
+        for slot in 0..6 {
+            let guess = RegionKey {
+                secret: 7,
+                ..region(slot).key
+            };
+            assert_eq!(table.lookup(&guess).unwrap_err(), Refusal::UnknownKey, "slot {slot}");
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_of_released_keys_is_bounded() {
+        let mut released = ReleasedKeys::default();
+        let many = ReleasedKeys::MAX as u32 + 10;
+        (0..many).for_each(|slot| released.remember(&region(slot).key));
+        assert_eq!(
+            (released.secrets.len(), released.order.len()),
+            (ReleasedKeys::MAX, ReleasedKeys::MAX)
+        );
+        assert_eq!(released.refusal(&region(0).key), Refusal::UnknownKey);
+        assert_eq!(released.refusal(&region(many - 1).key), Refusal::Released);
+    }
 }

@@ -14,8 +14,14 @@ use crate::inbox::{Inbox, NextNotification, Notification};
 use crate::memory::{Memory, duration, of_object, within};
 use crate::peer::Peer;
 use crate::transfer::SIGNAL_CHECK;
+use crate::waiting::waiting;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes.
+///
+/// Keywords are settings, with an underscore for the dot: `tcp_connections=2`. One that does not exist raises `SettingsError`, which
+/// names the nearest one that does.
+///
+/// A timeout, in seconds, that is not given is the setting `deadline`.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Agent {
@@ -28,10 +34,30 @@ impl Agent {
     }
 }
 
+impl Agent {
+    /// Starts an agent as it is described, with settings as Python's keywords give them.
+    pub fn start(
+        py: Python<'_>,
+        mut builder: weft::AgentBuilder,
+        settings: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Agent> {
+        for (key, value) in settings.into_iter().flatten() {
+            let (key, value) = setting(key.extract()?, &value)?;
+            builder = builder.set(&key, value);
+        }
+        let agent = waiting(py, || builder.start())?;
+        // The setting `log` was checked with the others, but its own grammar only the log knows.
+        weft::observe::print_log(&agent.settings().log).map_err(|error| raise(py, &error.into()))?;
+        Ok(Agent {
+            inbox: Arc::new(Inbox::new(agent)),
+        })
+    }
+}
+
 impl Drop for Agent {
     fn drop(&mut self) {
-        // An interpreter that is going away takes the agent with it.
-        let _ = Python::try_attach(|py| self.close(py));
+        // It ends with its last handle: a communicator may still need it. An interpreter that is going away takes it along.
+        let _ = Python::try_attach(|py| py.detach(|| drop(self.inbox.take())));
     }
 }
 
@@ -53,18 +79,10 @@ impl Agent {
         if let Some(secret) = secret {
             builder = builder.secret(secret);
         }
-        for (key, value) in settings.into_iter().flatten() {
-            let (key, value) = setting(key.extract()?, &value)?;
-            builder = builder.set(&key, value);
-        }
-        let agent = py.detach(|| builder.start()).map_err(|error| raise(py, &error))?;
-        // The setting `log` was checked with the others, but its own grammar only the log knows.
-        weft::observe::print_log(&agent.settings().log).map_err(|error| raise(py, &error.into()))?;
-        Ok(Agent {
-            inbox: Arc::new(Inbox::new(agent)),
-        })
+        Agent::start(py, builder, settings)
     }
 
+    /// Its name, as peers know it.
     #[getter]
     fn name(&self) -> PyResult<String> {
         Ok(self.live()?.name().to_owned())
@@ -122,7 +140,7 @@ impl Agent {
         })
     }
 
-    /// Registers the memory of anything with the buffer protocol or DLPack, without copying it.
+    /// Registers the memory of anything with the buffer protocol or DLPack, without copying it. The object is kept alive.
     #[pyo3(signature = (object, writable = true))]
     fn register(&self, py: Python<'_>, object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Memory> {
         let agent = self.live()?;
@@ -141,7 +159,8 @@ impl Agent {
         })
     }
 
-    /// Lets peers reach memory under a name.
+    /// Lets peers reach memory under a name, until it is withdrawn or released or the agent is closed. Nobody has to hold the memory
+    /// meanwhile.
     #[pyo3(signature = (name, memory, read = true, write = false))]
     fn publish(&self, py: Python<'_>, name: &str, memory: &Memory, read: bool, write: bool) -> PyResult<()> {
         if write && !memory.writable {
@@ -167,9 +186,7 @@ impl Agent {
         let agent = self.live()?;
         let deadline = agent.settings().deadline;
         let timeout = within(timeout, deadline)?;
-        let inner = py
-            .detach(|| agent.connect_within(address, timeout))
-            .map_err(|error| raise(py, &error))?;
+        let inner = waiting(py, || agent.connect_within(address, timeout))?;
         Ok(Peer { inner, deadline })
     }
 
@@ -179,27 +196,41 @@ impl Agent {
         let agent = self.live()?;
         let deadline = agent.settings().deadline;
         let timeout = within(timeout, deadline)?;
-        let inner = py
-            .detach(|| agent.connect_named(name, timeout))
-            .map_err(|error| raise(py, &error))?;
+        let inner = waiting(py, || agent.connect_named(name, timeout))?;
         Ok(Peer { inner, deadline })
     }
 
+    /// The same as `connect`, for `await`. Cancelling it gives the attempt up.
     #[pyo3(signature = (address, timeout = None))]
-    fn connect_async<'py>(slf: &Bound<'py, Self>, address: &str, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        in_thread(slf, "connect", address, timeout)
-    }
-
-    #[pyo3(signature = (name, timeout = None))]
-    fn connect_named_async<'py>(
-        slf: &Bound<'py, Self>,
-        name: &str,
+    fn connect_async<'py>(
+        &self,
+        py: Python<'py>,
+        address: String,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        in_thread(slf, "connect_named", name, timeout)
+        let agent = self.live()?;
+        let deadline = agent.settings().deadline;
+        let timeout = within(timeout, deadline)?;
+        let connect = move || agent.connect_within(&address, timeout);
+        in_thread(py, connect, move |inner| Peer { inner, deadline })
     }
 
-    /// The next notification, from whichever peer; `None` where none comes in time.
+    /// The same as `connect_named`, for `await`. Cancelling it gives the attempt up.
+    #[pyo3(signature = (name, timeout = None))]
+    fn connect_named_async<'py>(
+        &self,
+        py: Python<'py>,
+        name: String,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let agent = self.live()?;
+        let deadline = agent.settings().deadline;
+        let timeout = within(timeout, deadline)?;
+        let connect = move || agent.connect_named(&name, timeout);
+        in_thread(py, connect, move |inner| Peer { inner, deadline })
+    }
+
+    /// The next notification, from whichever peer; `None` where none comes in time, which without a timeout is never.
     #[pyo3(signature = (timeout = None))]
     fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notification>> {
         let end = timeout
@@ -219,13 +250,15 @@ impl Agent {
         }
     }
 
-    /// The next notification, for `await`. A wait that is cancelled leaves it to the next one.
+    /// The next notification, for `await`. A wait that is cancelled leaves it to the next one; closing the agent ends the wait with
+    /// `Stopped`.
     fn notification_async(slf: Py<Self>) -> NextNotification {
         let inbox = slf.get().inbox.clone();
         NextNotification::new(slf, inbox)
     }
 
-    /// Stops the agent. Transfers under way end with an error.
+    /// Stops the agent, whoever still holds something of it. Transfers under way end with an error, its communicators end and the other
+    /// ranks are told, and what it has published is withdrawn.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.inbox.close());
     }

@@ -5,11 +5,17 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
+use pyo3::PyClass;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+
+use crate::errors::raise;
 
 /// What a future gives back: the result for Python, made once Python is at hand.
 pub type Outcome = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
@@ -34,18 +40,108 @@ pub fn future_of<'py>(
     Ok(awaited)
 }
 
-/// A coroutine that calls a method, which only waits, in a thread of its own.
-pub fn in_thread<'py, A>(
-    object: &Bound<'py, PyAny>,
-    method: &str,
-    argument: A,
-    number: Option<f64>,
+/// A coroutine that does something which only waits, in a thread of its own. Cancelling it ends the wait.
+pub fn in_thread<'py, T, C>(
+    py: Python<'py>,
+    work: impl FnOnce() -> Result<T, weft::Error> + Send + 'static,
+    give: impl FnOnce(T) -> C + Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>>
 where
-    A: IntoPyObject<'py>,
+    T: Send + 'static,
+    C: Into<PyClassInitializer<C>> + PyClass,
 {
-    let to_thread = object.py().import("asyncio")?.getattr("to_thread")?;
-    to_thread.call1((object.getattr(method)?, argument, number))
+    let begin = move |py: Python<'_>| {
+        let turned = Waited::begin(work)?;
+        let ended = async move {
+            let outcome = turned.await;
+            let give: Outcome = Box::new(move |py| {
+                let value = outcome.map_err(|error| raise(py, &error))?;
+                Ok(Py::new(py, give(value))?.into_any())
+            });
+            give
+        };
+        Ok(future_of(py, ended)?.unbind())
+    };
+    let begin = Begin {
+        begin: Mutex::new(Some(Box::new(begin))),
+    };
+    py.import("weft._awaited")?.call_method1("awaited", (begin,))
+}
+
+/// Begins something when it is first awaited, inside the event loop that waits for it.
+#[pyclass(frozen)]
+struct Begin {
+    begin: Mutex<Option<Beginning>>,
+}
+
+type Beginning = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
+
+#[pymethods]
+impl Begin {
+    fn __call__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let begin = self.begin.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match begin {
+            Some(begin) => begin(py),
+            None => Err(PyRuntimeError::new_err("this has been awaited already")),
+        }
+    }
+}
+
+/// Something that a thread waits for. Dropping it ends that wait.
+struct Waited<T> {
+    slot: Arc<Mutex<WaitedSlot<T>>>,
+    unwanted: Arc<AtomicBool>,
+}
+
+struct WaitedSlot<T> {
+    outcome: Option<Result<T, weft::Error>>,
+    waker: Option<Waker>,
+}
+
+impl<T: Send + 'static> Waited<T> {
+    fn begin(work: impl FnOnce() -> Result<T, weft::Error> + Send + 'static) -> PyResult<Waited<T>> {
+        let waited = Waited {
+            slot: Arc::new(Mutex::new(WaitedSlot {
+                outcome: None,
+                waker: None,
+            })),
+            unwanted: Arc::default(),
+        };
+        let (slot, unwanted) = (waited.slot.clone(), waited.unwanted.clone());
+        let wait = move || {
+            let outcome = weft::interruptible(Rc::new(move || unwanted.load(Ordering::Acquire)), work);
+            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            slot.outcome = Some(outcome);
+            let waker = slot.waker.take();
+            drop(slot);
+            waker.into_iter().for_each(Waker::wake);
+        };
+        std::thread::Builder::new()
+            .name("weft-waiting".to_owned())
+            .spawn(wait)?;
+        Ok(waited)
+    }
+}
+
+impl<T> Future for Waited<T> {
+    type Output = Result<T, weft::Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        match slot.outcome.take() {
+            Some(outcome) => Poll::Ready(outcome),
+            None => {
+                slot.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl<T> Drop for Waited<T> {
+    fn drop(&mut self) {
+        self.unwanted.store(true, Ordering::Release);
+    }
 }
 
 /// Something to turn until it is done or nobody waits for it any more. Wakers of it may linger, so it holds nothing then.

@@ -10,7 +10,9 @@ use pyo3::types::PyTuple;
 use crate::errors::LeaseEnded;
 use crate::memory::export;
 
-/// A peer's region, mapped read-only, for as long as its lease.
+/// A peer's region, mapped read-only: `numpy.frombuffer(borrowed)`.
+///
+/// The end of the `with` gives the lease back, or the last reference does. Views that are still out keep it until they go.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Borrowed {
@@ -57,6 +59,7 @@ impl Borrowed {
 
 #[pymethods]
 impl Borrowed {
+    /// How many bytes it has.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.nbytes

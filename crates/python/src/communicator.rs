@@ -8,11 +8,14 @@ mod request;
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use weft::rendezvous::World;
 use weft::{Epoch, JoinOptions, Member, Rank};
 
 use crate::agent::Agent;
 use crate::errors::{invalid, raise};
 use crate::memory::duration;
+use crate::waiting::waiting;
 use elements::{Elements, operator};
 use request::{Kind, Request};
 
@@ -20,13 +23,46 @@ pub use pending::Pending;
 pub use raw::numbers;
 
 /// One rank of a group of processes that call the same things in the same order.
+///
+/// They find each other through the agent's rendezvous, or by `members`: the `address` and `epoch` of each rank's agent. `timeout` is how
+/// long to wait for all of them, `deadline` that of calls that name none. `from_env` takes all of it from the launcher.
+///
+/// Calls of one communicator run one after the other, in the order in which they are made. Data is anything with the buffer protocol or
+/// DLPack in host memory, or `Memory`; `datatype` says what its elements are where the object does not (f64, f32, f16, bf16, fp8_e4m3,
+/// fp8_e5m2, i8 to i64, u8 to u64). `algorithm` is the name of one, with the number of portions behind a slash where there are several
+/// (`ring/16`), or a `Schedule`; by default the fastest by the platform file of the setting `platform` runs. With `wait=False` a call gives
+/// a `Pending` and goes on by itself; until its end nobody may touch its data.
+///
+/// A call that fails raises `CollectiveError` on every rank, and the group is of no further use: see `shrink`.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Communicator {
     inner: weft::Communicator,
+    agent: Py<Agent>,
 }
 
-/// A schedule of the caller's own, verified.
+/// How to join a group, beside its name.
+struct Joining {
+    timeout: Option<f64>,
+    deadline: Option<f64>,
+    shared_memory: bool,
+    channels: Option<u16>,
+}
+
+impl Joining {
+    fn over(self, defaults: JoinOptions) -> PyResult<JoinOptions> {
+        let or = |seconds: Option<f64>, default: Duration| seconds.map_or(Ok(default), duration);
+        Ok(JoinOptions {
+            timeout: or(self.timeout, defaults.timeout)?,
+            deadline: or(self.deadline, defaults.deadline)?,
+            arena: self.shared_memory,
+            channels: self.channels.unwrap_or(defaults.channels),
+            ..defaults
+        })
+    }
+}
+
+/// A schedule of one's own for a collective, verified. All ranks of a call must give the same.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Schedule {
@@ -35,7 +71,7 @@ pub struct Schedule {
 
 #[pymethods]
 impl Schedule {
-    /// Reads a schedule as `weft explain --render json` writes it.
+    /// Reads one such as `weft explain --render json` writes. Raises `InvalidCall` with rank, step and op where it is wrong.
     #[staticmethod]
     fn from_json(text: &str) -> PyResult<Schedule> {
         let read = weft::Schedule::from_json(text);
@@ -46,16 +82,19 @@ impl Schedule {
         Ok(Schedule { inner })
     }
 
+    /// What it calls itself.
     #[getter]
     fn name(&self) -> &str {
         self.inner.name()
     }
 
+    /// For how many ranks it is.
     #[getter]
     fn ranks(&self) -> u32 {
         self.inner.problem().ranks
     }
 
+    /// What it does, by name.
     #[getter]
     fn collective(&self) -> &'static str {
         self.inner.problem().collective.name()
@@ -87,7 +126,7 @@ impl Communicator {
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn new(
         py: Python<'_>,
-        agent: &Agent,
+        agent: Py<Agent>,
         name: &str,
         rank: u32,
         size: u32,
@@ -97,16 +136,14 @@ impl Communicator {
         shared_memory: bool,
         channels: Option<u16>,
     ) -> PyResult<Communicator> {
-        let agent = agent.live()?;
-        let defaults = JoinOptions::new(name, Rank(rank), size);
-        let or = |seconds: Option<f64>, default: Duration| seconds.map_or(Ok(default), duration);
-        let options = JoinOptions {
-            timeout: or(timeout, defaults.timeout)?,
-            deadline: or(deadline, defaults.deadline)?,
-            arena: shared_memory,
-            channels: channels.unwrap_or(defaults.channels),
-            ..defaults
+        let live = agent.get().live()?;
+        let joining = Joining {
+            timeout,
+            deadline,
+            shared_memory,
+            channels,
         };
+        let options = joining.over(JoinOptions::new(name, Rank(rank), size))?;
         let members = members.map(|members| {
             let members = members.into_iter();
             let members = members.map(|(address, epoch)| Member {
@@ -115,25 +152,80 @@ impl Communicator {
             });
             members.collect::<Vec<Member>>()
         });
-        let joined = py.detach(|| match members {
-            Some(members) => weft::Communicator::meet(&agent, options, &members),
-            None => weft::Communicator::join(&agent, options),
-        });
-        let inner = joined.map_err(|error| raise(py, &error))?;
-        Ok(Communicator { inner })
+        let inner = waiting(py, || match members {
+            Some(members) => weft::Communicator::meet(&live, options, &members),
+            None => weft::Communicator::join(&live, options),
+        })?;
+        Ok(Communicator { inner, agent })
     }
 
+    /// Joins all processes that a launcher has started together (torchrun, MPI, Slurm), as the rank that its variables name. All of them
+    /// give the same name.
+    ///
+    /// Without an `agent` one is made, to which `settings` apply as they do to `Agent`; it is the attribute `agent`, and ends with the
+    /// communicator. On one host the variables of the launcher are enough. Ranks on several hosts need the same secret too
+    /// (`WEFT_SECRET`), and have to be told where rank 0 is (`MASTER_ADDR`, `MASTER_PORT`), unless the launcher does that.
+    #[staticmethod]
+    #[pyo3(signature = (name = "world", *, agent = None, timeout = None, deadline = None, shared_memory = true, channels = None, **settings))]
+    #[expect(clippy::too_many_arguments, reason = "most are keywords")]
+    fn from_env(
+        py: Python<'_>,
+        name: &str,
+        agent: Option<Py<Agent>>,
+        timeout: Option<f64>,
+        deadline: Option<f64>,
+        shared_memory: bool,
+        channels: Option<u16>,
+        settings: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Communicator> {
+        let world = World::of_process().map_err(|error| raise(py, &error.into()))?;
+        let agent = match agent {
+            Some(_) if settings.is_some_and(|settings| !settings.is_empty()) => {
+                return Err(invalid(
+                    "settings are for an agent that is made; this one is there already",
+                ));
+            }
+            Some(agent) => agent,
+            None => {
+                let builder = weft::Agent::builder(&format!("{name}-{}", world.rank)).for_world(&world);
+                Py::new(py, Agent::start(py, builder, settings)?)?
+            }
+        };
+        let live = agent.get().live()?;
+        let joining = Joining {
+            timeout,
+            deadline,
+            shared_memory,
+            channels,
+        };
+        let options = joining.over(JoinOptions::of_world(name, &world))?;
+        let inner = waiting(py, || weft::Communicator::join(&live, options))?;
+        Ok(Communicator { inner, agent })
+    }
+
+    /// The agent that it belongs to.
+    #[getter]
+    fn agent(&self, py: Python<'_>) -> Py<Agent> {
+        self.agent.clone_ref(py)
+    }
+
+    /// The position of this process in the group, from zero.
     #[getter]
     fn rank(&self) -> u32 {
         self.inner.rank().0
     }
 
+    /// How many ranks the group has.
     #[getter]
     fn size(&self) -> u32 {
         self.inner.size()
     }
 
-    /// Every rank ends with the reduction of all inputs.
+    /// Every rank ends with the reduction of all data; in place where there is no output.
+    ///
+    /// `deterministic` chooses the algorithm by size and number of ranks alone, so that the result has the same bits wherever the ranks
+    /// are. `quantized` sends f32 as codes of eight bits, `block` of which share a scale, for sum and avg: with m the sum over all ranks of
+    /// the greatest magnitude in an element's block, a sum is off by at most about m/127 (int8) or m/14 (fp8_e4m3). Such a call waits.
     #[pyo3(signature = (data, output = None, *, op = "sum", datatype = None, algorithm = None, deterministic = false, quantized = None, block = 128, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn all_reduce(
@@ -175,7 +267,7 @@ impl Communicator {
         )
     }
 
-    /// Every rank ends with all inputs, one after the other.
+    /// Every rank ends with all data, one after the other. `counts` are the elements of each rank, where they differ.
     #[pyo3(signature = (data, output, *, counts = None, datatype = None, algorithm = None, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn all_gather(
@@ -269,7 +361,7 @@ impl Communicator {
         )
     }
 
-    /// The root ends with the reduction of all inputs.
+    /// The root ends with the reduction of all data; others give no output.
     #[pyo3(signature = (data, output = None, root = 0, *, op = "sum", datatype = None, algorithm = None, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn reduce(
@@ -303,7 +395,7 @@ impl Communicator {
         )
     }
 
-    /// The root ends with all inputs, one after the other.
+    /// The root ends with all data, one after the other; others give no output.
     #[pyo3(signature = (data, output = None, root = 0, *, counts = None, datatype = None, algorithm = None, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn gather(
@@ -337,7 +429,7 @@ impl Communicator {
         )
     }
 
-    /// Each rank ends with the root's block for it.
+    /// Each rank ends with the root's block for it; others give no data.
     #[pyo3(signature = (data, output, root = 0, *, counts = None, datatype = None, algorithm = None, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn scatter(
@@ -372,7 +464,7 @@ impl Communicator {
         )
     }
 
-    /// The block of each rank for each other.
+    /// Block r of rank s becomes block s of rank r. `sent` and `received` are elements by rank, where they differ.
     #[pyo3(signature = (data, output, *, sent = None, received = None, datatype = None, algorithm = None, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn all_to_all(
@@ -408,7 +500,7 @@ impl Communicator {
         )
     }
 
-    /// Sends to one rank, which must receive as many elements.
+    /// Sends to one rank, which must `receive` as many elements.
     #[pyo3(signature = (data, to, *, datatype = None, deadline = None, wait = true))]
     fn send(
         &self,
@@ -454,25 +546,22 @@ impl Communicator {
     /// Ranks that give the same colour form a group of their own, ordered by `key`; those that give none form none.
     #[pyo3(signature = (color, key = 0))]
     fn split(&self, py: Python<'_>, color: Option<u32>, key: u32) -> PyResult<Option<Communicator>> {
-        let part = py.detach(|| self.inner.split(color, key));
-        let part = part.map_err(|error| raise(py, &error))?;
-        Ok(part.map(|inner| Communicator { inner }))
+        let part = waiting(py, || self.inner.split(color, key))?;
+        Ok(part.map(|inner| self.beside(py, inner)))
     }
 
-    /// After a failure, a group of those that are left.
+    /// After a failure, a group of those that are left. All of them must call this; whoever does not in time is left out.
     #[pyo3(signature = (timeout = 10.0))]
     fn shrink(&self, py: Python<'_>, timeout: f64) -> PyResult<Communicator> {
         let timeout = duration(timeout)?;
-        let inner = py.detach(|| self.inner.shrink(timeout));
-        let inner = inner.map_err(|error| raise(py, &error))?;
-        Ok(Communicator { inner })
+        let inner = waiting(py, || self.inner.shrink(timeout))?;
+        Ok(self.beside(py, inner))
     }
 
     /// A group with more ranks: those of this one keep theirs, and new ones join under the same name and size.
     fn grow(&self, py: Python<'_>, name: &str, size: u32) -> PyResult<Communicator> {
-        let inner = py.detach(|| self.inner.grow(name, size));
-        let inner = inner.map_err(|error| raise(py, &error))?;
-        Ok(Communicator { inner })
+        let inner = waiting(py, || self.inner.grow(name, size))?;
+        Ok(self.beside(py, inner))
     }
 
     /// A collective on memory that the caller vouches for, for whoever counts microseconds.
@@ -515,6 +604,12 @@ impl Communicator {
 }
 
 impl Communicator {
+    /// Another group of the same agent.
+    fn beside(&self, py: Python<'_>, inner: weft::Communicator) -> Communicator {
+        let agent = self.agent.clone_ref(py);
+        Communicator { inner, agent }
+    }
+
     /// What only the root has to give.
     fn at_root<'a, 'py>(
         &self,
@@ -555,8 +650,7 @@ impl Communicator {
             ..weft::QuantizedOptions::new(weft::quantized::Quantization { code, block })
         };
         let (data, output) = (data.part, output.part);
-        let done = py.detach(|| self.inner.all_reduce_quantized(data, output, options));
-        done.map_err(|error| raise(py, &error))?;
+        waiting(py, || self.inner.all_reduce_quantized(data, output, options))?;
         Ok(None)
     }
 
@@ -565,7 +659,7 @@ impl Communicator {
         let deadline = manner.deadline.map(duration).transpose()?;
         let deterministic = manner.deterministic;
         let wait = manner.wait;
-        let made = py.detach(|| {
+        let pending = waiting(py, || {
             let mut call = request.call(&self.inner);
             call = match way {
                 Some(weft::Way::Algorithm(candidate)) => call.algorithm(candidate),
@@ -582,8 +676,7 @@ impl Communicator {
                 true => call.run().map(|()| None),
                 false => call.start().map(Some),
             }
-        });
-        let pending = made.map_err(|error| raise(py, &error))?;
+        })?;
         Ok(pending.map(|inner| Pending { inner }))
     }
 }

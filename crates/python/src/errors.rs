@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::import_exception;
 use pyo3::prelude::*;
 use weft::{AtomicFailed, Cause, CollectiveFailed, Failure, TransferFailed};
@@ -58,6 +59,7 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         weft::Error::Leg(_)
         | weft::Error::Peer(_)
         | weft::Error::Region(_)
+        | weft::Error::OtherAgent { .. }
         | weft::Error::Call(_)
         | weft::Error::NoRendezvous { .. } => InvalidCall::new_err(text),
         weft::Error::NotBorrowable { .. } => NotBorrowable::new_err(text),
@@ -69,6 +71,7 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         | weft::Error::Placement(_) => SettingsError::new_err(text),
         weft::Error::Rendezvous(_) => RendezvousError::new_err(text),
         weft::Error::Stopped => Stopped::new_err(text),
+        weft::Error::Interrupted => PyKeyboardInterrupt::new_err(text),
         other => match os_error(other) {
             Some(number) => OsFailure::new_err((number, text)),
             None => OsFailure::new_err(text),

@@ -29,11 +29,13 @@ pub struct Notification {
 
 #[pymethods]
 impl Notification {
+    /// Who told it.
     #[getter]
     fn peer(&self, py: Python<'_>) -> Py<Peer> {
         self.peer.clone_ref(py)
     }
 
+    /// What was told.
     #[getter]
     fn payload(&self) -> &[u8] {
         &self.payload
@@ -74,10 +76,17 @@ impl Inbox {
 
     /// Stops the agent and ends every wait.
     pub fn close(&self) {
+        if let Some(agent) = self.take() {
+            agent.close();
+        }
+        self.bell.ring();
+    }
+
+    /// Lets go of the agent, which ends with its last handle.
+    pub fn take(&self) -> Option<weft::Agent> {
         let agent = self.agent.write().unwrap_or_else(PoisonError::into_inner).take();
         self.told().clear();
-        drop(agent);
-        self.bell.ring();
+        agent
     }
 
     /// The next notification, if it comes within `timeout`.

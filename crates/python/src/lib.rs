@@ -18,6 +18,7 @@ mod pages;
 mod peer;
 mod spans;
 mod transfer;
+mod waiting;
 
 use pyo3::prelude::*;
 

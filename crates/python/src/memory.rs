@@ -10,8 +10,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyMemoryView};
 
 use crate::errors::{invalid, raise};
+use crate::waiting::waiting;
 
-/// Memory that an agent has registered.
+/// Memory that an agent has registered. It has the buffer protocol: `numpy.frombuffer(memory)`.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Memory {
@@ -23,6 +24,7 @@ pub struct Memory {
 
 #[pymethods]
 impl Memory {
+    /// How many bytes it has.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.len()
@@ -34,23 +36,24 @@ impl Memory {
         self.inner.is_mappable()
     }
 
+    /// Whether it may be changed, here and by peers.
     #[getter]
     fn writable(&self) -> bool {
         self.writable
     }
 
-    /// What the word at `offset` holds.
+    /// What the word at `offset` holds: eight bytes, little-endian, at a multiple of eight.
     fn read_word(&self, py: Python<'_>, offset: u64) -> PyResult<u64> {
         self.inner.read_word(offset).map_err(|error| raise(py, &error))
     }
 
-    /// Adds to the word at `offset` and gives what it held.
+    /// Adds to the word at `offset`, wrapping around, and gives what it held. Atomic with the operations of all peers.
     fn fetch_add(&self, py: Python<'_>, offset: u64, value: u64) -> PyResult<u64> {
         self.may_change()?;
         self.inner.fetch_add(offset, value).map_err(|error| raise(py, &error))
     }
 
-    /// Stores `new` in the word at `offset` if it is `expected`, and gives what it held.
+    /// Stores `new` in the word at `offset` if it is `expected`, and gives what it held. Atomic likewise.
     fn compare_swap(&self, py: Python<'_>, offset: u64, expected: u64, new: u64) -> PyResult<u64> {
         self.may_change()?;
         let swapped = self.inner.compare_swap(offset, expected, new);
@@ -61,8 +64,7 @@ impl Memory {
     #[pyo3(signature = (timeout = None))]
     fn release(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let timeout = within(timeout, self.deadline)?;
-        py.detach(|| self.inner.release(timeout))
-            .map_err(|error| raise(py, &error))
+        waiting(py, || self.inner.release(timeout))
     }
 
     fn __len__(&self) -> PyResult<usize> {

@@ -7,14 +7,16 @@ use weft::pages::{self, PagesShape, PagesStrides, Table};
 
 use crate::errors::invalid;
 
-/// Which bytes of a region, in a sequence.
+/// Which bytes of a region, in a sequence. `len` is how many pieces they are in.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Spans {
     pub inner: Arc<weft::Spans>,
 }
 
-/// One layer of a paged cache, as one end holds it.
+/// One layer of a paged KV cache as one end holds it: `blocks` of `tokens`, of which this end has the `heads` from the first up to but not
+/// including the second, `parts` (two where K and V are apart), `unit_bytes` for one token of one head of one part, and in bytes where the
+/// first lies and how far apart neighbours of each kind are.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Pages {
@@ -23,6 +25,7 @@ pub struct Pages {
 
 #[pymethods]
 impl Spans {
+    /// How many bytes they are.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.bytes()
@@ -30,6 +33,7 @@ impl Spans {
     fn __len__(&self) -> usize {
         usize::try_from(self.inner.count()).unwrap_or(usize::MAX)
     }
+    /// Pieces at a regular stride count as one here, and travel as one.
     #[getter]
     fn runs(&self) -> usize {
         self.inner.runs().len()
@@ -74,20 +78,26 @@ impl Pages {
         Ok(Pages { inner })
     }
 
+    /// How many tokens a block has.
     #[getter]
     fn tokens(&self) -> u64 {
         self.inner.shape().tokens
     }
+    /// The first head that is held here, and the first that is not any more.
     #[getter]
     fn heads(&self) -> (u64, u64) {
         let heads = &self.inner.shape().heads;
         (heads.start, heads.end)
     }
+    /// How long a region must be to hold the layer.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.end()
     }
 
+    /// The bytes of some tokens and heads of one sequence, here and at another end, for `Peer.transfer`.
+    ///
+    /// `blocks` and `other_blocks` are the sequence's from its first token on.
     fn pair(
         &self,
         py: Python<'_>,

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use weft::{Direction, Spans};
 
 use crate::asyncio::in_thread;
@@ -14,8 +12,9 @@ use crate::errors::{invalid, raise};
 use crate::memory::{Memory, duration, within};
 use crate::spans;
 use crate::transfer::Transfer;
+use crate::waiting::waiting;
 
-/// A connected agent.
+/// A connected agent: one session with one life of it. When that ends, connect again.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Peer {
@@ -38,29 +37,20 @@ pub struct Prepared {
     inner: weft::Prepared,
 }
 
-/// The keywords that every transfer takes.
-#[derive(Default)]
-struct Wishes<'py> {
-    local_spans: Option<Bound<'py, PyAny>>,
+/// What every transfer can be told.
+struct Wishes {
     deadline: Option<Duration>,
     checksum: Option<bool>,
     notify: Option<Vec<u8>>,
 }
 
-impl<'py> Wishes<'py> {
-    fn parse(keywords: Option<&Bound<'py, PyDict>>) -> PyResult<Wishes<'py>> {
-        let mut wishes = Wishes::default();
-        for (key, value) in keywords.into_iter().flatten() {
-            let given = !value.is_none();
-            match key.extract::<&str>()? {
-                "local_spans" => wishes.local_spans = given.then_some(value),
-                "deadline" => wishes.deadline = given.then(|| duration(value.extract()?)).transpose()?,
-                "checksum" => wishes.checksum = given.then(|| value.extract()).transpose()?,
-                "notify" => wishes.notify = given.then(|| value.extract()).transpose()?,
-                other => return Err(PyTypeError::new_err(format!("a transfer takes no keyword {other:?}"))),
-            }
-        }
-        Ok(wishes)
+impl Wishes {
+    fn new(deadline: Option<f64>, checksum: Option<bool>, notify: Option<Vec<u8>>) -> PyResult<Wishes> {
+        Ok(Wishes {
+            deadline: deadline.map(duration).transpose()?,
+            checksum,
+            notify,
+        })
     }
 }
 
@@ -68,8 +58,8 @@ impl<'py> Wishes<'py> {
 struct Leg<'py> {
     local: Bound<'py, Memory>,
     remote: Bound<'py, Region>,
-    here: Spans,
-    there: Spans,
+    /// Here and there; all of both where nothing is said.
+    spans: Option<(Spans, Spans)>,
 }
 
 impl<'py> Leg<'py> {
@@ -78,20 +68,12 @@ impl<'py> Leg<'py> {
         (remote, remote_spans): (Bound<'py, Region>, Option<&Bound<'py, PyAny>>),
     ) -> PyResult<Leg<'py>> {
         // What is said of one side holds for both, unless the other is described too.
-        let (here, there) = match (spans::parse(local_spans)?, spans::parse(remote_spans)?) {
-            (Some(here), Some(there)) => (here, there),
-            (Some(both), None) | (None, Some(both)) => (both.clone(), both),
-            (None, None) => {
-                let all = Spans::contiguous(0, local.get().inner.len().min(remote.get().inner.len()));
-                (all.clone(), all)
-            }
+        let spans = match (spans::parse(local_spans)?, spans::parse(remote_spans)?) {
+            (Some(here), Some(there)) => Some((here, there)),
+            (Some(both), None) | (None, Some(both)) => Some((both.clone(), both)),
+            (None, None) => None,
         };
-        Ok(Leg {
-            local,
-            remote,
-            here,
-            there,
-        })
+        Ok(Leg { local, remote, spans })
     }
 }
 
@@ -106,23 +88,15 @@ impl Peer {
     fn one<'py>(
         &self,
         direction: Direction,
-        local: &Bound<'py, Memory>,
-        remote: &Bound<'py, Region>,
-        spans: Option<&Bound<'py, PyAny>>,
-        keywords: Option<&Bound<'py, PyDict>>,
+        (local, local_spans): (&Bound<'py, Memory>, Option<&Bound<'py, PyAny>>),
+        (remote, spans): (&Bound<'py, Region>, Option<&Bound<'py, PyAny>>),
+        wishes: &Wishes,
     ) -> PyResult<Prepared> {
-        let wishes = Wishes::parse(keywords)?;
-        let here = (local.clone(), wishes.local_spans.as_ref());
-        let leg = Leg::new(here, (remote.clone(), spans))?;
-        self.prepared(local.py(), direction, &[leg], &wishes)
+        let leg = Leg::new((local.clone(), local_spans), (remote.clone(), spans))?;
+        self.prepared(local.py(), direction, &[leg], wishes)
     }
 
-    fn many<'py>(
-        &self,
-        direction: &str,
-        legs: &Bound<'py, PyAny>,
-        keywords: Option<&Bound<'py, PyDict>>,
-    ) -> PyResult<Prepared> {
+    fn many(&self, direction: &str, legs: &Bound<'_, PyAny>, wishes: &Wishes) -> PyResult<Prepared> {
         let direction = match direction {
             "read" => Direction::Read,
             "write" => Direction::Write,
@@ -132,15 +106,9 @@ impl Peer {
                 )));
             }
         };
-        let wishes = Wishes::parse(keywords)?;
-        if wishes.local_spans.is_some() {
-            return Err(PyTypeError::new_err(
-                "each leg has its local spans, so there is no such keyword",
-            ));
-        }
         let mut parsed = Vec::new();
         for leg in legs.try_iter()? {
-            let (local, here, remote, there) = leg?.extract::<LegTuple<'py>>().map_err(|_| {
+            let (local, here, remote, there) = leg?.extract::<LegTuple<'_>>().map_err(|_| {
                 invalid("a leg is a tuple of a Memory, its spans or None, a Region, and its spans or None")
             })?;
             parsed.push(Leg::new((local, Some(&here)), (remote, Some(&there)))?);
@@ -148,23 +116,20 @@ impl Peer {
         if parsed.is_empty() {
             return Err(invalid("a transfer has at least one leg"));
         }
-        self.prepared(legs.py(), direction, &parsed, &wishes)
+        self.prepared(legs.py(), direction, &parsed, wishes)
     }
 
-    fn prepared(
-        &self,
-        py: Python<'_>,
-        direction: Direction,
-        legs: &[Leg<'_>],
-        wishes: &Wishes<'_>,
-    ) -> PyResult<Prepared> {
+    fn prepared(&self, py: Python<'_>, direction: Direction, legs: &[Leg<'_>], wishes: &Wishes) -> PyResult<Prepared> {
         let mut described = self.inner.transfer(direction);
         for leg in legs {
             let (local, remote) = (leg.local.get(), leg.remote.get());
             if direction == Direction::Read && !local.writable {
                 return Err(invalid("this memory is read-only, so nothing can be read into it"));
             }
-            described = described.leg(&local.inner, leg.here.clone(), &remote.inner, leg.there.clone());
+            described = match &leg.spans {
+                Some((here, there)) => described.leg(&local.inner, here.clone(), &remote.inner, there.clone()),
+                None => described.whole_leg(&local.inner, &remote.inner),
+            };
         }
         if let Some(deadline) = wishes.deadline {
             described = described.deadline(deadline);
@@ -183,82 +148,117 @@ impl Peer {
 #[pymethods]
 impl Peer {
     /// From the remote region into local memory.
-    #[pyo3(signature = (local, remote, spans = None, **keywords))]
+    ///
+    /// `spans` says which bytes of the remote region, `local_spans` which of the local memory; what is said of one side holds for both
+    /// unless the other is described too. Where nothing is said of either, all of both is meant, and sizes that differ raise `InvalidCall`.
+    /// `notify` is delivered to the peer after the bytes are in place.
+    #[pyo3(signature = (local, remote, spans = None, *, local_spans = None, deadline = None, checksum = None, notify = None))]
+    #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn read<'py>(
         &self,
         local: &Bound<'py, Memory>,
         remote: &Bound<'py, Region>,
         spans: Option<&Bound<'py, PyAny>>,
-        keywords: Option<&Bound<'py, PyDict>>,
+        local_spans: Option<&Bound<'py, PyAny>>,
+        deadline: Option<f64>,
+        checksum: Option<bool>,
+        notify: Option<Vec<u8>>,
     ) -> PyResult<Transfer> {
-        self.one(Direction::Read, local, remote, spans, keywords)?
+        let wishes = Wishes::new(deadline, checksum, notify)?;
+        self.one(Direction::Read, (local, local_spans), (remote, spans), &wishes)?
             .post(local.py())
     }
 
     /// The same as `read`, checked now and posted later, as often as wanted.
-    #[pyo3(signature = (local, remote, spans = None, **keywords))]
+    #[pyo3(signature = (local, remote, spans = None, *, local_spans = None, deadline = None, checksum = None, notify = None))]
+    #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn prepare_read<'py>(
         &self,
         local: &Bound<'py, Memory>,
         remote: &Bound<'py, Region>,
         spans: Option<&Bound<'py, PyAny>>,
-        keywords: Option<&Bound<'py, PyDict>>,
+        local_spans: Option<&Bound<'py, PyAny>>,
+        deadline: Option<f64>,
+        checksum: Option<bool>,
+        notify: Option<Vec<u8>>,
     ) -> PyResult<Prepared> {
-        self.one(Direction::Read, local, remote, spans, keywords)
+        let wishes = Wishes::new(deadline, checksum, notify)?;
+        self.one(Direction::Read, (local, local_spans), (remote, spans), &wishes)
     }
 
     /// From local memory into the remote region.
-    #[pyo3(signature = (local, remote, spans = None, **keywords))]
+    ///
+    /// `spans` says which bytes of the remote region, `local_spans` which of the local memory; what is said of one side holds for both
+    /// unless the other is described too. Where nothing is said of either, all of both is meant, and sizes that differ raise `InvalidCall`.
+    /// `notify` is delivered to the peer after the bytes are in place.
+    #[pyo3(signature = (local, remote, spans = None, *, local_spans = None, deadline = None, checksum = None, notify = None))]
+    #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn write<'py>(
         &self,
         local: &Bound<'py, Memory>,
         remote: &Bound<'py, Region>,
         spans: Option<&Bound<'py, PyAny>>,
-        keywords: Option<&Bound<'py, PyDict>>,
+        local_spans: Option<&Bound<'py, PyAny>>,
+        deadline: Option<f64>,
+        checksum: Option<bool>,
+        notify: Option<Vec<u8>>,
     ) -> PyResult<Transfer> {
-        self.one(Direction::Write, local, remote, spans, keywords)?
+        let wishes = Wishes::new(deadline, checksum, notify)?;
+        self.one(Direction::Write, (local, local_spans), (remote, spans), &wishes)?
             .post(local.py())
     }
 
     /// The same as `write`, checked now and posted later, as often as wanted.
-    #[pyo3(signature = (local, remote, spans = None, **keywords))]
+    #[pyo3(signature = (local, remote, spans = None, *, local_spans = None, deadline = None, checksum = None, notify = None))]
+    #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn prepare_write<'py>(
         &self,
         local: &Bound<'py, Memory>,
         remote: &Bound<'py, Region>,
         spans: Option<&Bound<'py, PyAny>>,
-        keywords: Option<&Bound<'py, PyDict>>,
+        local_spans: Option<&Bound<'py, PyAny>>,
+        deadline: Option<f64>,
+        checksum: Option<bool>,
+        notify: Option<Vec<u8>>,
     ) -> PyResult<Prepared> {
-        self.one(Direction::Write, local, remote, spans, keywords)
+        let wishes = Wishes::new(deadline, checksum, notify)?;
+        self.one(Direction::Write, (local, local_spans), (remote, spans), &wishes)
     }
 
-    /// A transfer of several legs, each a tuple of a memory, its spans, a region, and its spans.
-    #[pyo3(signature = (direction, legs, **keywords))]
-    fn transfer<'py>(
+    /// A transfer of several legs, one region a layer, say: each a tuple of a memory, its spans, a region, and its spans.
+    #[pyo3(signature = (direction, legs, *, deadline = None, checksum = None, notify = None))]
+    fn transfer(
         &self,
         direction: &str,
-        legs: &Bound<'py, PyAny>,
-        keywords: Option<&Bound<'py, PyDict>>,
+        legs: &Bound<'_, PyAny>,
+        deadline: Option<f64>,
+        checksum: Option<bool>,
+        notify: Option<Vec<u8>>,
     ) -> PyResult<Transfer> {
-        self.many(direction, legs, keywords)?.post(legs.py())
+        self.many(direction, legs, &Wishes::new(deadline, checksum, notify)?)?
+            .post(legs.py())
     }
 
     /// The same as `transfer`, checked now and posted later, as often as wanted.
-    #[pyo3(signature = (direction, legs, **keywords))]
-    fn prepare_transfer<'py>(
+    #[pyo3(signature = (direction, legs, *, deadline = None, checksum = None, notify = None))]
+    fn prepare_transfer(
         &self,
         direction: &str,
-        legs: &Bound<'py, PyAny>,
-        keywords: Option<&Bound<'py, PyDict>>,
+        legs: &Bound<'_, PyAny>,
+        deadline: Option<f64>,
+        checksum: Option<bool>,
+        notify: Option<Vec<u8>>,
     ) -> PyResult<Prepared> {
-        self.many(direction, legs, keywords)
+        self.many(direction, legs, &Wishes::new(deadline, checksum, notify)?)
     }
 
+    /// The name of the agent at the other end.
     #[getter]
     fn name(&self) -> &str {
         self.inner.name()
     }
 
+    /// Whether the session still lives.
     #[getter]
     fn connected(&self, py: Python<'_>) -> bool {
         py.detach(|| self.inner.is_connected())
@@ -274,8 +274,7 @@ impl Peer {
     #[pyo3(signature = (transport, timeout = None))]
     fn wait_for_transport(&self, py: Python<'_>, transport: &str, timeout: Option<f64>) -> PyResult<()> {
         let timeout = within(timeout, self.deadline)?;
-        py.detach(|| self.inner.wait_for_transport(transport, timeout))
-            .map_err(|error| raise(py, &error))
+        waiting(py, || self.inner.wait_for_transport(transport, timeout))
     }
 
     /// The names that the peer has published so far.
@@ -288,18 +287,24 @@ impl Peer {
     #[pyo3(signature = (name, timeout = None))]
     fn region(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Region> {
         let timeout = within(timeout, self.deadline)?;
-        let inner = py
-            .detach(|| self.inner.region(name, timeout))
-            .map_err(|error| raise(py, &error))?;
+        let inner = waiting(py, || self.inner.region(name, timeout))?;
         Ok(Region { inner })
     }
 
+    /// The same as `region`, for `await`.
     #[pyo3(signature = (name, timeout = None))]
-    fn region_async<'py>(slf: &Bound<'py, Self>, name: &str, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        in_thread(slf, "region", name, timeout)
+    fn region_async<'py>(&self, py: Python<'py>, name: String, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        let timeout = within(timeout, self.deadline)?;
+        let peer = self.inner.clone();
+        in_thread(py, move || peer.region(&name, timeout), |inner| Region { inner })
     }
 
-    /// Adds to a word of the remote region and gives what it held.
+    /// Adds to the word at `offset` of the remote region, wrapping around, and gives what it held.
+    ///
+    /// A word is eight bytes, little-endian, at a multiple of eight, in a region published with `read=True, write=True`. The operation is
+    /// atomic with all others on the word, whatever way they come, and with the owner's; not with transfers.
+    ///
+    /// It is carried out once or not at all. `OutcomeUnknown` says that it was sent and that nobody knows which.
     #[pyo3(signature = (remote, offset, value, *, deadline = None))]
     fn fetch_add(
         &self,
@@ -313,7 +318,7 @@ impl Peer {
         atomic::wait(py, self.inner.fetch_add(&remote.inner, offset, value), deadline)
     }
 
-    /// The same, for `await`.
+    /// The same, for `await`. It is posted by the call; cancelling the wait does not take it back.
     #[pyo3(signature = (remote, offset, value, *, deadline = None))]
     fn fetch_add_async<'py>(
         &self,
@@ -327,7 +332,8 @@ impl Peer {
         atomic::awaited(py, self.inner.fetch_add(&remote.inner, offset, value), deadline)
     }
 
-    /// Stores `new` in a word of the remote region if it is `expected`, and gives what it held.
+    /// Stores `new` in the word at `offset` of the remote region if it is `expected`, and gives what it held: `expected` means that it was
+    /// stored. Otherwise as `fetch_add`.
     #[pyo3(signature = (remote, offset, expected, new, *, deadline = None))]
     fn compare_swap(
         &self,
@@ -369,19 +375,16 @@ impl Peer {
     #[pyo3(signature = (remote, lease = 60.0))]
     fn borrow(&self, py: Python<'_>, remote: &Region, lease: f64) -> PyResult<Borrowed> {
         let lease = duration(lease)?;
-        let inner = py
-            .detach(|| self.inner.borrow(&remote.inner, lease))
-            .map_err(|error| raise(py, &error))?;
+        let inner = waiting(py, || self.inner.borrow(&remote.inner, lease))?;
         Ok(Borrowed::new(inner))
     }
 
+    /// The same as `borrow`, for `await`.
     #[pyo3(signature = (remote, lease = 60.0))]
-    fn borrow_async<'py>(
-        slf: &Bound<'py, Self>,
-        remote: &Bound<'py, Region>,
-        lease: f64,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        in_thread(slf, "borrow", remote, Some(lease))
+    fn borrow_async<'py>(&self, py: Python<'py>, remote: &Region, lease: f64) -> PyResult<Bound<'py, PyAny>> {
+        let lease = duration(lease)?;
+        let (peer, remote) = (self.inner.clone(), remote.inner.clone());
+        in_thread(py, move || peer.borrow(&remote, lease), Borrowed::new)
     }
 
     /// Ends the session. Transfers under way end with an error.
@@ -396,11 +399,13 @@ impl Peer {
 
 #[pymethods]
 impl Region {
+    /// What it is published as.
     #[getter]
     fn name(&self) -> &str {
         self.inner.name()
     }
 
+    /// How many bytes it has.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.len()
@@ -429,6 +434,7 @@ impl Region {
 
 #[pymethods]
 impl Prepared {
+    /// How many bytes each post moves.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.bytes()

@@ -12,6 +12,8 @@ use crate::memory::duration;
 pub const SIGNAL_CHECK: Duration = Duration::from_millis(100);
 
 /// A transfer under way. It goes on by itself; dropping it does not end it.
+///
+/// `await transfer` gives its summary. Cancelling whoever awaits it does not cancel the transfer: `cancel` does.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Transfer {
@@ -22,8 +24,11 @@ pub struct Transfer {
 #[derive(Debug)]
 #[pyclass(frozen, get_all, module = "weft")]
 pub struct Summary {
+    /// How many bytes were moved.
     pub bytes: u64,
+    /// In how many operations.
     pub parts: u32,
+    /// How many of them had to be repeated.
     pub retries: u32,
     /// From the post to the end.
     pub seconds: f64,

@@ -28,7 +28,7 @@ def test_asyncio(agents):
         told = await asyncio.wait_for(target.notification_async(), 10)
         assert told.payload == b"hello"
         with pytest.raises(weft.Refused):
-            await peer.write(initiator.register(np.zeros(8, np.uint8)), region)
+            await peer.write(initiator.register(np.zeros_like(source)), region)
 
     asyncio.run(work())
     del kept

@@ -1,7 +1,7 @@
 //! The agent: one per process is usual, several are fine.
 
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, OnceLock};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -21,12 +21,12 @@ use crate::error::Error;
 use crate::memory::{Memory, Registered, after};
 use crate::observe::{Event, Observer, ObserverOptions};
 use crate::peer::{Defaults, Peer};
-use crate::rendezvous::{Registration, Rendezvous};
-use crate::settings::{Settings, Sources, TransportChoice, When, long_enough};
+use crate::rendezvous::{Registration, Rendezvous, World as Launched};
+use crate::settings::{Origin, Settings, Sources, TransportChoice, When, long_enough};
 use crate::transports;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes. Clones are the same agent; the last one to go
-/// stops it.
+/// [closes](Agent::close) it.
 #[derive(Clone, Debug)]
 pub struct Agent {
     inner: Arc<Inner>,
@@ -40,8 +40,14 @@ struct Inner {
     settings: Settings,
     /// What the ways between machines cost: what collectives are chosen by.
     platform: Platform,
-    rendezvous: Option<Rendezvous>,
-    /// Before the thread, so that nobody finds an agent that is going away.
+    /// Until the agent is closed.
+    running: Mutex<Running>,
+}
+
+/// What an agent has only while it runs.
+#[derive(Debug, Default)]
+struct Running {
+    rendezvous: Option<Arc<Rendezvous>>,
     registration: Option<Registration>,
     thread: Option<JoinHandle<()>>,
 }
@@ -61,6 +67,8 @@ pub struct RailCounters {
 #[must_use = "a described agent does nothing until it is started"]
 pub struct AgentBuilder {
     calls: Vec<(String, String)>,
+    /// What holds where nobody else says anything.
+    defaults: Vec<(String, String)>,
 }
 
 /// What a peer has told this agent.
@@ -76,6 +84,11 @@ impl AgentBuilder {
         self.calls.push((key.to_owned(), value.to_string()));
         self
     }
+    /// Sets a setting that neither a call, nor the environment, nor a file says anything about.
+    pub fn unless_set(mut self, key: &str, value: impl ToString) -> AgentBuilder {
+        self.defaults.push((key.to_owned(), value.to_string()));
+        self
+    }
     /// The address to accept TCP peers on.
     pub fn listen(self, address: &str) -> AgentBuilder {
         self.set("listen", address)
@@ -85,18 +98,41 @@ impl AgentBuilder {
         self.set("secret", secret)
     }
 
+    /// For a process that a launcher has started with others: they find each other through rank 0, and reach this one from where rank 0 is,
+    /// unless the settings say otherwise.
+    pub fn for_world(self, world: &Launched) -> AgentBuilder {
+        let told = self.unless_set("rendezvous", "env");
+        match way_to(&world.master, world.master_port) {
+            Some(own) => told.unless_set("listen", SocketAddr::new(own, 0)),
+            None => told,
+        }
+    }
+
     pub fn start(self) -> Result<Agent, Error> {
         let mut sources = Sources::of_process()?;
         for (key, value) in &self.calls {
             sources = sources.set(key, value);
         }
-        Agent::start(Settings::from_sources(&sources)?)
+        let settings = Settings::from_sources(&sources)?;
+        let unset = |key: &str| {
+            let mut rows = settings.rows().into_iter();
+            rows.any(|(row, _, origin)| row.key == key && *origin == Origin::Default)
+        };
+        let missing: Vec<_> = self.defaults.iter().filter(|(key, _)| unset(key)).collect();
+        for (key, value) in &missing {
+            sources = sources.set(key, value);
+        }
+        Agent::start(match missing.is_empty() {
+            true => settings,
+            false => Settings::from_sources(&sources)?,
+        })
     }
 }
 
 impl Agent {
     pub fn builder(name: &str) -> AgentBuilder {
-        AgentBuilder { calls: Vec::new() }.set("name", name)
+        let (calls, defaults) = (Vec::new(), Vec::new());
+        AgentBuilder { calls, defaults }.set("name", name)
     }
 
     pub fn start(settings: Settings) -> Result<Agent, Error> {
@@ -142,15 +178,17 @@ impl Agent {
                 })
                 .map_err(Error::system("starting the progress thread"))?
         };
-        let mut inner = Inner {
+        let running = Running {
+            thread: Some(thread),
+            ..Running::default()
+        };
+        let inner = Inner {
             shared,
             name,
             epoch,
             settings,
             platform,
-            rendezvous: None,
-            registration: None,
-            thread: Some(thread),
+            running: Mutex::new(running),
         };
         inner.join_rendezvous()?;
         let address = inner.address();
@@ -218,12 +256,14 @@ impl Agent {
             numa: host.numa().and_then(|node| u16::try_from(node).ok()),
         };
         let shared = self.inner.shared.clone();
-        let region = shared
-            .act(|world, _| world.core.register(host.clone(), place))
-            .map_err(|refusal| Error::Refused {
+        let region = shared.act(|world, _| {
+            world.check_running()?;
+            let registered = world.core.register(host.clone(), place);
+            registered.map_err(|refusal| Error::Refused {
                 what: "registering memory".to_owned(),
                 refusal,
-            })?;
+            })
+        })?;
         let inner = Arc::new(Registered {
             shared,
             region,
@@ -233,23 +273,31 @@ impl Agent {
         Ok(Memory { inner })
     }
 
-    /// Lets peers reach memory under a name.
+    /// Lets peers reach memory under a name. What is published stays registered, whoever drops its handle, until it is
+    /// [withdrawn](Agent::withdraw) or [released](Memory::release), or the agent is closed.
     pub fn publish(&self, name: &str, memory: &Memory, access: Access) -> Result<(), Error> {
-        self.inner
-            .shared
-            .act(|world, now| world.core.publish(name, &memory.inner.region.key, access, now))?;
+        let shared = &self.inner.shared;
+        memory.check_owner(shared)?;
+        let replaced = shared.act(|world, now| {
+            world.check_running()?;
+            world.core.publish(name, &memory.inner.region.key, access, now)?;
+            Ok::<_, Error>(world.published.insert(name.to_owned(), memory.inner.clone()))
+        })?;
+        drop(replaced);
         Ok(())
     }
 
     /// Takes a published name back. Peers are refused from now on; [`Memory::release`] tells when the last of them is out.
     pub fn withdraw(&self, name: &str) -> Result<(), Error> {
-        self.inner.shared.act(|world, now| {
+        let withdrawn = self.inner.shared.act(|world, now| {
             let (key, progress) = world.core.withdraw(name, now)?;
             if progress == Progress::Busy {
                 world.releasing.push(key);
             }
-            Ok(())
-        })
+            Ok::<_, Error>(world.published.remove(name))
+        })?;
+        drop(withdrawn);
+        Ok(())
     }
 
     /// Connects to an agent by its [`address`](Agent::address), or by `host:port`, within the default deadline.
@@ -287,6 +335,7 @@ impl Agent {
             long_enough(secret.bytes(), || format!("{far}"))?;
         }
         let id = shared.act(|world, now| {
+            world.check_running()?;
             let id = world.core.connect(target.clone(), now)?;
             world.peers.insert(id, PeerState::Connecting);
             Ok::<PeerId, Error>(id)
@@ -297,14 +346,16 @@ impl Agent {
             Some(PeerState::Gone(error)) => Some(Err(error.clone())),
             _ => None,
         });
-        connected.unwrap_or_else(|| Err(Error::TimedOut { what: what() }))
+        connected.unwrap_or_else(|| {
+            // Nobody waits for it any more, so it is not to come about any more.
+            shared.act(|world, now| world.core.disconnect(id, now));
+            Err(shared.in_vain(what))
+        })
     }
 
     /// Connects to an agent by its name, looked up through the rendezvous.
     pub fn connect_named(&self, name: &str, timeout: Duration) -> Result<Peer, Error> {
-        let Some(rendezvous) = &self.inner.rendezvous else {
-            return Err(Error::NoRendezvous { name: name.to_owned() });
-        };
+        let rendezvous = self.rendezvous_for(name)?;
         let deadline = after(&self.inner.shared, timeout);
         let entry = rendezvous.lookup(name, timeout)?;
         let addresses = parse_addresses(&entry.address)?;
@@ -391,18 +442,25 @@ impl Agent {
             .count()
     }
 
+    /// Stops the agent, whatever clones and handles of it are left.
+    ///
+    /// Its communicators give up what is under way, and the other ranks are told at once; its sessions are closed; what it has published
+    /// is withdrawn and released. Whatever waits ends with [`Error::Stopped`], and so does what is asked of it later.
+    pub fn close(&self) {
+        self.inner.close();
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner.shared
     }
     pub(crate) fn clock(&self) -> Clock {
         self.inner.shared.clock
     }
-    pub(crate) fn rendezvous(&self) -> Result<&Rendezvous, Error> {
-        let name = || self.inner.name.to_string();
-        self.inner
-            .rendezvous
-            .as_ref()
-            .ok_or_else(|| Error::NoRendezvous { name: name() })
+    /// Where names are looked up.
+    pub(crate) fn rendezvous_for(&self, name: &str) -> Result<Arc<Rendezvous>, Error> {
+        self.inner.shared.lock().check_running()?;
+        let rendezvous = self.inner.running().rendezvous.clone();
+        rendezvous.ok_or_else(|| Error::NoRendezvous { name: name.to_owned() })
     }
     /// What tells hosts apart.
     pub(crate) fn host(&self) -> String {
@@ -449,18 +507,33 @@ impl Inner {
         addresses.iter().map(|a| a.0.as_str()).collect::<Vec<_>>().join(",")
     }
 
-    fn join_rendezvous(&mut self) -> Result<(), Error> {
-        self.rendezvous = Rendezvous::from_settings(&self.settings)?;
-        if let Some(rendezvous) = &self.rendezvous {
-            self.registration = Some(rendezvous.register(&self.name, &self.address(), self.epoch)?);
+    fn join_rendezvous(&self) -> Result<(), Error> {
+        if let Some(rendezvous) = Rendezvous::from_settings(&self.settings)? {
+            let registration = rendezvous.register(&self.name, &self.address(), self.epoch)?;
+            let mut running = self.running();
+            running.rendezvous = Some(Arc::new(rendezvous));
+            running.registration = Some(registration);
         }
         Ok(())
     }
-}
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.registration = None;
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn close(&self) {
+        let Running {
+            rendezvous,
+            registration,
+            thread,
+        } = std::mem::take(&mut *self.running());
+        // Whoever comes second, or closes it at the same time, has nothing to do.
+        let Some(thread) = thread else { return };
+        // First of all, so that nobody finds an agent that is going away.
+        drop(registration);
+        let groups = std::mem::take(&mut self.shared.lock().groups);
+        groups.iter().filter_map(Weak::upgrade).for_each(|group| group.stop());
+        drop(rendezvous);
         // A scrape holds the agent for a moment, and must not be the one that takes it apart.
         self.shared.observer.count_with(Vec::new);
         self.shared
@@ -469,15 +542,21 @@ impl Drop for Inner {
         self.shared.farewell();
         self.shared.stop();
         // The last handle may go inside a waker, on the progress thread itself.
-        let itself = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
-        if let Some(thread) = self.thread.take().filter(|thread| !itself(thread)) {
+        if thread.thread().id() != std::thread::current().id() {
             // A panic of the progress thread has been printed; there is nobody left to tell.
             let _ = thread.join();
         }
+        let published = std::mem::take(&mut self.shared.lock().published);
+        drop(published);
     }
 }
 
-/// Keeps the calling thread on one core, where one was asked for.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 /// What the setting names, or the built-in one.
 fn platform(settings: &Settings) -> Result<Platform, Error> {
     let Some(path) = &settings.platform else {
@@ -490,6 +569,7 @@ fn platform(settings: &Settings) -> Result<Platform, Error> {
     })
 }
 
+/// Keeps the calling thread on one core, where one was asked for.
 fn pin(core: Option<usize>) {
     if let Some(core) = core
         && let Err(error) = weft_fabric::cpu::pin(core)
@@ -530,6 +610,19 @@ fn leads_elsewhere(address: &PeerAddress) -> bool {
         "shared_memory" => false,
         _ => true,
     }
+}
+
+/// This host's address on the way to another, from where others come too.
+fn way_to(host: &str, port: u16) -> Option<IpAddr> {
+    let there = (host, port).to_socket_addrs().ok()?.next()?;
+    let any: SocketAddr = match there {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let probe = UdpSocket::bind(any).ok()?;
+    // Connecting it sends nothing; it only chooses the way.
+    probe.connect(there).ok()?;
+    Some(probe.local_addr().ok()?.ip())
 }
 
 fn default_name() -> String {

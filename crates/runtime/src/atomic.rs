@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use weft_plan::Time;
-use weft_protocol::agent::{AtomicId, PeerError};
+use weft_protocol::agent::AtomicId;
 use weft_protocol::{Atomic, AtomicAct};
 
 use crate::driver::Shared;
@@ -68,8 +68,9 @@ impl<'a> AtomicBuilder<'a> {
     pub fn post(self) -> Result<AtomicOperation, Error> {
         let AtomicBuilder { peer, atomic, deadline } = self;
         let posted = peer.shared.act(|world, now| {
+            world.check_running()?;
             let deadline = now.saturating_add(deadline.into());
-            let id = world.core.atomic(peer.id, atomic, deadline, now)?;
+            let id = world.core.atomic(peer.id, atomic, deadline, now).map_err(Error::from)?;
             let cell = Arc::new(AtomicCell {
                 peer: peer.name.clone(),
                 outcome: Ending::default(),
@@ -77,7 +78,7 @@ impl<'a> AtomicBuilder<'a> {
             world.atomics.insert(id, cell.clone());
             Ok((id, cell, deadline))
         });
-        let (id, cell, deadline) = posted.map_err(|error: PeerError| peer.explain(error.into()))?;
+        let (id, cell, deadline) = posted.map_err(|error: Error| peer.explain(error))?;
         Ok(AtomicOperation {
             shared: peer.shared.clone(),
             id,

@@ -64,11 +64,7 @@ impl Peer {
         let deadline = after(shared, timeout);
         // A mapping arrives inside the transport, which wakes no sleeper.
         let found = shared.wait_looking(deadline, look);
-        let mapping = found.unwrap_or_else(|| {
-            Err(Error::TimedOut {
-                what: format!("a lease on {:?}", remote.name()),
-            })
-        })?;
+        let mapping = found.unwrap_or_else(|| Err(shared.in_vain(|| format!("a lease on {:?}", remote.name()))))?;
         give_back.armed = false;
         Ok(Borrowed {
             peer: self.clone(),

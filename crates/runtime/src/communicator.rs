@@ -175,6 +175,9 @@ impl Part {
 
     /// Makes sure that other ranks can read it where it lies, where that is worth it.
     fn lend(&mut self, agent: &Agent, far: bool) -> Result<(), Error> {
+        if let Held::Registered(memory) = &self.held {
+            memory.check_owner(agent.shared())?;
+        }
         if let (Held::Foreign(host), true) = (&self.held, far && self.len >= LONG_BYTES) {
             self.held = Held::Registered(agent.register_shared(host.clone())?);
         }
@@ -248,9 +251,20 @@ impl Communicator {
         tell(state.take_ended(), state);
         Some(match left {
             Ok(None) => Ok(()),
-            Ok(Some(outcome)) => self.pending(outcome).wait(),
+            Ok(Some(outcome)) => self.see_through(&self.pending(outcome)),
             Err(error) => Err(error),
         })
+    }
+
+    /// Waits for the end of a call that is the caller's alone: one whose wait is interrupted is given up.
+    fn see_through(&self, pending: &Pending) -> Result<(), Error> {
+        let ended = pending.wait();
+        if matches!(ended, Err(Error::Interrupted)) {
+            let mut state = self.inner.lock();
+            state.give_up();
+            tell(state.take_ended(), state);
+        }
+        ended
     }
 
     fn start(&self, call: Described) -> Pending {
@@ -268,6 +282,10 @@ impl Communicator {
             outcome: outcome.clone(),
             deadline,
         });
+        // Nobody takes anything further after the end.
+        if self.inner.inbox.is_closed() {
+            self.inner.stop();
+        }
         self.pending(outcome)
     }
 
@@ -296,11 +314,26 @@ impl Communicator {
             stopping: AtomicBool::new(false),
             worker: OnceLock::new(),
         };
-        Ok(Communicator { inner: Arc::new(inner) })
+        let inner = Arc::new(inner);
+        let mut world = inner.agent.shared().lock();
+        world.groups.retain(|group| group.strong_count() > 0);
+        world.groups.push(Arc::downgrade(&inner));
+        drop(world);
+        Ok(Communicator { inner })
     }
 }
 
 impl Inner {
+    /// The agent is being closed: gives up what is under way, tells the others, and takes on nothing more.
+    pub(crate) fn stop(&self) {
+        // Whoever takes calls further sees this and lets go of the state.
+        self.inbox.close();
+        self.stopping.store(true, Ordering::Relaxed);
+        let mut state = self.lock();
+        state.stop();
+        tell(state.take_ended(), state);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

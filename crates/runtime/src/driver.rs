@@ -13,7 +13,7 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 use std::task::Waker;
 use std::thread::Thread;
 use std::time::Duration;
@@ -29,9 +29,11 @@ use weft_protocol::transport::Progress;
 
 use crate::agent::RailCounters;
 use crate::atomic::AtomicCell;
+use crate::communicator::Inner as Group;
 use crate::communicator::board::Board;
 use crate::error::{AtomicFailed, Error, TransferFailed};
-use crate::memory::Registrations;
+use crate::interrupt;
+use crate::memory::{Registered, Registrations};
 use crate::observe::Observer;
 use crate::report::report;
 use crate::transfer::Cell;
@@ -86,6 +88,10 @@ pub(crate) struct World {
     /// Futures that wait for anything but the end of a transfer.
     pub(crate) wakers: Vec<Waker>,
     pub(crate) registrations: Registrations,
+    /// What is published, by its name: it stays registered until it is withdrawn or the agent is closed.
+    pub(crate) published: BTreeMap<String, Arc<Registered>>,
+    /// The communicators of this agent, which end with it.
+    pub(crate) groups: Vec<Weak<Group>>,
     /// One a group that this agent is in.
     pub(crate) boards: Vec<Arc<Board>>,
     /// Regions to release that a peer was still inside of.
@@ -133,6 +139,8 @@ impl World {
             graves: VecDeque::new(),
             wakers: Vec::new(),
             registrations: Registrations::default(),
+            published: BTreeMap::new(),
+            groups: Vec::new(),
             boards: Vec::new(),
             releasing: Vec::new(),
             release_retry: Time::ZERO,
@@ -217,6 +225,21 @@ impl World {
             None if matches!(state, LeaseState::Held { .. }) => self.core.give_back(peer, lease, Time::ZERO),
             None => {}
         }
+    }
+
+    /// What asks something of an agent that has been closed is told so.
+    pub(crate) fn check_running(&self) -> Result<(), Error> {
+        if self.stopped { Err(Error::Stopped) } else { Ok(()) }
+    }
+
+    /// Forgets all names that memory is published by. What is given back may be the last that held the memory, and must go without the
+    /// mutex: releasing memory takes it.
+    #[must_use = "to be dropped when the mutex is free"]
+    pub(crate) fn unpublish(&mut self, memory: &Arc<Registered>) -> Vec<Arc<Registered>> {
+        let of_it = self
+            .published
+            .extract_if(.., |_, published| Arc::ptr_eq(published, memory));
+        of_it.map(|(_, published)| published).collect()
     }
 
     /// The next notification that the application has not looked at.
@@ -331,13 +354,14 @@ impl Shared {
         result
     }
 
-    /// Turns the world until `check` finds what the caller wants, or the deadline passes.
+    /// Turns the world until `check` finds what the caller wants, the deadline passes, or the caller is wanted elsewhere.
     pub(crate) fn wait_until<T>(&self, deadline: Time, mut check: impl FnMut(&mut World) -> Option<T>) -> Option<T> {
         let mut driving = Driving::start(self);
         let mut spin_until = self.clock.now().saturating_add(self.spin);
         let mut later = Later::default();
         // Whether anything was done since the progress thread last heard when it is due.
         let mut stirred = false;
+        let watched = interrupt::is_watched();
         loop {
             let mut world = self.lock();
             let now = self.clock.now();
@@ -345,7 +369,7 @@ impl Shared {
             let found = check(&mut world);
             let active = progress == Progress::Busy || any;
             stirred |= active;
-            if found.is_some() || now >= deadline || world.stopped {
+            if found.is_some() || now >= deadline || world.stopped || watched && interrupt::is_due() {
                 let ring = self.oversleeps(&world, stirred);
                 drop(world);
                 self.finish(&mut later);
@@ -369,7 +393,10 @@ impl Shared {
             if self.oversleeps(&world, std::mem::take(&mut stirred)) {
                 self.bell.ring();
             }
-            let left = Duration::from(deadline.saturating_sub(now));
+            let mut left = Duration::from(deadline.saturating_sub(now));
+            if watched {
+                left = left.min(interrupt::ASK_EVERY);
+            }
             let mut found = None;
             let sleeps_on = |world: &mut World| {
                 found = check(world);
@@ -396,9 +423,20 @@ impl Shared {
             let now = self.clock.now();
             let until = deadline.min(now.saturating_add(Time::from_ms(1)));
             let found = self.wait_until(until, &mut check);
-            if found.is_some() || until == deadline || self.is_stopped() {
+            if found.is_some() || until == deadline || self.is_stopped() || interrupt::has_happened() {
                 return found;
             }
+        }
+    }
+
+    /// Why a wait for something has ended without it.
+    pub(crate) fn in_vain(&self, what: impl FnOnce() -> String) -> Error {
+        if self.is_stopped() {
+            Error::Stopped
+        } else if interrupt::has_happened() {
+            Error::Interrupted
+        } else {
+            Error::TimedOut { what: what() }
         }
     }
 

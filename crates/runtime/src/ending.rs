@@ -10,6 +10,7 @@ use weft_plan::Time;
 
 use crate::driver::Shared;
 use crate::error::Error;
+use crate::interrupt;
 
 /// How far past its deadline something is waited for at a time. The deadline is the core's to enforce; the margin only keeps the wait
 /// from spinning on it.
@@ -76,6 +77,9 @@ impl<T: Clone> Ending<T> {
             shared.wait_until(until, |_| self.is_ended().then_some(()));
             if shared.is_stopped() && !self.is_ended() {
                 return Err(Error::Stopped);
+            }
+            if interrupt::has_happened() && !self.is_ended() {
+                return Err(Error::Interrupted);
             }
         }
     }

@@ -44,6 +44,9 @@ pub enum Error {
     /// What was waited for did not happen in time: wait longer, or find out why.
     #[error("timed out waiting for {what}")]
     TimedOut { what: String },
+    /// The caller is wanted elsewhere: see [`interruptible`](crate::interruptible).
+    #[error("the wait was interrupted")]
+    Interrupted,
     /// Too much is under way already: try again later.
     #[error("not accepted, because too much is under way: {0}")]
     Full(PeerError),
@@ -54,6 +57,9 @@ pub enum Error {
     Peer(PeerError),
     #[error(transparent)]
     Region(#[from] RegionError),
+    /// Memory belongs to the agent that registered it: register it with this one too.
+    #[error("the memory was registered with agent {registered_with:?}, not with {used_with:?}")]
+    OtherAgent { registered_with: String, used_with: String },
     #[error("{what} was refused: {refusal}")]
     Refused { what: String, refusal: Refusal },
     #[error("{name:?} cannot be borrowed: {why}")]
@@ -228,6 +234,15 @@ impl From<CollectiveFailed> for Error {
     }
 }
 
+impl From<RendezvousError> for Error {
+    fn from(error: RendezvousError) -> Error {
+        match error {
+            RendezvousError::Interrupted => Error::Interrupted,
+            other => Error::Rendezvous(Arc::new(other)),
+        }
+    }
+}
+
 impl From<PeerError> for Error {
     fn from(error: PeerError) -> Error {
         match error {
@@ -249,5 +264,5 @@ macro_rules! shared_source {
 }
 
 // Errors are cloned to every handle that waits, and these sources hold an io::Error, which cannot be.
-shared_source!(SettingsError => Settings, SecretError => Secret, RendezvousError => Rendezvous, MemoryError => Memory,
-    ObserveError => Observe, ArenaError => Arena);
+shared_source!(SettingsError => Settings, SecretError => Secret, MemoryError => Memory, ObserveError => Observe,
+    ArenaError => Arena);

@@ -15,8 +15,9 @@ use weft_protocol::{AtomicAct, Memory as _, Refusal};
 
 use crate::driver::{Shared, World};
 use crate::error::Error;
+use crate::interrupt;
 
-/// Memory that this agent has registered. Dropping the last clone withdraws and releases it.
+/// Memory that this agent has registered. It is released with its last clone, once it is [published](crate::Agent::publish) no more.
 ///
 /// Peers and transfers may change the bytes at any moment, so they are copied in and out and never borrowed.
 #[derive(Clone, Debug)]
@@ -147,9 +148,28 @@ impl Memory {
                 Ok(Progress::Idle) | Err(_) => Some(()),
             }
         };
-        shared
-            .wait_looking(deadline, try_release)
-            .ok_or(Error::StillInUse { waited: timeout })
+        let released = shared.wait_looking(deadline, try_release);
+        // Whoever is refused needs no name to be refused by.
+        let unpublished = shared.lock().unpublish(&self.inner);
+        drop(unpublished);
+        match released {
+            Some(()) => Ok(()),
+            None if interrupt::has_happened() => Err(Error::Interrupted),
+            None => Err(Error::StillInUse { waited: timeout }),
+        }
+    }
+
+    /// Memory can be used by the agent that registered it, and by no other.
+    pub(crate) fn check_owner(&self, user: &Arc<Shared>) -> Result<(), Error> {
+        let owner = &self.inner.shared;
+        if Arc::ptr_eq(owner, user) {
+            return Ok(());
+        }
+        let name = |shared: &Shared| shared.lock().core.settings().session.name.clone();
+        Err(Error::OtherAgent {
+            registered_with: name(owner),
+            used_with: name(user),
+        })
     }
 }
 

@@ -381,6 +381,30 @@ mod tests {
     }
 
     #[test]
+    fn clients_that_say_nothing_keep_nobody_from_being_served() {
+        let listen = ObserverOptions {
+            metrics_listen: "127.0.0.1:0".parse().ok(),
+            ..ObserverOptions::new("a")
+        };
+        let observer = Observer::start(listen).unwrap();
+        let address = observer.metrics_address().unwrap();
+        // More than are served at once. Each of them alone may take two seconds, so that one after the other would take minutes.
+        let silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut answer = Vec::new();
+        stream
+            .read_to_end(&mut answer)
+            .expect("an answer while others say nothing");
+        assert!(answer.starts_with(b"HTTP/1.1 200"));
+        // Those that were there for longest have been pushed out.
+        let mut oldest = &silent[0];
+        oldest.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        assert!(matches!(oldest.read(&mut [0]), Ok(0) | Err(_)));
+    }
+
+    #[test]
     fn a_full_queue_drops_and_counts() {
         let observer = Observer::start(metrics_only()).unwrap();
         let metrics = observer.sinks.as_ref().and_then(|sinks| sinks.metrics.clone()).unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use weft_plan::{Spans, Time};
 use weft_protocol::region::RemoteRegion;
 use weft_protocol::transfer::{PeerId, Request};
-use weft_protocol::{AtomicAct, Direction, Leg};
+use weft_protocol::{AtomicAct, Direction, Leg, LegError};
 
 use crate::atomic::AtomicBuilder;
 use crate::driver::{PeerState, Shared};
@@ -26,6 +26,15 @@ pub struct Peer {
     pub(crate) name: Arc<str>,
     pub(crate) defaults: Defaults,
 }
+
+/// Handles of one session are equal, and those of two sessions are not, whatever name their peers go by.
+impl PartialEq for Peer {
+    fn eq(&self, other: &Peer) -> bool {
+        self.id == other.id && Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for Peer {}
 
 /// What a transfer takes from the settings where the call is silent.
 #[derive(Clone, Copy, Debug)]
@@ -109,14 +118,14 @@ impl Peer {
             .collect()
     }
 
-    /// From the remote region into local memory. By default all of the smaller of the two, from the start.
+    /// From the remote region into local memory. Without [spans](TransferBuilder::spans) all of it, and the two must be of one size.
     pub fn read<'a>(&'a self, local: &'a Memory, remote: &'a Remote) -> TransferBuilder<'a> {
-        TransferBuilder::new(self, Direction::Read).leg_whole(local, remote)
+        TransferBuilder::new(self, Direction::Read).whole_leg(local, remote)
     }
 
-    /// From local memory into the remote region. By default all of the smaller of the two, from the start.
+    /// From local memory into the remote region. Without [spans](TransferBuilder::spans) all of it, and the two must be of one size.
     pub fn write<'a>(&'a self, local: &'a Memory, remote: &'a Remote) -> TransferBuilder<'a> {
-        TransferBuilder::new(self, Direction::Write).leg_whole(local, remote)
+        TransferBuilder::new(self, Direction::Write).whole_leg(local, remote)
     }
 
     /// A transfer of several legs, each a pair of regions: one region a layer, say.
@@ -141,9 +150,11 @@ impl Peer {
 
     /// Sends a notification, which arrives once.
     pub fn notify(&self, payload: &[u8]) -> Result<(), Error> {
-        self.shared
-            .act(|world, now| world.core.notify(self.id, payload, now))
-            .map_err(|e| self.explain(e.into()))?;
+        let told = self.shared.act(|world, now| {
+            world.check_running()?;
+            world.core.notify(self.id, payload, now).map_err(Error::from)
+        });
+        told.map_err(|error| self.explain(error))?;
         self.told(payload);
         Ok(())
     }
@@ -166,7 +177,7 @@ impl Peer {
                 Some(PeerState::Gone(error)) => Some(Err(error.clone())),
                 _ => find(&world.core, self.id).map(Ok),
             });
-        found.unwrap_or_else(|| Err(Error::TimedOut { what: what() }))
+        found.unwrap_or_else(|| Err(self.shared.in_vain(what)))
     }
 
     /// Reports that the peer is told something.
@@ -194,10 +205,19 @@ impl Peer {
 pub struct TransferBuilder<'a> {
     peer: &'a Peer,
     direction: Direction,
-    legs: Vec<(&'a Memory, Spans, &'a Remote, Spans)>,
+    legs: Vec<Described<'a>>,
     deadline: Duration,
     checksum: bool,
     notify: Option<Vec<u8>>,
+}
+
+/// A leg being described.
+#[derive(Debug)]
+struct Described<'a> {
+    local: &'a Memory,
+    remote: &'a Remote,
+    /// Here and there; all of both where nothing is said.
+    spans: Option<(Spans, Spans)>,
 }
 
 impl<'a> TransferBuilder<'a> {
@@ -213,19 +233,13 @@ impl<'a> TransferBuilder<'a> {
         }
     }
 
-    fn leg_whole(self, local: &'a Memory, remote: &'a Remote) -> TransferBuilder<'a> {
-        let all = Spans::contiguous(0, local.len().min(remote.len()));
-        self.leg(local, all.clone(), remote, all)
-    }
-
     /// Which bytes, in order, of the last leg's two sides.
     ///
     /// # Panics
     /// Where no leg has been described yet.
     pub fn spans(mut self, local: Spans, remote: Spans) -> TransferBuilder<'a> {
         let leg = self.legs.last_mut().expect("spans belong to a leg");
-        leg.1 = local;
-        leg.3 = remote;
+        leg.spans = Some((local, remote));
         self
     }
 
@@ -237,7 +251,18 @@ impl<'a> TransferBuilder<'a> {
         remote: &'a Remote,
         remote_spans: Spans,
     ) -> TransferBuilder<'a> {
-        self.legs.push((local, local_spans, remote, remote_spans));
+        self.legs.push(Described {
+            local,
+            remote,
+            spans: Some((local_spans, remote_spans)),
+        });
+        self
+    }
+
+    /// Adds a leg of all bytes of both sides, which must be of one size.
+    pub fn whole_leg(mut self, local: &'a Memory, remote: &'a Remote) -> TransferBuilder<'a> {
+        let spans = None;
+        self.legs.push(Described { local, remote, spans });
         self
     }
 
@@ -263,7 +288,19 @@ impl<'a> TransferBuilder<'a> {
     pub fn prepare(self) -> Result<Prepared, Error> {
         let mut legs = Vec::with_capacity(self.legs.len());
         let mut keep = Vec::with_capacity(self.legs.len());
-        for (local, local_spans, remote, remote_spans) in self.legs {
+        for Described { local, remote, spans } in self.legs {
+            local.check_owner(&self.peer.shared)?;
+            let (local_spans, remote_spans) = match spans {
+                Some(spans) => spans,
+                None if local.len() == remote.len() => {
+                    let all = Spans::contiguous(0, local.len());
+                    (all.clone(), all)
+                }
+                None => {
+                    let (local, remote) = (local.len(), remote.len());
+                    return Err(LegError::UnequalSizes { local, remote }.into());
+                }
+            };
             legs.push(Arc::new(Leg::new(
                 local.inner.region.clone(),
                 local_spans,
@@ -311,6 +348,7 @@ impl Prepared {
     pub fn post(&self) -> Result<Transfer, Error> {
         let peer = &self.peer;
         let posted = peer.shared.act(|world, now| {
+            world.check_running()?;
             let request = Request {
                 peer: peer.id,
                 direction: self.direction,
@@ -320,13 +358,13 @@ impl Prepared {
                 tag: None,
             };
             let deadline = request.deadline;
-            let id = world.core.submit(request, self.notify.as_deref(), now)?;
+            let submitted = world.core.submit(request, self.notify.as_deref(), now);
+            let id = submitted.map_err(Error::from)?;
             let cell = Arc::new(Cell::new(peer.name.clone(), self.direction, now, self.memory.clone()));
             world.transfers.insert(id, cell.clone());
             Ok((id, cell, deadline))
         });
-        let (id, cell, deadline) =
-            posted.map_err(|error: weft_protocol::agent::PeerError| peer.explain(error.into()))?;
+        let (id, cell, deadline) = posted.map_err(|error: Error| peer.explain(error))?;
         peer.shared.observer.trace(cell.started, || Event::TransferSubmitted {
             id: id.0,
             peer: peer.name.clone(),

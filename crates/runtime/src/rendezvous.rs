@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use weft_protocol::Epoch;
 
+use crate::interrupt;
 use crate::settings::{RendezvousChoice, SecretError, Settings};
 
 pub(crate) use name_server::check_frames;
@@ -112,6 +113,14 @@ impl Rendezvous {
             RendezvousChoice::Environment => {
                 let world = World::of_process()?;
                 let secret = settings.shared_secret()?;
+                let options = match &world.job {
+                    // Another job may have come to the same port.
+                    Some(job) => RendezvousOptions {
+                        job: format!("{}/{job}", options.job),
+                        ..options
+                    },
+                    None => options,
+                };
                 Rendezvous::by_world(&world, settings.rendezvous_port_offset, &secret, options).map(Some)
             }
         }
@@ -157,16 +166,32 @@ impl Rendezvous {
     /// Who holds a name. Waits for somebody to take it, up to `timeout`.
     pub fn lookup(&self, name: &str, timeout: Duration) -> Result<Entry, RendezvousError> {
         entry::check_name(name)?;
-        let found = match &self.place {
-            Place::Process(place) => place.lookup(name, timeout),
-            Place::Directory(place) => place.lookup(name, timeout)?,
-            Place::Names(place) => place.lookup(name, timeout)?,
-            Place::Etcd(place) => place.lookup(name, timeout)?,
-        };
-        found.ok_or_else(|| RendezvousError::NotFound {
-            name: name.to_owned(),
-            waited: timeout,
-        })
+        let began = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(began.elapsed());
+            // Whoever can be interrupted waits a little at a time.
+            let wait = match interrupt::is_watched() {
+                true => left.min(self.place.wait_max()),
+                false => left,
+            };
+            let found = match &self.place {
+                Place::Process(place) => place.lookup(name, wait),
+                Place::Directory(place) => place.lookup(name, wait)?,
+                Place::Names(place) => place.lookup(name, wait)?,
+                Place::Etcd(place) => place.lookup(name, wait)?,
+            };
+            match found {
+                Some(entry) => return Ok(entry),
+                None if interrupt::is_due() => return Err(RendezvousError::Interrupted),
+                None if began.elapsed() < timeout => {}
+                None => {
+                    return Err(RendezvousError::NotFound {
+                        name: name.to_owned(),
+                        waited: timeout,
+                    });
+                }
+            }
+        }
     }
 
     /// Every name that is held now, in order.
@@ -198,6 +223,19 @@ impl Rendezvous {
     }
 }
 
+impl Place {
+    /// How long somebody who can be interrupted waits for a name at a time.
+    fn wait_max(&self) -> Duration {
+        match self {
+            Place::Process(_) | Place::Directory(_) => interrupt::ASK_EVERY,
+            // It asks by itself while it waits.
+            Place::Names(_) => Duration::MAX,
+            // Each wait is a question to the cluster.
+            Place::Etcd(_) => Duration::from_millis(250),
+        }
+    }
+}
+
 impl From<Place> for Rendezvous {
     fn from(place: Place) -> Rendezvous {
         Rendezvous { place }
@@ -211,6 +249,8 @@ pub enum RendezvousError {
     NameTaken { name: String, holder: String },
     #[error("nobody took the name {name:?} within {waited:?}")]
     NotFound { name: String, waited: Duration },
+    #[error("the wait was interrupted")]
+    Interrupted,
     #[error(
         "{name:?} cannot be a name: it must have 1 to {} bytes and no control characters",
         entry::NAME_BYTES_MAX
@@ -231,6 +271,11 @@ pub enum RendezvousError {
     NoWorld(&'static str),
     #[error("the environment variable {name} is needed")]
     MissingVariable { name: &'static str },
+    #[error(
+        "the environment names a rank ({rank}) and not where rank 0 is, and the ranks are not known to be on one host: \
+         add the host of rank 0 and a port that is free there, as in `{adding}`"
+    )]
+    NoMaster { rank: &'static str, adding: &'static str },
     #[error("the environment variable {name} = {value:?} makes no sense")]
     BadVariable { name: &'static str, value: String },
     #[error("cannot reach the name server at {address}: {source}")]

@@ -6,6 +6,7 @@ use weft_plan::Time;
 use weft_protocol::agent::Event as CoreEvent;
 
 use crate::driver::{PeerState, World};
+use crate::error::Error;
 use crate::observe::{Event, Observer, Outcome};
 
 /// Reports a core event before the world takes it in.
@@ -13,6 +14,7 @@ pub(crate) fn report(observer: &Observer, world: &World, event: &CoreEvent, now:
     let name = |peer| -> Arc<str> {
         match world.peers.get(&peer) {
             Some(PeerState::Connected { name }) => name.as_str().into(),
+            Some(PeerState::Gone(Error::PeerLost { peer, .. })) => peer.as_str().into(),
             _ => "".into(),
         }
     };
@@ -65,9 +67,12 @@ pub(crate) fn report(observer: &Observer, world: &World, event: &CoreEvent, now:
             });
         }
         CoreEvent::PeerLost { name, cause, .. } => {
-            observer.report(now, || Event::SessionLost {
-                peer: name.as_str().into(),
-                cause: cause.clone(),
+            observer.report(now, || {
+                let (peer, cause) = (name.as_str().into(), cause.clone());
+                match cause.is_orderly() {
+                    true => Event::SessionClosed { peer, cause },
+                    false => Event::SessionLost { peer, cause },
+                }
             });
         }
         CoreEvent::PathUp { peer, transport } => {
@@ -77,10 +82,17 @@ pub(crate) fn report(observer: &Observer, world: &World, event: &CoreEvent, now:
             });
         }
         CoreEvent::PathDown { peer, transport, loss } => {
-            observer.report(now, || Event::PathLost {
-                peer: name(*peer),
-                transport,
-                loss: *loss,
+            // The paths of a session go after it, whoever has closed it.
+            observer.report(now, || match world.peers.get(peer) {
+                Some(PeerState::Gone(Error::PeerLost { peer, cause })) if cause.is_orderly() => Event::PathClosed {
+                    peer: peer.as_str().into(),
+                    transport,
+                },
+                _ => Event::PathLost {
+                    peer: name(*peer),
+                    transport,
+                    loss: *loss,
+                },
             });
         }
         _ => {}

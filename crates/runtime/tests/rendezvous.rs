@@ -26,6 +26,7 @@ fn world(rank: u32, port: u16) -> World {
         local_rank: None,
         master: "127.0.0.1".to_owned(),
         master_port: port,
+        job: None,
     }
 }
 

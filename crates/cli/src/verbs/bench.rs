@@ -27,6 +27,6 @@ impl Bench {
 
 fn print_json(value: &impl Serialize) -> Result<(), Complaint> {
     let line = serde_json::to_string(value).or_complain(Exit::Failed, || "A result has no JSON.".to_string())?;
-    println!("{line}");
+    outln!("{line}");
     Ok(())
 }

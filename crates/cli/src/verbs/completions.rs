@@ -17,6 +17,6 @@ impl Completions {
     pub fn run(self) -> Result<(), Complaint> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut crate::Command::command(), "weft", &mut script);
-        super::print_whole(&script)
+        crate::out::print_whole(&script)
     }
 }

@@ -58,8 +58,8 @@ impl Demo {
         let layout =
             KvLayout::layers_outermost(SHAPE).or_complain(Exit::Failed, || "The cache has no layout.".into())?;
         let memcpy = memcpy_limit(MEMCPY_BUDGET);
-        heading("A paged KV cache, from the process \"prefill\" to the process \"decode\"");
-        println!(
+        heading("A paged KV cache, from the process \"prefill\" to the process \"decode\"")?;
+        outln!(
             "  cache      {} layers × K and V × {} blocks × {} = {}, in each process",
             SHAPE.layers,
             SHAPE.blocks,
@@ -67,36 +67,36 @@ impl Demo {
             Bytes(layout.end())
         );
         let spans = Hand::over(&layout)?;
-        println!(
+        outln!(
             "  hand-over  {BLOCKS} blocks at random places = {} spans, {}; checksum on",
             spans.near.count(),
             Bytes(spans.near.bytes())
         );
-        println!("  machine    {memcpy:.1}, one thread's memcpy, measured now");
-        println!();
+        outln!("  machine    {memcpy:.1}, one thread's memcpy, measured now");
+        outln!();
 
         let mut results = Vec::new();
         for way in WAYS {
             results.push(hand_over(way, &layout, &spans, overrides)?);
         }
-        print!("{}", comparison(&results, &spans, memcpy).render());
-        println!(
+        out!("{}", comparison(&results, &spans, memcpy).render());
+        outln!(
             "  Both hand-overs were verified: checksums at both ends, and every byte compared with what prefill holds."
         );
-        println!(
+        outln!(
             "  Predicted: latency + spans × cost per span + bytes ÷ bandwidth, from probes of other sizes, made before."
         );
 
-        heading("prefill is killed (SIGKILL) while decode pulls the whole cache");
+        heading("prefill is killed (SIGKILL) while decode pulls the whole cache")?;
         for result in &results {
             killed(result, &layout, overrides)?;
         }
-        heading("prefill is frozen (SIGSTOP) while decode pulls the whole cache");
+        heading("prefill is frozen (SIGSTOP) while decode pulls the whole cache")?;
         for result in &results {
             frozen(result, &layout, overrides)?;
         }
-        println!();
-        println!("  `weft bench transfer` measures more sizes, `weft doctor` says what this machine has.");
+        outln!();
+        outln!("  `weft bench transfer` measures more sizes, `weft doctor` says what this machine has.");
         Ok(())
     }
 }
@@ -195,8 +195,8 @@ fn killed(result: &Measured, layout: &KvLayout, overrides: &Overrides) -> Result
         return Err(Complaint::new(Exit::Failed, sentence));
     };
     let told = Time::from(caught.ended.saturating_duration_since(caught.signalled));
-    println!("  {} decode was told {told:.1} after the kill:", tag(result.way));
-    say(&error, layout);
+    outln!("  {} decode was told {told:.1} after the kill:", tag(result.way));
+    say(&error, layout)?;
     watch_reused_buffer(&pair)
 }
 
@@ -206,11 +206,11 @@ fn frozen(result: &Measured, layout: &KvLayout, overrides: &Overrides) -> Result
     let (pair, caught) = catch(result, Signal::STOP, deadline, layout, overrides)?;
     let way = tag(result.way);
     match caught.error {
-        None => println!("  {way} nothing happened: decode does the copying, so a frozen peer is no obstacle."),
+        None => outln!("  {way} nothing happened: decode does the copying, so a frozen peer is no obstacle."),
         Some(error) => {
             let (deadline, took) = (Time::from(deadline), Time::from(caught.ended - caught.posted));
-            println!("  {way} with a deadline of {deadline:.0}, it ended after {took:.0}:");
-            say(&error, layout);
+            outln!("  {way} with a deadline of {deadline:.0}, it ended after {took:.0}:");
+            say(&error, layout)?;
         }
     }
     pair.partner.signal(Signal::CONT)?;
@@ -273,12 +273,12 @@ fn catch(
 }
 
 /// The error as the caller gets it, and what its fields say.
-fn say(error: &Error, layout: &KvLayout) {
-    println!("      {}", Style::new().yellow().apply_to(error));
-    let Error::Transfer(failed) = error else { return };
+fn say(error: &Error, layout: &KvLayout) -> Result<(), Complaint> {
+    outln!("      {}", Style::new().yellow().apply_to(error));
+    let Error::Transfer(failed) = error else { return Ok(()) };
     let failure = &failed.error;
     let per_layer = layout.end() / u64::from(SHAPE.layers);
-    println!(
+    outln!(
         "      done {:.1} (ranges: {}); not done {:.1} (ranges: {}{})",
         Bytes(failure.bytes_done),
         failure.done.len(),
@@ -289,6 +289,7 @@ fn say(error: &Error, layout: &KvLayout) {
             None => String::new(),
         }
     );
+    Ok(())
 }
 
 /// The transfer has ended, so the buffer is ours: fill it with something else and see whether that stays.
@@ -298,7 +299,7 @@ fn watch_reused_buffer(pair: &Pair) -> Result<(), Complaint> {
     let all = Spans::contiguous(0, pair.local.len());
     match ends::first_difference(&pair.local, &all, Pattern(REUSE_SEED), &all) {
         None => {
-            println!(
+            outln!(
                 "      decode reused the buffer at once; {} ms later not a byte of it had changed",
                 WATCH.as_millis()
             );
@@ -308,10 +309,11 @@ fn watch_reused_buffer(pair: &Pair) -> Result<(), Complaint> {
     }
 }
 
-fn heading(text: &str) {
-    println!();
-    println!("{}", style(text).bold());
-    println!();
+fn heading(text: &str) -> Result<(), Complaint> {
+    outln!();
+    outln!("{}", style(text).bold());
+    outln!();
+    Ok(())
 }
 
 fn tag(way: Way) -> String {

@@ -4,10 +4,11 @@ mod ranks;
 mod rdma;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use console::style;
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use weft::Direction;
 use weft_fabric::calibrate::{CalibrateOptions, Calibration, calibrate};
@@ -23,17 +24,24 @@ use crate::predict::{PROBE_BYTES, Spread, probe};
 use crate::table::{Align, Table};
 use rdma::RdmaReport;
 
+/// How long each probe of a transport goes on, when there is time and when there is not.
 const PROBE_BUDGET: Duration = Duration::from_millis(60);
+const PROBE_BUDGET_QUICK: Duration = Duration::from_millis(10);
+/// When this long has passed, transports are still tried, and not measured any more.
+const QUICK: Duration = Duration::from_secs(4);
 const WAYS: [Way; 3] = [Way::SharedMemory, Way::SharedMemoryForeign, Way::Tcp];
 const SEED: u64 = 0xd0c;
 
 /// Say what this machine has, which transports work, and what to fix and how
 ///
 /// Every transport is really tried: a second process is started, bytes go both ways and are compared. The exit code is 1 where a
-/// transport does not work.
+/// transport does not work. It takes five seconds at most on a machine that has nothing else to do.
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// Write what was found and measured to this platform file
+    /// Measure longer, and also what collectives between ranks of this machine cost: up to half a minute
+    #[arg(long)]
+    thorough: bool,
+    /// Write what was found and measured to this platform file; measures as --thorough does
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
     /// Print JSON instead of tables
@@ -44,37 +52,89 @@ pub struct Doctor {
 /// What came of trying a transport.
 struct Trial {
     way: Way,
-    outcome: Result<LinkCost, Complaint>,
+    /// What it costs, where there was time to measure.
+    outcome: Result<Option<LinkCost>, Complaint>,
+}
+
+/// What is being done, for whoever watches.
+struct Steps {
+    bar: ProgressBar,
+    began: Instant,
+    thorough: bool,
+}
+
+impl Steps {
+    fn new(thorough: bool) -> Steps {
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Steps {
+            bar,
+            began: Instant::now(),
+            thorough,
+        }
+    }
+
+    fn step(&self, what: impl Into<String>) {
+        self.bar.set_message(what.into());
+    }
+
+    /// How long a probe may take, if any.
+    fn budget(&self) -> Option<Duration> {
+        match self.thorough {
+            true => Some(PROBE_BUDGET),
+            false => (self.began.elapsed() < QUICK).then_some(PROBE_BUDGET_QUICK),
+        }
+    }
 }
 
 impl Doctor {
     pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
         let settings = overrides.settings()?;
         let quiet = overrides.without_log()?;
+        let thorough = self.thorough || self.platform.is_some();
+        let steps = Steps::new(thorough);
+        steps.step("looking at the machine");
         let mut found = discover::machine();
         let opened = checkup(&found.rdma);
         let rdma = RdmaReport::new(&found, &opened);
         found.absent.extend(opened.absent);
+        steps.step("copying memory");
         let speed = calibrate(&CalibrateOptions::default());
         found.machine.memcpy = Some(speed.memcpy);
-        let between_ranks = ranks::measure(&quiet, &speed);
+        let mut between_ranks = ranks::Measured::default();
+        if thorough {
+            steps.step("collectives between ranks of this machine");
+            between_ranks = ranks::measure(&quiet, &speed);
+        }
         found.machine.reduction = between_ranks.reduction;
         found.machine.arena = between_ranks.arena;
-        let trials = WAYS.map(|way| Trial {
-            way,
-            outcome: attempt(way, &quiet),
+        let trials = WAYS.map(|way| {
+            steps.step(format!("{way}, with a second process"));
+            let outcome = attempt(way, &quiet, steps.budget());
+            Trial { way, outcome }
         });
+        steps.bar.finish_and_clear();
         if self.json {
             print_json(&found, rdma, speed, &trials, &settings)?;
         } else {
-            print_machine(&found.machine, speed);
-            heading("RDMA");
-            print!("{}", rdma.text());
-            print_limits(&found.limits);
-            print_trials(&trials);
-            print_absent(&found.absent);
-            heading("Settings");
-            print!("{}", indented(&weft::settings::table(&settings)));
+            print_machine(&found.machine, speed)?;
+            heading("RDMA")?;
+            out!("{}", rdma.text());
+            print_limits(&found.limits)?;
+            print_trials(&trials)?;
+            print_absent(&found.absent)?;
+            if !thorough {
+                heading("What was not measured")?;
+                outln!("  What collectives between ranks of this machine cost, and everything longer than a moment:");
+                outln!(
+                    "  `weft doctor --thorough` does, and `--platform FILE` writes it down for `explain` and `bench`."
+                );
+            }
+            heading("Settings")?;
+            out!("{}", indented(&weft::settings::table(&settings)));
         }
         if let Some(path) = &self.platform {
             let text = platform(&found.machine, &trials, between_ranks.tcp).to_toml();
@@ -82,8 +142,8 @@ impl Doctor {
                 format!("The platform file {} was not written.", path.display())
             })?;
             if !self.json {
-                println!();
-                println!("  The machine and the measured costs are in {}.", path.display());
+                outln!();
+                outln!("  The machine and the measured costs are in {}.", path.display());
             }
         }
         match trials.iter().filter(|trial| trial.outcome.is_err()).count() {
@@ -96,8 +156,8 @@ impl Doctor {
     }
 }
 
-/// Starts a second process, moves bytes both ways, compares them, and measures what it cost.
-fn attempt(way: Way, overrides: &Overrides) -> Result<LinkCost, Complaint> {
+/// Starts a second process, moves bytes both ways, compares them, and measures what it cost, if there is time.
+fn attempt(way: Way, overrides: &Overrides, budget: Option<Duration>) -> Result<Option<LinkCost>, Complaint> {
     let cast = Cast {
         here: "doctor",
         there: "partner",
@@ -114,13 +174,15 @@ fn attempt(way: Way, overrides: &Overrides) -> Result<LinkCost, Complaint> {
     if let Some(offset) = ends::first_difference(&pair.local, &all, Pattern(SEED), &all) {
         return Err(differs(&format!("what came back over {way}"), offset));
     }
-    probe(&pair, Direction::Read, Spread::Wide, PROBE_BUDGET)
+    budget
+        .map(|budget| probe(&pair, Direction::Read, Spread::Wide, budget))
+        .transpose()
 }
 
 fn platform(machine: &Machine, trials: &[Trial], message: Option<LinkCost>) -> Platform {
     let measured = trials
         .iter()
-        .filter_map(|trial| Some((trial.way.to_string(), *trial.outcome.as_ref().ok()?)));
+        .filter_map(|trial| Some((trial.way.to_string(), (*trial.outcome.as_ref().ok()?)?)));
     Platform {
         name: machine.name.clone(),
         transports: measured.collect(),
@@ -130,22 +192,24 @@ fn platform(machine: &Machine, trials: &[Trial], message: Option<LinkCost>) -> P
     }
 }
 
-fn print_machine(machine: &Machine, speed: Calibration) {
-    heading(&format!("Machine {}", machine.name));
+fn print_machine(machine: &Machine, speed: Calibration) -> Result<(), Complaint> {
+    heading(&format!("Machine {}", machine.name))?;
     let memory = machine
         .memory
         .map_or("unknown".to_string(), |bytes| format!("{bytes:.1}"));
-    println!(
+    outln!(
         "  {} cores, {} NUMA nodes, {memory} of memory",
         machine.core_count(),
         machine.numa.len()
     );
-    println!(
+    outln!(
         "  memcpy of one core: {:.1} from memory to memory, {:.1} in its cache; a system call takes {:.0}",
-        speed.memcpy.streaming, speed.memcpy.cached, speed.system_call
+        speed.memcpy.streaming,
+        speed.memcpy.cached,
+        speed.system_call
     );
     if let Some(arena) = machine.arena {
-        println!(
+        outln!(
             "  two ranks through {:.0} of cache: a word takes {:.0}, each copies {:.1} and reduces {:.1}; through memory, {:.1} and {:.1}",
             arena.cache,
             arena.latency,
@@ -157,7 +221,7 @@ fn print_machine(machine: &Machine, speed: Calibration) {
     }
     for gpu in &machine.gpus {
         let memory = gpu.memory.map_or(String::new(), |bytes| format!(", {bytes:.1}"));
-        println!("  GPU {}: {}{memory}", gpu.ordinal, gpu.name);
+        outln!("  GPU {}: {}{memory}", gpu.ordinal, gpu.name);
     }
     for nic in &machine.nics {
         let addresses: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
@@ -165,17 +229,19 @@ fn print_machine(machine: &Machine, speed: Calibration) {
         facts.extend(nic.bandwidth.map(|bandwidth| bandwidth.to_string()));
         facts.extend(nic.rdma.clone());
         facts.extend(addresses);
-        println!("  NIC {}: {}", nic.name, facts.join(", "));
+        outln!("  NIC {}: {}", nic.name, facts.join(", "));
     }
+    Ok(())
 }
 
-fn print_limits(limits: &Limits) {
-    heading("Limits");
+fn print_limits(limits: &Limits) -> Result<(), Complaint> {
+    heading("Limits")?;
     let mut table = Table::new(&[("limit", Align::Left), ("value", Align::Left)]);
     for (name, value) in limit_rows(limits) {
         table.row(vec![name.to_string(), value]);
     }
-    print!("{}", table.render());
+    out!("{}", table.render());
+    Ok(())
 }
 
 fn limit_rows(limits: &Limits) -> Vec<(&'static str, String)> {
@@ -224,8 +290,8 @@ fn bound(bound: Option<Bound>, show: impl Fn(u64) -> String) -> String {
     }
 }
 
-fn print_trials(trials: &[Trial]) {
-    heading("Transports, tried with a second process");
+fn print_trials(trials: &[Trial]) -> Result<(), Complaint> {
+    heading("Transports, tried with a second process")?;
     let mut table = Table::new(&[
         ("way", Align::Left),
         ("works", Align::Left),
@@ -234,40 +300,41 @@ fn print_trials(trials: &[Trial]) {
         ("bandwidth", Align::Right),
     ]);
     for trial in trials {
-        let cells = match &trial.outcome {
-            Ok(cost) => [
-                style("yes").green().to_string(),
+        let works = match &trial.outcome {
+            Ok(_) => style("yes").green(),
+            Err(_) => style("no").red(),
+        };
+        let costs = match &trial.outcome {
+            Ok(Some(cost)) => [
                 format!("{:.2}", cost.latency),
                 format!("{:.0}", cost.per_span),
                 format!("{:.1}", cost.bandwidth),
             ],
-            Err(_) => [
-                style("no").red().to_string(),
-                String::new(),
-                String::new(),
-                String::new(),
-            ],
+            _ => [String::new(), String::new(), String::new()],
         };
+        let cells = [works.to_string()].into_iter().chain(costs);
         table.row([trial.way.to_string()].into_iter().chain(cells).collect());
     }
-    print!("{}", table.render());
+    out!("{}", table.render());
     for trial in trials {
         if let Err(complaint) = &trial.outcome {
-            println!();
-            print!("{}", indented(&format!("{}: {}\n", trial.way, complaint.text())));
+            outln!();
+            out!("{}", indented(&format!("{}: {}\n", trial.way, complaint.text())));
         }
     }
+    Ok(())
 }
 
-fn print_absent(absent: &[Absent]) {
-    heading("What is not there, and what to do if you want it");
+fn print_absent(absent: &[Absent]) -> Result<(), Complaint> {
+    heading("What is not there, and what to do if you want it")?;
     if absent.is_empty() {
-        println!("  Nothing is missing.");
+        outln!("  Nothing is missing.");
     }
     for Absent { what, why, fix, .. } in absent {
-        println!("  {}: {why}", style(what).bold());
-        println!("      {fix}");
+        outln!("  {}: {why}", style(what).bold());
+        outln!("      {fix}");
     }
+    Ok(())
 }
 
 #[derive(Serialize)]
@@ -320,7 +387,7 @@ fn print_json(
             .map(|trial| TransportReport {
                 way: trial.way.to_string(),
                 works: trial.outcome.is_ok(),
-                cost: trial.outcome.as_ref().ok().copied(),
+                cost: trial.outcome.as_ref().ok().copied().flatten(),
                 reason: trial.outcome.as_ref().err().map(Complaint::text),
             })
             .collect(),
@@ -345,14 +412,15 @@ fn print_json(
     };
     let text =
         serde_json::to_string_pretty(&report).or_complain(Exit::Failed, || "The findings have no JSON.".to_string())?;
-    println!("{text}");
+    outln!("{text}");
     Ok(())
 }
 
-fn heading(text: &str) {
-    println!();
-    println!("{}", style(text).bold());
-    println!();
+fn heading(text: &str) -> Result<(), Complaint> {
+    outln!();
+    outln!("{}", style(text).bold());
+    outln!();
+    Ok(())
 }
 
 fn indented(text: &str) -> String {

@@ -111,7 +111,6 @@ impl Explain {
             true => self.print_json(&subject, summary),
             false => self.print_tables(&subject, summary),
         }
-        Ok(())
     }
 
     fn subject(&self) -> Result<Subject, Complaint> {
@@ -205,7 +204,7 @@ impl Explain {
             return print_schedule(form, &schedule.name, &schedule.problem, &schedule.program);
         }
         let problem = &schedule.problem;
-        println!(
+        outln!(
             "{}",
             style(format!(
                 "{}: {} among {} ranks",
@@ -213,15 +212,15 @@ impl Explain {
             ))
             .bold()
         );
-        println!("  verified  {}", proof(problem, &summary));
-        println!(
+        outln!("  verified  {}", proof(problem, &summary));
+        outln!(
             "  runs      as `weft bench collective --schedule {}` and by `Call::schedule`",
             path.display()
         );
         Ok(())
     }
 
-    fn print_tables(&self, subject: &Subject, summary: Option<Summary>) {
+    fn print_tables(&self, subject: &Subject, summary: Option<Summary>) -> Result<(), Complaint> {
         let Subject {
             platform,
             problem,
@@ -245,7 +244,7 @@ impl Explain {
             if self.in_place { ", in place" } else { "" },
             platform.name,
         );
-        println!("{}", style(title).bold());
+        outln!("{}", style(title).bold());
         let prediction = ranked
             .iter()
             .find(|(candidate, _)| candidate == chosen)
@@ -256,15 +255,15 @@ impl Explain {
             } else {
                 "would run"
             };
-            println!("  {verb}  {chosen}: {:.1}, {}", prediction.time, because(&prediction));
+            outln!("  {verb}  {chosen}: {:.1}, {}", prediction.time, because(&prediction));
         }
         match &summary {
-            Some(summary) => println!("  verified   {}", proof(problem, summary)),
+            Some(summary) => outln!("  verified   {}", proof(problem, summary)),
             None => {
-                println!("  verified   not for so many ranks; the same program is, for every number of them up to 64")
+                outln!("  verified   not for so many ranks; the same program is, for every number of them up to 64")
             }
         }
-        println!();
+        outln!();
         let mut table = Table::new(&[
             ("algorithm", Align::Left),
             ("predicted", Align::Right),
@@ -287,19 +286,20 @@ impl Explain {
                 ]);
             }
         }
-        print!("{}", table.render());
+        out!("{}", table.render());
         if let Some(more) = ranked.len().checked_sub(RUNNERS_UP + 1).filter(|more| *more > 0) {
-            println!("  and {more} more, slower");
+            outln!("  and {more} more, slower");
         }
-        println!();
+        outln!();
         let mut table = Table::new(&[("from size", Align::Right), ("the fastest is", Align::Left)]);
         for segment in subject.selector.envelope() {
             table.row(vec![format!("{:.1}", segment.from), segment.candidate.to_string()]);
         }
-        print!("{}", table.render());
+        out!("{}", table.render());
+        Ok(())
     }
 
-    fn print_json(&self, subject: &Subject, summary: Option<Summary>) {
+    fn print_json(&self, subject: &Subject, summary: Option<Summary>) -> Result<(), Complaint> {
         let ranked = subject.selector.ranked(self.bytes);
         let explanation = Explanation {
             collective: subject.problem.collective.name(),
@@ -326,10 +326,11 @@ impl Explain {
                 })
                 .collect(),
         };
-        println!(
+        outln!(
             "{}",
             serde_json::to_string(&explanation).expect("plain fields have a form in JSON")
         );
+        Ok(())
     }
 }
 
@@ -344,7 +345,7 @@ fn print_schedule(form: Form, name: &str, problem: &Problem, program: &dyn Progr
         Form::Svg => render::svg(problem, program, &limits),
         Form::Json => to_json(&Schedule::of(name, *problem, program)),
     };
-    super::print_whole(text.as_bytes())
+    crate::out::print_whole(text.as_bytes())
 }
 
 /// What was shown, in a line.

@@ -28,6 +28,6 @@ impl Man {
         clap_mangen::Man::new(command)
             .render(&mut page)
             .or_complain(Exit::Failed, || "The manual page could not be made.".to_string())?;
-        super::print_whole(&page)
+        crate::out::print_whole(&page)
     }
 }

@@ -12,8 +12,8 @@ use weft_plan::workload::serving::{
 use weft_sim::serving::{Arrivals, Report, ServingOptions, run};
 
 use crate::complaint::{Complain, Complaint, Exit};
+use crate::out::print_whole;
 use crate::table::{Align, Table};
-use crate::verbs::print_whole;
 
 /// Search the best ways to serve a model on a platform within targets
 ///
@@ -21,9 +21,9 @@ use crate::verbs::print_whole;
 /// tokens a second and GPU while the first token and each further one come in time.
 #[derive(Debug, Args)]
 pub struct PlanServing {
-    /// The model, by its name
+    /// The model, by its name (`weft list models`)
     model: String,
-    /// The machines, by the name of a shipped system
+    /// The machines, by the name of a shipped system (`weft list systems`)
     #[arg(long, value_name = "NAME", default_value = "dgx-h200")]
     platform: String,
     /// How many GPUs there are

@@ -25,9 +25,9 @@ const TOKENS_PER_GPU: u64 = 16_384;
 /// into memory is computed again in the backward pass as far as must be, or left out.
 #[derive(Debug, Args)]
 pub struct PlanTraining {
-    /// The model: a name (`llama-3.1-405b`, `deepseek-v3`, `GPT h12288 L96`) or the file of one
+    /// The model: a name (`weft list models`, or `GPT h12288 L96`) or the file of one
     model: String,
-    /// The platform: the name of a shipped one (`dgx-h100`, `gb200-nvl72`) or the file of one
+    /// The platform: the name of a shipped one (`weft list systems`) or the file of one
     #[arg(long, value_name = "NAME|FILE")]
     platform: String,
     /// How many GPUs
@@ -75,7 +75,7 @@ impl PlanTraining {
             true => json(&job, &system, &found, &others, &faults.goodput())?,
             false => tables(&job, &system, &found, &others, &faults.goodput()),
         };
-        super::print_whole(out.as_bytes())
+        crate::out::print_whole(out.as_bytes())
     }
 
     fn system(&self) -> Result<System, Complaint> {

@@ -3,7 +3,7 @@
 mod forms;
 mod plot;
 mod report;
-mod serving;
+pub mod serving;
 mod sweep;
 
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use weft_sim::scenario::{Answer, Scenario};
 use weft_sim::training::Trained;
 
 use crate::complaint::{Complain, Complaint, Exit};
+use crate::out::print_whole;
 use crate::report::comparison::{self, Measured};
 use crate::table::{Align, Table};
-use crate::verbs::print_whole;
 
 /// Simulate clusters that nobody here owns
 #[derive(Debug, Subcommand)]
@@ -24,8 +24,6 @@ pub enum Sim {
     Run(Run),
     Serving(serving::Serving),
     Sweep(sweep::Sweep),
-    /// Name the scenarios that are shipped
-    List,
 }
 
 /// Run a scenario, and show what each fidelity says side by side
@@ -34,7 +32,7 @@ pub enum Sim {
 /// the same output again.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// A file, or the name of a shipped scenario (`weft sim list`)
+    /// A file, or the name of a shipped scenario (`weft list scenarios`)
     scenario: String,
     /// Print JSON instead of tables
     #[arg(long, conflicts_with = "csv")]
@@ -60,14 +58,6 @@ impl Sim {
             Sim::Run(run) => run.run(),
             Sim::Serving(serving) => serving.run(),
             Sim::Sweep(sweep) => sweep.run(),
-            Sim::List => {
-                let mut table = Table::new(&[("scenario", Align::Left), ("what it is", Align::Left)]);
-                for name in Scenario::names() {
-                    let scenario = read(name)?.1;
-                    table.row(vec![name.to_string(), scenario.summary]);
-                }
-                print_whole(table.render().as_bytes())
-            }
         }
     }
 }

@@ -90,7 +90,7 @@ impl Validate {
                 )),
             }
         }
-        super::print_whole(out.as_bytes())
+        crate::out::print_whole(out.as_bytes())
     }
 }
 

@@ -172,6 +172,15 @@ impl System {
         shipped::FILES.iter().map(|(name, _)| *name)
     }
 
+    /// The file of a shipped system, with the sources of its constants.
+    pub fn shipped(name: &str) -> Option<&'static str> {
+        let named = System::named(name).ok()?.name;
+        shipped::FILES
+            .iter()
+            .find(|(known, _)| *known == named)
+            .map(|(_, text)| *text)
+    }
+
     /// A shipped system, by its name or another that it is known by.
     pub fn named(name: &str) -> Result<System, PlatformError> {
         if let Some((_, text)) = shipped::FILES.iter().find(|(known, _)| *known == name) {

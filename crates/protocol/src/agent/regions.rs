@@ -9,7 +9,7 @@ use weft_plan::{Place, Time};
 use super::Core;
 use crate::error::Refusal;
 use crate::memory::Memory;
-use crate::region::{Access, Epoch, Region, RegionKey, RemoteRegion};
+use crate::region::{Access, Epoch, Region, RegionKey, ReleasedKeys, RemoteRegion};
 use crate::session::{LeaseId, MAX_REGIONS, SessionError, check_publication};
 use crate::transfer::PeerId;
 use crate::transport::{Grant, Progress, Transport};
@@ -37,6 +37,7 @@ pub(super) struct Regions {
     by_name: BTreeMap<String, u32>,
     leases: Vec<Lease>,
     next_slot: u32,
+    released: ReleasedKeys,
 }
 
 #[derive(Debug)]
@@ -72,6 +73,7 @@ impl Regions {
             by_name: BTreeMap::new(),
             leases: Vec::new(),
             next_slot: 0,
+            released: ReleasedKeys::default(),
         }
     }
 
@@ -81,8 +83,8 @@ impl Regions {
         }
         match self.by_slot.get(&key.slot) {
             Some(r) if r.region.key == *key => Ok(r),
-            None if key.slot < self.next_slot => Err(Refusal::Released),
-            _ => Err(Refusal::UnknownKey),
+            Some(_) => Err(Refusal::UnknownKey),
+            None => Err(self.released.refusal(key)),
         }
     }
 
@@ -310,6 +312,7 @@ impl<T: ?Sized + Transport> Core<T> {
             return Progress::Busy;
         }
         let source = registered.source;
+        self.regions.released.remember(&registered.region.key);
         self.regions.by_slot.remove(&slot);
         if let Some(source) = self.regions.by_slot.get_mut(&source) {
             source.publications.remove(&slot);

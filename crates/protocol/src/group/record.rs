@@ -209,14 +209,19 @@ impl fmt::Display for Abort {
             called,
             instead,
         } = self;
-        write!(
-            f,
-            "rank {} {cause}; rank {} was in step {step} of {called}",
-            blamed.0, by.0
-        )?;
-        match instead {
-            Some(instead) => write!(f, ", rank {} in {instead}", blamed.0),
-            None => Ok(()),
+        let (by, blamed) = (by.0, blamed.0);
+        match (instead, by == blamed) {
+            // The odd one out has noticed it first: what is known besides is what the others had called.
+            (Some(others), true) if *cause == Cause::WrongCall => write!(
+                f,
+                "rank {by} {cause} than the others: it was in step {step} of {called}, they in {others}"
+            ),
+            (_, true) => write!(f, "rank {by} {cause}; it was in step {step} of {called}"),
+            (Some(instead), false) => write!(
+                f,
+                "rank {blamed} {cause}; rank {by} was in step {step} of {called}, rank {blamed} in {instead}"
+            ),
+            (None, false) => write!(f, "rank {blamed} {cause}; rank {by} was in step {step} of {called}"),
         }
     }
 }
@@ -270,6 +275,21 @@ mod tests {
             abort.to_string(),
             "rank 3 called something else; rank 0 was in step 2 of all-reduce sum of 1024 f32 (call 4), \
              rank 3 in all-reduce sum of 1000 f32 (call 4)"
+        );
+        // The odd one out may notice it first: nobody is told of twice, with two calls.
+        let own = Abort { by: Rank(3), ..abort };
+        assert_eq!(
+            own.to_string(),
+            "rank 3 called something else than the others: it was in step 2 of all-reduce sum of 1024 f32 (call 4), \
+             they in all-reduce sum of 1000 f32 (call 4)"
+        );
+        let withdrew = Abort {
+            cause: Cause::Withdrew,
+            ..own
+        };
+        assert_eq!(
+            withdrew.to_string(),
+            "rank 3 gave up its call; it was in step 2 of all-reduce sum of 1024 f32 (call 4)"
         );
     }
 }

@@ -155,6 +155,16 @@ pub enum SessionLoss {
     Misbehaved(#[from] Misbehaviour),
 }
 
+impl SessionLoss {
+    /// Whether one of the two ends wanted it so, and nothing was wrong.
+    pub fn is_orderly(&self) -> bool {
+        let by_peer = SessionLoss::ClosedByPeer {
+            reason: CloseReason::Done,
+        };
+        *self == SessionLoss::Closed || *self == by_peer
+    }
+}
+
 /// What an authenticated peer did that the protocol does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]

@@ -60,24 +60,28 @@ class Agent:
     def allocate(self, nbytes: int) -> Memory:
         """Memory that Weft allocates: zeroed, and mapped by peers on this host instead of copied through the kernel."""
     def register(self, object: _Buffer, writable: bool = True) -> Memory:
-        """Registers an object's memory without copying it. The object is kept alive."""
+        """Registers the memory of anything with the buffer protocol or DLPack, without copying it. The object is kept alive."""
     def publish(self, name: str, memory: Memory, read: bool = True, write: bool = False) -> None:
-        """Lets peers reach memory under a name."""
+        """Lets peers reach memory under a name, until it is withdrawn or released or the agent is closed. Nobody has to hold the memory
+        meanwhile."""
     def withdraw(self, name: str) -> None:
         """Takes a published name back. Peers are refused from now on."""
     def connect(self, address: str, timeout: float | None = None) -> Peer:
         """Connects to an agent by its `address`, or by `host:port`."""
     def connect_named(self, name: str, timeout: float | None = None) -> Peer:
         """Connects to an agent by its name, looked up through the rendezvous."""
-    def connect_async(self, address: str, timeout: float | None = None) -> Coroutine[Any, Any, Peer]: ...
-    def connect_named_async(self, name: str, timeout: float | None = None) -> Coroutine[Any, Any, Peer]: ...
+    def connect_async(self, address: str, timeout: float | None = None) -> Coroutine[Any, Any, Peer]:
+        """The same as `connect`, for `await`. Cancelling it gives the attempt up."""
+    def connect_named_async(self, name: str, timeout: float | None = None) -> Coroutine[Any, Any, Peer]:
+        """The same as `connect_named`, for `await`. Cancelling it gives the attempt up."""
     def notification(self, timeout: float | None = None) -> Notification | None:
         """The next notification, from whichever peer; `None` where none comes in time, which without a timeout is never."""
     def notification_async(self) -> Awaitable[Notification]:
         """The next notification, for `await`. A wait that is cancelled leaves it to the next one; closing the agent ends the
         wait with `Stopped`."""
     def close(self) -> None:
-        """Stops the agent. Transfers under way end with an error."""
+        """Stops the agent, whoever still holds something of it. Transfers under way end with an error, its communicators end and the other
+        ranks are told, and what it has published is withdrawn."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -125,7 +129,8 @@ class Peer:
         """The names that the peer has published so far."""
     def region(self, name: str, timeout: float | None = None) -> Region:
         """A region by the name that the peer publishes it under, waiting for that if need be."""
-    def region_async(self, name: str, timeout: float | None = None) -> Coroutine[Any, Any, Region]: ...
+    def region_async(self, name: str, timeout: float | None = None) -> Coroutine[Any, Any, Region]:
+        """The same as `region`, for `await`."""
     def read(
         self,
         local: Memory,
@@ -140,7 +145,8 @@ class Peer:
         """From the remote region into local memory.
 
         `spans` says which bytes of the remote region, `local_spans` which of the local memory; what is said of one side
-        holds for both unless the other is described too. `notify` is delivered to the peer after the bytes are in place.
+        holds for both unless the other is described too. Where nothing is said of either, all of both is meant, and sizes
+        that differ raise `InvalidCall`. `notify` is delivered to the peer after the bytes are in place.
         """
     def prepare_read(
         self,
@@ -165,7 +171,7 @@ class Peer:
         checksum: bool | None = None,
         notify: bytes | None = None,
     ) -> Transfer:
-        """From local memory into the remote region."""
+        """From local memory into the remote region. Otherwise as `read`."""
     def prepare_write(
         self,
         local: Memory,
@@ -217,13 +223,16 @@ class Peer:
         means that it was stored. Otherwise as `fetch_add`."""
     def compare_swap_async(
         self, remote: Region, offset: int, expected: int, new: int, *, deadline: float | None = None
-    ) -> Awaitable[int]: ...
+    ) -> Awaitable[int]:
+        """The same, for `await`."""
     def notify(self, payload: bytes) -> None:
         """Sends a notification, which arrives once."""
     def borrow(self, remote: Region, lease: float = 60.0) -> Borrowed:
         """Maps a region of a peer on this host, for `lease` seconds. Nothing is copied."""
-    def borrow_async(self, remote: Region, lease: float = 60.0) -> Coroutine[Any, Any, Borrowed]: ...
-    def disconnect(self) -> None: ...
+    def borrow_async(self, remote: Region, lease: float = 60.0) -> Coroutine[Any, Any, Borrowed]:
+        """The same as `borrow`, for `await`."""
+    def disconnect(self) -> None:
+        """Ends the session. Transfers under way end with an error."""
 
 class Region:
     """A region that a peer has published."""
@@ -294,7 +303,8 @@ class Prepared:
 
     @property
     def nbytes(self) -> int: ...
-    def post(self) -> Transfer: ...
+    def post(self) -> Transfer:
+        """Starts the transfer."""
 
 class Transfer:
     """A transfer under way. It goes on by itself; dropping it does not end it.
@@ -389,6 +399,27 @@ class Communicator:
         They find each other through the agent's rendezvous, or by `members`: the `address` and `epoch` of each rank's agent. `deadline` is
         that of calls that name none.
         """
+    @staticmethod
+    def from_env(
+        name: str = "world",
+        *,
+        agent: Agent | None = None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        shared_memory: bool = True,
+        channels: int | None = None,
+        **settings: object,
+    ) -> Communicator:
+        """Joins all processes that a launcher has started together (torchrun, MPI, Slurm), as the rank that its variables name. All of
+        them give the same name.
+
+        Without an `agent` one is made, to which `settings` apply as they do to `Agent`; it is the attribute `agent`, and ends with the
+        communicator. On one host the variables of the launcher are enough. Ranks on several hosts need the same secret too
+        (`WEFT_SECRET`), and have to be told where rank 0 is (`MASTER_ADDR`, `MASTER_PORT`), unless the launcher does that.
+        """
+    @property
+    def agent(self) -> Agent:
+        """The agent that it belongs to."""
     @property
     def rank(self) -> int: ...
     @property

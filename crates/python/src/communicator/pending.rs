@@ -9,7 +9,7 @@ use crate::errors::{TimedOut, raise};
 use crate::memory::duration;
 use crate::transfer::SIGNAL_CHECK;
 
-/// A call under way. It goes on by itself; dropping it does not end it.
+/// A call under way. It goes on by itself; dropping it does not end it. `await pending` waits for its end.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Pending {

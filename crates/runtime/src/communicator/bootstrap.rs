@@ -26,8 +26,9 @@ use super::state::State;
 use crate::agent::{Agent, parse_addresses};
 use crate::driver::{PeerState, Shared};
 use crate::error::Error;
+use crate::interrupt;
 use crate::memory::{Memory, after};
-use crate::rendezvous::Registration;
+use crate::rendezvous::{Registration, World};
 
 const HELLO: u8 = 0;
 const SEGMENT: u8 = 1;
@@ -58,6 +59,11 @@ pub struct JoinOptions {
 }
 
 impl JoinOptions {
+    /// To join all processes that a launcher has started together.
+    pub fn of_world(name: &str, world: &World) -> JoinOptions {
+        JoinOptions::new(name, Rank(world.rank), world.size)
+    }
+
     pub fn new(name: &str, rank: Rank, size: u32) -> JoinOptions {
         JoinOptions {
             name: name.to_owned(),
@@ -127,6 +133,19 @@ struct Hello {
 }
 
 impl Communicator {
+    /// Joins all processes that a launcher has started together (torchrun, MPI, Slurm), as the rank that its variables name, with an agent
+    /// that is made for it. All of them give the same name.
+    ///
+    /// On one host the variables of the launcher are enough. Ranks on several hosts need the same secret too (`WEFT_SECRET`), and have to be
+    /// told where rank 0 is (`MASTER_ADDR`, `MASTER_PORT`), unless the launcher does that, as torchrun and Slurm do.
+    pub fn from_env(name: &str) -> Result<Communicator, Error> {
+        let world = World::of_process()?;
+        let agent = Agent::builder(&format!("{name}-{}", world.rank))
+            .for_world(&world)
+            .start()?;
+        Communicator::join(&agent, JoinOptions::of_world(name, &world))
+    }
+
     /// Joins a group. The agent needs a rendezvous, where its ranks find each other.
     pub fn join(agent: &Agent, options: JoinOptions) -> Result<Communicator, Error> {
         let formation = Formation::of_name(agent, options)?;
@@ -193,7 +212,7 @@ impl Formation {
     /// Makes this rank known, and connects to all ranks below it; those above come by themselves.
     fn find_lower_ranks(&self) -> Result<Registration, Error> {
         let JoinOptions { name, rank, .. } = &self.options;
-        let rendezvous = self.agent.rendezvous()?;
+        let rendezvous = self.agent.rendezvous_for(name)?;
         let entry_of = |rank: u32| format!("{name}.{rank}");
         let registration = rendezvous.register(&entry_of(rank.0), &self.agent.address(), self.agent.epoch())?;
         for lower in 0..rank.0 {
@@ -423,11 +442,7 @@ impl Formation {
         let shared = self.agent.shared();
         while !shared.act(|world, now| world.core.send_parcel(to, group, &[&words], now))? {
             let now = shared.clock.now();
-            if now >= self.until {
-                return Err(Error::TimedOut {
-                    what: format!("room for a letter of group {:?}", self.options.name),
-                });
-            }
+            self.check_time(now, || format!("room for a letter of group {:?}", self.options.name))?;
             shared.wait_until(self.until.min(now.saturating_add(LOOK_AGAIN)), |_| None::<()>);
         }
         Ok(())
@@ -437,9 +452,7 @@ impl Formation {
     fn wait(&self, kind: u8, what: impl Fn() -> String) -> Result<(), Error> {
         let shared = self.agent.shared();
         let now = shared.clock.now();
-        if now >= self.until {
-            return Err(Error::TimedOut { what: what() });
-        }
+        self.check_time(now, what)?;
         if let Some(abort) = self.board.abort() {
             return Err(Error::Formation(abort.to_string()));
         }
@@ -461,6 +474,15 @@ impl Formation {
             Some(Some(error)) => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Whether to go on waiting.
+    fn check_time(&self, now: Time, what: impl FnOnce() -> String) -> Result<(), Error> {
+        let shared = self.agent.shared();
+        if now >= self.until || shared.is_stopped() || interrupt::is_due() {
+            return Err(shared.in_vain(what));
+        }
+        Ok(())
     }
 
     fn left(&self) -> Duration {

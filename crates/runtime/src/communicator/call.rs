@@ -204,7 +204,8 @@ impl<'a> Call<'a> {
         {
             return outcome;
         }
-        self.group.leave(self.described?).wait()
+        let pending = self.group.leave(self.described?);
+        self.group.see_through(&pending)
     }
 
     /// Starts it and goes on. The buffers must not be touched until it has ended.

@@ -14,6 +14,8 @@ use crate::ending::Ending;
 pub(super) struct Inbox {
     /// Whoever runs a call looks at this in every turn.
     any: AtomicBool,
+    /// The group takes on nothing more.
+    closed: AtomicBool,
     left: Mutex<Left>,
     stirred: Condvar,
 }
@@ -41,6 +43,16 @@ impl Inbox {
         self.any.store(true, Ordering::Release);
         drop(left);
         self.stir();
+    }
+
+    /// Has whoever takes calls further end them all.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.stir();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Wakes whoever [rests](Inbox::rest), because there may be something to do.

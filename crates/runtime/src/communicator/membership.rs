@@ -10,6 +10,7 @@ use super::bootstrap::{Formation, JoinOptions, group_id};
 use super::{Communicator, Inner};
 use crate::driver::{PeerState, World};
 use crate::error::Error;
+use crate::interrupt;
 use crate::memory::after;
 
 /// How often to look whether another rank is gone.
@@ -136,10 +137,8 @@ impl Agreeing<'_> {
         let mut repeat_at = shared.clock.now().saturating_add(SAY_AGAIN);
         loop {
             let now = shared.clock.now();
-            if now >= self.until {
-                return Err(Error::TimedOut {
-                    what: "the ranks that are left to agree".to_owned(),
-                });
+            if now >= self.until || shared.is_stopped() || interrupt::is_due() {
+                return Err(shared.in_vain(|| "the ranks that are left to agree".to_owned()));
             }
             let decision = shared.act(|world, now| {
                 let lost = lost(world, &peers).chain(self.named);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::Inner;
 use crate::ending::Ending;
 use crate::error::Error;
+use crate::interrupt;
 
 /// A call under way. It goes on by itself, and dropping the handle does not end it while there is another, or a
 /// [`Communicator`](super::Communicator).
@@ -34,8 +35,12 @@ impl Pending {
 
     /// Waits for the end, which comes at the deadline of the call at the latest, whatever the other ranks do.
     pub fn wait(&self) -> Result<(), Error> {
-        self.group.drive_until(&self.outcome, || false);
-        self.outcome.result().unwrap_or(Err(Error::Stopped))
+        self.group.drive_until(&self.outcome, interrupt::is_due);
+        let in_vain = match interrupt::has_happened() {
+            true => Error::Interrupted,
+            false => Error::Stopped,
+        };
+        self.outcome.result().unwrap_or(Err(in_vain))
     }
 
     /// Waits for the end, but no longer than this.

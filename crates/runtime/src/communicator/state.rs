@@ -25,6 +25,7 @@ use super::schedule::Way;
 use crate::agent::Agent;
 use crate::ending::Ending;
 use crate::error::Error;
+use crate::interrupt;
 use crate::memory::Memory;
 
 /// So many calls are kept ready to be made again.
@@ -186,6 +187,11 @@ impl State {
             if let Some(outcome) = self.turn() {
                 return outcome.map(|()| None);
             }
+            // Only who waits for long asks.
+            if self.patience.looking_since.is_some() && interrupt::is_due() {
+                self.give_up();
+                return Err(Error::Interrupted);
+            }
             self.take_in();
             match &mut self.current {
                 // What was taken in has failed, and the call with it.
@@ -225,23 +231,53 @@ impl State {
         }
     }
 
-    /// Gives up whatever is under way, because nobody is left who could learn of its end.
-    pub(super) fn withdraw(&mut self) {
+    /// Gives up whatever is under way, because nobody is left who could learn of its end. `Some`: the others have been told this.
+    pub(super) fn withdraw(&mut self) -> Option<Abort> {
         self.take_in();
-        if self.failed.is_none() && !self.is_idle() {
-            let called = self.execution.record().copied();
-            let called = called.or(self.conversations.record()).unwrap_or(CallRecord::NONE);
-            let abort = Abort {
-                by: self.rank,
-                blamed: self.rank,
-                cause: Cause::Withdrew,
-                step: self.execution.waiting().step,
-                called,
-                instead: None,
-            };
-            self.exchange.abort(&abort);
-            self.abandon();
+        if self.failed.is_some() || self.is_idle() {
+            return None;
         }
+        let called = self.execution.record().copied();
+        let called = called.or(self.conversations.record()).unwrap_or(CallRecord::NONE);
+        let abort = Abort {
+            by: self.rank,
+            blamed: self.rank,
+            cause: Cause::Withdrew,
+            step: self.execution.waiting().step,
+            called,
+            instead: None,
+        };
+        self.exchange.abort(&abort);
+        self.abandon();
+        Some(abort)
+    }
+
+    /// Gives up whatever is under way, because its caller is wanted elsewhere. The group is of no further use.
+    pub(super) fn give_up(&mut self) {
+        if let Some(abort) = self.withdraw() {
+            let error = Error::from(CollectiveFailed {
+                rank: self.rank,
+                called: Some(abort.called),
+                abort,
+                others: Vec::new(),
+            });
+            self.end_all(&error);
+        }
+    }
+
+    /// Gives up whatever is under way, because the agent is being closed, and takes on nothing more.
+    pub(super) fn stop(&mut self) {
+        self.withdraw();
+        self.end_all(&Error::Stopped);
+    }
+
+    /// Nothing is under way any more, and nothing will be.
+    fn end_all(&mut self, error: &Error) {
+        self.failed = Some(error.clone());
+        let current = self.current.take().and_then(|current| current.outcome);
+        let queued = self.queue.drain(..).map(|queued| queued.outcome);
+        let outcomes = current.into_iter().chain(queued).chain(self.conversations.drain());
+        self.ended.extend(outcomes.map(|outcome| (outcome, Err(error.clone()))));
     }
 
     /// Takes in what was started meanwhile. Messages begin at once, calls in their turn.
@@ -355,6 +391,11 @@ impl State {
             Ok(Turn::Moved) => {
                 self.patience.reset();
                 return None;
+            }
+            Ok(Turn::Waiting) if self.inbox.is_closed() => {
+                let waited_for = self.current.is_some();
+                self.stop();
+                return waited_for.then_some(Err(Error::Stopped));
             }
             Ok(Turn::Waiting) => match self.wait() {
                 Ok(()) => return None,
@@ -550,10 +591,10 @@ impl State {
             abort,
             others: others.collect(),
         });
-        self.failed = Some(error.clone());
-        let queued = self.queue.drain(..).map(|queued| queued.outcome);
-        let outcomes = queued.chain(self.conversations.drain());
-        self.ended.extend(outcomes.map(|outcome| (outcome, Err(error.clone()))));
+        // How the call under way has ended is told by who took it here.
+        let current = self.current.take();
+        self.end_all(&error);
+        self.current = current;
         error
     }
 

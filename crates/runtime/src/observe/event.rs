@@ -18,11 +18,21 @@ pub enum Event {
     SessionEstablished {
         peer: Arc<str>,
     },
+    /// One of the two ends has closed it.
+    SessionClosed {
+        peer: Arc<str>,
+        cause: SessionLoss,
+    },
     SessionLost {
         peer: Arc<str>,
         cause: SessionLoss,
     },
     PathOpened {
+        peer: Arc<str>,
+        transport: &'static str,
+    },
+    /// It has gone with its session, which was closed.
+    PathClosed {
         peer: Arc<str>,
         transport: &'static str,
     },

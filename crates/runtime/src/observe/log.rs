@@ -3,7 +3,6 @@
 use tracing::{debug, info, warn};
 use tracing_subscriber::EnvFilter;
 use weft_plan::Time;
-use weft_protocol::session::SessionLoss;
 
 use super::ObserveError;
 use super::event::{Event, Outcome, word};
@@ -30,14 +29,10 @@ pub(super) fn write(agent: &str, at: Time, event: &Event) {
         Event::AgentStopped => info!(agent, at, "agent stopped"),
         Event::SessionEstablished { peer } => info!(agent, at, %peer, "session established"),
         // An end that somebody wanted is nothing to worry about.
-        Event::SessionLost {
-            peer,
-            cause: SessionLoss::Closed | SessionLoss::ClosedByPeer { .. },
-        } => {
-            info!(agent, at, %peer, "session closed");
-        }
+        Event::SessionClosed { peer, cause } => info!(agent, at, %peer, %cause, "session closed"),
         Event::SessionLost { peer, cause } => warn!(agent, at, %peer, %cause, "session lost"),
         Event::PathOpened { peer, transport } => info!(agent, at, %peer, transport, "path opened"),
+        Event::PathClosed { peer, transport } => info!(agent, at, %peer, transport, "path closed"),
         Event::PathLost { peer, transport, loss } => warn!(agent, at, %peer, transport, %loss, "path lost"),
         Event::TransferSubmitted {
             id,

@@ -31,6 +31,7 @@ pub(super) struct Metrics {
     seconds: Family<Way, Histogram, fn() -> Histogram>,
     submitted: Counter,
     sessions: Gauge,
+    sessions_closed: Counter,
     sessions_lost: Counter,
     paths_lost: Family<Carrier, Counter>,
     notifications: Family<Sense, Counter>,
@@ -89,6 +90,7 @@ impl Metrics {
             }),
             submitted: Counter::default(),
             sessions: Gauge::default(),
+            sessions_closed: Counter::default(),
             sessions_lost: Counter::default(),
             paths_lost: Family::default(),
             notifications: Family::default(),
@@ -108,6 +110,7 @@ impl Metrics {
         registry.register("transfer_seconds", "From submission to the end", m.seconds.clone());
         registry.register("transfers_submitted", "Transfers submitted", m.submitted.clone());
         registry.register("sessions", "Live sessions with peers", m.sessions.clone());
+        registry.register("sessions_closed", "Sessions closed in order", m.sessions_closed.clone());
         registry.register("sessions_lost", "Sessions lost", m.sessions_lost.clone());
         registry.register("paths_lost", "Paths lost", m.paths_lost.clone());
         registry.register("notifications", "Notifications", m.notifications.clone());
@@ -140,6 +143,10 @@ impl Metrics {
         match event {
             Event::SessionEstablished { .. } => {
                 self.sessions.inc();
+            }
+            Event::SessionClosed { .. } => {
+                self.sessions.dec();
+                self.sessions_closed.inc();
             }
             Event::SessionLost { .. } => {
                 self.sessions.dec();
@@ -181,7 +188,7 @@ impl Metrics {
             Event::NotificationReceived { .. } => {
                 self.notifications.get_or_create(&Sense { sense: "received" }).inc();
             }
-            Event::AgentStarted { .. } | Event::AgentStopped | Event::PathOpened { .. } => {}
+            Event::AgentStarted { .. } | Event::AgentStopped | Event::PathOpened { .. } | Event::PathClosed { .. } => {}
         }
     }
 }

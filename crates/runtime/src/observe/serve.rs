@@ -1,23 +1,35 @@
 //! The smallest HTTP server that Prometheus can scrape.
 //!
-//! It answers one request per connection, one connection at a time, with bounds on the request and on the time it may take.
+//! It answers one request a connection, with bounds on the request, on the time it may take, and on how many clients there are at once.
+//! One thread looks after all of them and waits for none: a client that says nothing keeps nobody else from being served.
 
-use std::io::{Read, Write};
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use weft_fabric::bell::Bell;
 
 use super::ObserveError;
 use super::metrics::{Metrics, render};
 
 const REQUEST_BYTES_MAX: usize = 8192;
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(2);
+/// One more pushes out the one that has been there for longest.
+const CLIENTS_MAX: usize = 32;
+/// So many are let in before those that are there are looked at again.
+const ACCEPTED_A_TURN: usize = 32;
+/// How long to wait for a client that takes its answer slowly, or for descriptors to come free.
+const PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 pub(super) struct Server {
     address: SocketAddr,
+    bell: Arc<Bell>,
     stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -30,28 +42,28 @@ impl Server {
     ) -> Result<Server, ObserveError> {
         let refused = |source| ObserveError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(refused)?;
+        listener.set_nonblocking(true).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
+        let bell = Arc::new(Bell::new([listener.as_fd()].into_iter()).map_err(refused)?);
         let stopping = Arc::new(AtomicBool::new(false));
-        let stop = Arc::clone(&stopping);
-        let serve = move || {
-            for stream in listener.incoming() {
-                if stop.load(Ordering::Acquire) {
-                    return;
-                }
-                match stream {
-                    // A client that fails has only itself to blame; the next one is served.
-                    Ok(stream) => drop(answer(stream, &metrics, &dropped)),
-                    // Out of descriptors, most likely: wait for some to come free instead of spinning.
-                    Err(_) => std::thread::sleep(Duration::from_millis(100)),
-                }
-            }
+        let mut desk = Desk {
+            listener,
+            bell: Arc::clone(&bell),
+            clients: VecDeque::new(),
+            page: move || render(&metrics, dropped.load(Ordering::Relaxed)),
         };
+        let stop = Arc::clone(&stopping);
         let thread = std::thread::Builder::new()
             .name("weft-metrics".to_owned())
-            .spawn(serve)
+            .spawn(move || {
+                while !stop.load(Ordering::Acquire) {
+                    desk.turn();
+                }
+            })
             .map_err(ObserveError::Thread)?;
         Ok(Server {
             address,
+            bell,
             stopping,
             thread: Some(thread),
         })
@@ -65,56 +77,146 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Release);
-        // A connection ends the wait for one. Where it fails, the thread is left to end with the process.
-        let mut address = self.address;
-        if address.ip().is_unspecified() {
-            address.set_ip(if address.is_ipv4() {
-                [127, 0, 0, 1].into()
-            } else {
-                std::net::Ipv6Addr::LOCALHOST.into()
-            });
-        }
-        if TcpStream::connect_timeout(&address, REQUEST_TIME_MAX).is_ok()
-            && let Some(thread) = self.thread.take()
-        {
+        self.bell.ring();
+        if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn answer(mut stream: TcpStream, metrics: &Mutex<Metrics>, dropped: &AtomicU64) -> std::io::Result<()> {
-    let end = Instant::now() + REQUEST_TIME_MAX;
-    stream.set_write_timeout(Some(REQUEST_TIME_MAX))?;
-    let mut request = Vec::new();
-    let mut chunk = [0; 1024];
-    while !request.windows(4).any(|four| four == b"\r\n\r\n") {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() || request.len() > REQUEST_BYTES_MAX {
-            return respond(&mut stream, "400 Bad Request", "the request is too long or too slow\n");
+/// Where clients come, and those that are there, the oldest first.
+struct Desk<P> {
+    listener: TcpListener,
+    bell: Arc<Bell>,
+    clients: VecDeque<Client>,
+    /// Makes the page that is asked for.
+    page: P,
+}
+
+struct Client {
+    stream: TcpStream,
+    /// By when it is done, or gone.
+    until: Instant,
+    state: State,
+}
+
+enum State {
+    /// What has come of the request.
+    Asking(Vec<u8>),
+    /// What is left of the answer.
+    Answered { answer: Vec<u8>, written: usize },
+}
+
+impl<P: Fn() -> String> Desk<P> {
+    fn turn(&mut self) {
+        let crowded = self.let_in().is_err();
+        let now = Instant::now();
+        self.clients.retain_mut(|client| client.turn(&self.page, now));
+        // A client that takes its answer slowly is not announced, and one that has hung up meanwhile would be announced all the time.
+        if crowded || self.clients.iter().any(Client::is_answered) {
+            std::thread::sleep(PAUSE);
+            return;
         }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut chunk)? {
-            0 => return Ok(()),
-            n => request.extend_from_slice(&chunk[..n]),
-        }
+        let next = self.clients.iter().map(|client| client.until).min();
+        self.bell
+            .sleep(next.map(|until| until.saturating_duration_since(Instant::now())));
     }
-    let line = request.split(|byte| *byte == b'\r').next().unwrap_or_default();
-    let mut words = line.split(|byte| *byte == b' ');
-    match (words.next(), words.next()) {
-        (Some(b"GET"), Some(b"/metrics")) => {
-            respond(&mut stream, "200 OK", &render(metrics, dropped.load(Ordering::Relaxed)))
+
+    /// Takes in those who have come. The error: there is no room in this process.
+    fn let_in(&mut self) -> std::io::Result<()> {
+        for _ in 0..ACCEPTED_A_TURN {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                // A client that is gone already.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+                Err(error) => return Err(error),
+            };
+            stream.set_nonblocking(true)?;
+            self.bell.watch(stream.as_fd())?;
+            if self.clients.len() >= CLIENTS_MAX {
+                self.clients.pop_front();
+            }
+            self.clients.push_back(Client {
+                stream,
+                until: Instant::now() + REQUEST_TIME_MAX,
+                state: State::Asking(Vec::new()),
+            });
         }
-        (Some(b"GET"), _) => respond(&mut stream, "404 Not Found", "metrics are at /metrics\n"),
-        _ => respond(&mut stream, "405 Method Not Allowed", "only GET is answered\n"),
+        Ok(())
     }
 }
 
-fn respond(stream: &mut TcpStream, status: &str, body: &str) -> std::io::Result<()> {
+impl Client {
+    fn is_answered(&self) -> bool {
+        matches!(self.state, State::Answered { .. })
+    }
+
+    /// Does what can be done at once. False: it is done, or gone.
+    fn turn(&mut self, page: impl Fn() -> String, now: Instant) -> bool {
+        if let State::Asking(request) = &mut self.state {
+            let ended = match listen(&mut self.stream, request) {
+                Ok(ended) => ended,
+                Err(_) => return false,
+            };
+            let answer = match request.windows(4).any(|four| four == b"\r\n\r\n") {
+                true => answer(request, page),
+                false if ended => return false,
+                false if now >= self.until || request.len() > REQUEST_BYTES_MAX => {
+                    response("400 Bad Request", "the request is too long or too slow\n")
+                }
+                false => return true,
+            };
+            self.state = State::Answered { answer, written: 0 };
+            // Whoever has asked in time has as much time again for the answer.
+            self.until = now + REQUEST_TIME_MAX;
+        }
+        let State::Answered { answer, written } = &mut self.state else {
+            return true;
+        };
+        while *written < answer.len() {
+            match self.stream.write(&answer[*written..]) {
+                Ok(0) => return false,
+                Ok(more) => *written += more,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return now < self.until,
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+}
+
+/// Takes in what has come of a request, and tells whether no more will come.
+fn listen(stream: &mut TcpStream, request: &mut Vec<u8>) -> std::io::Result<bool> {
+    let mut chunk = [0; 1024];
+    while request.len() <= REQUEST_BYTES_MAX {
+        match stream.read(&mut chunk) {
+            Ok(0) => return Ok(true),
+            Ok(n) => request.extend_from_slice(&chunk[..n]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+fn answer(request: &[u8], page: impl Fn() -> String) -> Vec<u8> {
+    let line = request.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|byte| *byte == b' ');
+    match (words.next(), words.next()) {
+        (Some(b"GET"), Some(b"/metrics")) => response("200 OK", &page()),
+        (Some(b"GET"), _) => response("404 Not Found", "metrics are at /metrics\n"),
+        _ => response("405 Method Not Allowed", "only GET is answered\n"),
+    }
+}
+
+fn response(status: &str, body: &str) -> Vec<u8> {
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n\
          Content-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())
+    [head.as_bytes(), body.as_bytes()].concat()
 }

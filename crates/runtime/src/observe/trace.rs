@@ -53,11 +53,17 @@ impl TraceFile {
             Event::AgentStarted { address } => instant("agent started", json!({"address": address})),
             Event::AgentStopped => instant("agent stopped", json!({})),
             Event::SessionEstablished { peer } => instant("session established", json!({"peer": &**peer})),
+            Event::SessionClosed { peer, cause } => {
+                instant("session closed", json!({"peer": &**peer, "cause": cause.to_string()}))
+            }
             Event::SessionLost { peer, cause } => {
                 instant("session lost", json!({"peer": &**peer, "cause": cause.to_string()}))
             }
             Event::PathOpened { peer, transport } => {
                 instant("path opened", json!({"peer": &**peer, "transport": transport}))
+            }
+            Event::PathClosed { peer, transport } => {
+                instant("path closed", json!({"peer": &**peer, "transport": transport}))
             }
             Event::PathLost { peer, transport, loss } => instant(
                 "path lost",

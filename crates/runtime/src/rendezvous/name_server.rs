@@ -19,6 +19,7 @@ use weft_protocol::session::{PROOF_BYTES, Role, Secret, Transcript, same_proof};
 
 use super::entry::{ENTRIES_MAX, Entry};
 use super::{Held, RendezvousError, RendezvousOptions, World};
+use crate::interrupt;
 use crate::settings::long_enough;
 
 pub(crate) use frame::check as check_frames;
@@ -165,6 +166,7 @@ impl Names {
             match self.try_connect() {
                 Ok(stream) => return self.greet(stream),
                 Err(error) if Instant::now() >= end => return Err(self.unreachable()(error)),
+                Err(_) if interrupt::is_due() => return Err(RendezvousError::Interrupted),
                 // Rank 0 may not have started yet.
                 Err(_) => std::thread::sleep(CONNECT_PAUSE),
             }
@@ -204,8 +206,17 @@ impl Names {
         patience: Duration,
     ) -> Result<(u8, Vec<u8>), RendezvousError> {
         let (kind, body) = Request::new(&self.options.job, wish).encode();
-        stream.set_read_timeout(Some(patience)).map_err(self.unreachable())?;
-        write_frame(stream, kind, &body)
+        write_frame(stream, kind, &body).map_err(self.unreachable())?;
+        let end = Instant::now().checked_add(patience);
+        if interrupt::is_watched() {
+            wait_for_bytes(stream, end).map_err(self.unreachable())?;
+            if interrupt::has_happened() {
+                return Err(RendezvousError::Interrupted);
+            }
+        }
+        let left = end.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
+        stream
+            .set_read_timeout(Some(left.max(Duration::from_millis(1))))
             .and_then(|()| read_frame(stream))
             .map_err(self.unreachable())
     }
@@ -220,6 +231,21 @@ impl Names {
         |source| RendezvousError::NameServer {
             address: self.address.clone(),
             source,
+        }
+    }
+}
+
+/// Waits until something has come, or it is too late, or the caller is wanted elsewhere. Takes nothing.
+fn wait_for_bytes(stream: &TcpStream, end: Option<Instant>) -> io::Result<()> {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    stream.set_read_timeout(Some(interrupt::ASK_EVERY))?;
+    loop {
+        match stream.peek(&mut [0]) {
+            Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => {}
+            come => return come.map(drop),
+        }
+        if interrupt::is_due() || end.is_some_and(|end| Instant::now() >= end) {
+            return Ok(());
         }
     }
 }

@@ -1,12 +1,22 @@
 //! What the launcher left in the environment: who we are among the processes that it started, and where the first one is.
 
+use weft_protocol::memory::Digest;
+
 use super::RendezvousError;
 
 /// One more process than this is a mistyped variable.
 const SIZE_MAX: u32 = 1 << 24;
-/// Where jobs of Slurm that name no port meet: above the registered ports, one place per job.
-const SLURM_PORT_FIRST: u16 = 20_000;
-const SLURM_PORTS: u32 = 10_000;
+/// Where jobs meet whose launcher names no port: above the registered ports and below those that the kernel hands out, one place a job.
+const JOB_PORT_FIRST: u16 = 20_000;
+const JOB_PORTS: u64 = 10_000;
+/// What launchers of MPI tell their jobs apart by, the same in all processes of one.
+const MPI_JOBS: &[&str] = &[
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "OMPI_MCA_orte_ess_jobid",
+    "PMI_JOBID",
+    "PMI_PORT",
+];
 
 const RANK_VARIABLES: &str = "RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, SLURM_PROCID";
 
@@ -20,6 +30,8 @@ pub struct World {
     /// The host of rank 0.
     pub master: String,
     pub master_port: u16,
+    /// What tells this job from others that may have come to the same place, where nobody said where to meet.
+    pub job: Option<String>,
 }
 
 /// The variables of one launcher.
@@ -27,6 +39,10 @@ struct Launcher {
     rank: &'static str,
     size: &'static [&'static str],
     local_rank: &'static str,
+    /// How many processes it has started on this host.
+    local_size: &'static str,
+    /// How one tells its processes something.
+    adding: &'static str,
 }
 
 /// In the order in which they are believed: torchrun inside a Slurm job speaks of its own processes.
@@ -35,35 +51,49 @@ const LAUNCHERS: &[Launcher] = &[
         rank: "RANK",
         size: &["WORLD_SIZE"],
         local_rank: "LOCAL_RANK",
+        local_size: "LOCAL_WORLD_SIZE",
+        adding: "MASTER_ADDR=HOST MASTER_PORT=29500 before the command, for every rank",
     },
     Launcher {
         rank: "OMPI_COMM_WORLD_RANK",
         size: &["OMPI_COMM_WORLD_SIZE"],
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        adding: "mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500",
     },
     Launcher {
         rank: "PMI_RANK",
         size: &["PMI_SIZE"],
         local_rank: "MPI_LOCALRANKID",
+        local_size: "MPI_LOCALNRANKS",
+        adding: "mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500",
     },
     Launcher {
         rank: "PMIX_RANK",
         size: &["PMIX_SIZE", "SLURM_NTASKS"],
         local_rank: "SLURM_LOCALID",
+        local_size: "PMIX_LOCAL_SIZE",
+        adding: "MASTER_ADDR=HOST MASTER_PORT=29500 in the environment of every rank",
     },
     Launcher {
         rank: "SLURM_PROCID",
         size: &["SLURM_NTASKS", "SLURM_NPROCS"],
         local_rank: "SLURM_LOCALID",
+        local_size: "SLURM_NTASKS_PER_NODE",
+        adding: "srun --export=ALL,MASTER_ADDR=HOST,MASTER_PORT=29500",
     },
 ];
 
 impl World {
     pub fn of_process() -> Result<World, RendezvousError> {
-        World::from_variables(|name| std::env::var(name).ok())
+        World::from_variables(|name| std::env::var(name).ok(), std::os::unix::process::parent_id())
     }
 
-    pub fn from_variables(variable: impl Fn(&'static str) -> Option<String>) -> Result<World, RendezvousError> {
+    /// `parent` is the number of the process that has started this one: on one host the launcher, or a hand of it.
+    pub fn from_variables(
+        variable: impl Fn(&'static str) -> Option<String>,
+        parent: u32,
+    ) -> Result<World, RendezvousError> {
         let number = |name| match variable(name) {
             None => Ok(None),
             Some(value) => match value.trim().parse::<u32>() {
@@ -84,41 +114,66 @@ impl World {
             if rank >= size {
                 return Err(bad(launcher.rank, rank.to_string()));
             }
-            let (master, master_port) = master(&variable)?;
+            let one_host = size == 1 || number(launcher.local_size).is_ok_and(|local| local == Some(size));
+            let (master, master_port, job) = match given_master(&variable)? {
+                Some((master, master_port)) => (master, master_port, None),
+                None if one_host => {
+                    let (port, job) = own_place(&variable, parent);
+                    ("127.0.0.1".to_owned(), port, Some(job))
+                }
+                None => {
+                    return Err(RendezvousError::NoMaster {
+                        rank: launcher.rank,
+                        adding: launcher.adding,
+                    });
+                }
+            };
             return Ok(World {
                 rank,
                 size,
                 local_rank: number(launcher.local_rank)?,
                 master,
                 master_port,
+                job,
             });
         }
         Err(RendezvousError::NoWorld(RANK_VARIABLES))
     }
 }
 
-fn master(variable: &impl Fn(&'static str) -> Option<String>) -> Result<(String, u16), RendezvousError> {
-    let host = match variable("MASTER_ADDR")
-        .map(|host| host.trim().to_owned())
-        .filter(|host| !host.is_empty())
-    {
-        Some(host) => host,
-        None => {
-            let nodes = variable("SLURM_STEP_NODELIST").or_else(|| variable("SLURM_JOB_NODELIST"));
-            let nodes = nodes.ok_or(RendezvousError::MissingVariable { name: "MASTER_ADDR" })?;
-            first_node(&nodes).ok_or_else(|| bad("SLURM_STEP_NODELIST", nodes.clone()))?
-        }
+/// Where rank 0 is, if the environment says so.
+fn given_master(variable: &impl Fn(&'static str) -> Option<String>) -> Result<Option<(String, u16)>, RendezvousError> {
+    let named = variable("MASTER_ADDR").map(|host| host.trim().to_owned());
+    let nodes = || variable("SLURM_STEP_NODELIST").or_else(|| variable("SLURM_JOB_NODELIST"));
+    let host = match (named.filter(|host| !host.is_empty()), nodes()) {
+        (Some(host), _) => host,
+        (None, Some(nodes)) => first_node(&nodes).ok_or_else(|| bad("SLURM_STEP_NODELIST", nodes.clone()))?,
+        (None, None) => return Ok(None),
     };
     let port = match (variable("MASTER_PORT"), variable("SLURM_JOB_ID")) {
         (Some(port), _) => port.trim().parse().map_err(|_| bad("MASTER_PORT", port))?,
         (None, Some(job)) => {
             let number: u32 = job.trim().parse().map_err(|_| bad("SLURM_JOB_ID", job))?;
-            // The remainder fits: it is below the number of ports.
-            SLURM_PORT_FIRST + (number % SLURM_PORTS) as u16
+            job_port(number.into())
         }
         (None, None) => return Err(RendezvousError::MissingVariable { name: "MASTER_PORT" }),
     };
-    Ok((host, port))
+    Ok(Some((host, port)))
+}
+
+/// Where processes of one host meet that were told nothing, and what tells them from those of another job: all of them were started by one
+/// process, whatever else is known.
+fn own_place(variable: &impl Fn(&'static str) -> Option<String>, parent: u32) -> (u16, String) {
+    let known = MPI_JOBS.iter().find_map(|name| variable(name));
+    let job = known.map_or_else(|| format!("started by {parent}"), |job| job.chars().take(80).collect());
+    let mut digest = Digest::default();
+    digest.update(job.as_bytes());
+    (job_port(digest.finish()), job)
+}
+
+fn job_port(number: u64) -> u16 {
+    // The remainder fits: it is below the number of ports.
+    JOB_PORT_FIRST + (number % JOB_PORTS) as u16
 }
 
 /// The first host of a list as Slurm writes it: `n1`, `n1,n2`, `gpu[007-012,020]`, `rack1-node[3]-ib`.
@@ -152,12 +207,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn world(variables: &[(&str, &str)]) -> Result<World, RendezvousError> {
-        World::from_variables(|name| {
-            variables
-                .iter()
-                .find(|(key, _)| *key == name)
-                .map(|(_, v)| (*v).to_owned())
-        })
+        let given = |name| {
+            let mut variables = variables.iter();
+            variables.find(|(key, _)| *key == name).map(|(_, v)| (*v).to_owned())
+        };
+        World::from_variables(given, 4711)
     }
 
     #[test]
@@ -193,10 +247,10 @@ mod tests {
             world(&[("RANK", "0")]),
             Err(RendezvousError::MissingVariable { name: "WORLD_SIZE" })
         ));
-        let no_master = world(&[("RANK", "0"), ("WORLD_SIZE", "1")]);
+        let no_port = world(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")]);
         assert!(matches!(
-            no_master,
-            Err(RendezvousError::MissingVariable { name: "MASTER_ADDR" })
+            no_port,
+            Err(RendezvousError::MissingVariable { name: "MASTER_PORT" })
         ));
         for (rank, size) in [("2", "2"), ("-1", "2"), ("x", "2"), ("0", "0"), ("0", "99999999")] {
             let wrong = world(&[
@@ -209,6 +263,50 @@ mod tests {
                 matches!(wrong, Err(RendezvousError::BadVariable { .. })),
                 "{rank} {size}"
             );
+        }
+    }
+
+    #[test]
+    fn the_variables_of_mpi_are_enough_on_one_host() {
+        let open_mpi = |rank, job| {
+            world(&[
+                ("OMPI_COMM_WORLD_RANK", rank),
+                ("OMPI_COMM_WORLD_SIZE", "4"),
+                ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+                ("PMIX_NAMESPACE", job),
+            ])
+            .unwrap()
+        };
+        let (first, last) = (open_mpi("0", "prterun-a-1@1"), open_mpi("3", "prterun-a-1@1"));
+        assert_eq!((first.master.as_str(), last.rank), ("127.0.0.1", 3));
+        assert_eq!((first.master_port, &first.job), (last.master_port, &last.job));
+        let other = open_mpi("0", "prterun-a-2@1");
+        assert!(other.job != first.job && other.master_port != first.master_port);
+        // Without any name of the job, all that it has in common is who started it.
+        let mpich = |rank| world(&[("PMI_RANK", rank), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")]).unwrap();
+        assert_eq!(mpich("0").master_port, mpich("1").master_port);
+        assert_eq!(mpich("0").job.as_deref(), Some("started by 4711"));
+        assert!((JOB_PORT_FIRST..JOB_PORT_FIRST + JOB_PORTS as u16).contains(&mpich("0").master_port));
+    }
+
+    #[test]
+    fn on_several_hosts_the_message_says_what_to_add() {
+        for (variables, says) in [
+            (
+                vec![
+                    ("OMPI_COMM_WORLD_RANK", "1"),
+                    ("OMPI_COMM_WORLD_SIZE", "4"),
+                    ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+                ],
+                "mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500",
+            ),
+            (
+                vec![("PMI_RANK", "1"), ("PMI_SIZE", "4")],
+                "mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500",
+            ),
+        ] {
+            let text = world(&variables).unwrap_err().to_string();
+            assert!(text.contains(says) && text.contains("rank 0"), "{text}");
         }
     }
 

@@ -38,7 +38,8 @@ const ITERATIONS_MAX: u64 = 1 << 20;
 /// reduce-scatter, all-to-all, gather and scatter, and all of it for the others. Every result is checked before it is measured.
 ///
 /// Times are means of a repeat, of the slowest rank: the median and the least of the repeats. The 99th percentile is that of single
-/// calls on rank 0. Predictions are those of `weft explain` for the algorithm that ran.
+/// calls on rank 0. Predictions are those of `weft explain` for the algorithm that ran, on the platform of --platform or of the setting
+/// `platform`; without one they are of a built-in laptop and not of this machine, and the output says so.
 #[derive(Debug, Args)]
 pub struct Collective {
     /// How many ranks take part
@@ -142,7 +143,9 @@ impl Collective {
             Some(path) => overrides.with("platform", path.display().to_string()),
             None => overrides.clone(),
         };
-        let platform = forecast::platform(overrides.settings()?.platform.as_deref())?;
+        let file = overrides.settings()?.platform;
+        let is_measured = file.is_some();
+        let platform = forecast::platform(file.as_deref())?;
         let schedule = self.read_schedule()?;
         let exercises = self.exercises(schedule);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -164,7 +167,8 @@ impl Collective {
                 let forecast = Forecast::new(&platform, way, ranks);
                 for exercise in &exercises {
                     bar.set_message(format!("{} of {}", exercise.collective, Bytes(exercise.bytes)));
-                    let figure = self.measure(&mut group, way, exercise, &forecast)?;
+                    let mut figure = self.measure(&mut group, way, exercise, &forecast)?;
+                    figure.predicted_for = platform.name.clone();
                     bar.inc(1);
                     if self.json {
                         bar.suspend(|| print_json(&figure))?;
@@ -175,7 +179,15 @@ impl Collective {
         }
         bar.finish_and_clear();
         if !self.json {
-            print!("{}", table(&figures));
+            out!("{}", table(&figures));
+            if !is_measured {
+                outln!();
+                outln!(
+                    "  Predictions are of the built-in platform `{}`, not of this machine, and algorithms were chosen by it.",
+                    platform.name
+                );
+                outln!("  `weft doctor --platform here.toml` measures this one; then `--platform here.toml` here.");
+            }
         }
         if let Some(path) = &self.plot {
             std::fs::write(path, plot::svg(&figures)).or_complain(Exit::Failed, || {
@@ -183,9 +195,10 @@ impl Collective {
             })?;
         }
         if let Some(path) = &self.report {
-            std::fs::write(path, report(&figures).html()).or_complain(Exit::Failed, || {
-                format!("The report could not be written to {}.", path.display())
-            })?;
+            std::fs::write(path, report(&figures, &platform.name, is_measured).html())
+                .or_complain(Exit::Failed, || {
+                    format!("The report could not be written to {}.", path.display())
+                })?;
         }
         match figures.iter().find(|figure| !figure.ok) {
             Some(wrong) => Err(Complaint::new(
@@ -304,22 +317,24 @@ fn table(figures: &[Figure]) -> String {
 }
 
 /// Predictions beside measurements.
-fn report(figures: &[Figure]) -> Report {
+fn report(figures: &[Figure], platform: &str, is_measured: bool) -> Report {
     let pairs = figures.iter().filter(|figure| figure.us_med > 0.0).map(|figure| Pair {
         group: figure.series(),
         bytes: (figure.bytes > 0).then_some(figure.bytes),
         measured: figure.us_med,
         predicted: vec![figure.predicted_us],
     });
-    let note = "Medians of this machine; predictions are those of `weft explain` for the algorithm that ran.";
+    let of = match is_measured {
+        true => format!("the platform {platform}"),
+        false => format!("the built-in platform {platform}, not of this machine"),
+    };
+    let note = format!(
+        "Medians of this machine; predictions are those of `weft explain` for the algorithm that ran, of {of}."
+    );
     Report {
         kind: "measured collectives".to_owned(),
         title: "Collectives on this machine".to_owned(),
-        comparison: Some(Comparison::new(
-            vec!["predicted".to_owned()],
-            pairs.collect(),
-            note.to_owned(),
-        )),
+        comparison: Some(Comparison::new(vec!["predicted".to_owned()], pairs.collect(), note)),
         tables: vec![Figures {
             title: "Figures".to_owned(),
             columns: COLUMNS.iter().map(|(name, _)| (*name).to_owned()).collect(),

@@ -8,10 +8,13 @@ use serde_json::json;
 use weft_sim::serving::{Percentiles, Report, ServingScenario};
 
 use crate::complaint::{Complain, Complaint, Exit};
+use crate::out::print_whole;
 use crate::table::{Align, Table};
-use crate::verbs::print_whole;
 
-const SHIPPED: &str = include_str!("../../../../../scenarios/serving.toml");
+/// The scenario that comes with the program: what it is called among others, what it is, and its file.
+pub const NAME: &str = "serving";
+pub const SUMMARY: &str = "Requests, workers and hand-offs of caches, event by event";
+pub const SHIPPED: &str = include_str!("../../../../../scenarios/serving.toml");
 
 /// Simulate serving a model, with hand-offs of caches that share the links
 ///
@@ -19,7 +22,7 @@ const SHIPPED: &str = include_str!("../../../../../scenarios/serving.toml");
 /// same output again.
 #[derive(Debug, Args)]
 pub struct Serving {
-    /// A file; the scenario that comes with the program where nothing is said
+    /// A file; the scenario that comes with the program where nothing is said (`weft show scenario serving`)
     scenario: Option<String>,
     /// Print JSON instead of tables
     #[arg(long)]
@@ -31,8 +34,9 @@ pub struct Serving {
 
 impl Serving {
     pub fn run(self) -> Result<(), Complaint> {
-        let text = match &self.scenario {
+        let text = match self.scenario.as_deref() {
             None => SHIPPED.to_owned(),
+            Some(NAME) if !std::path::Path::new(NAME).exists() => SHIPPED.to_owned(),
             Some(path) => {
                 std::fs::read_to_string(path).or_complain(Exit::Usage, || format!("{path} cannot be read."))?
             }

@@ -128,7 +128,7 @@ impl Sweep {
             std::fs::write(path, drawing)
                 .or_complain(Exit::Failed, || format!("{} could not be written.", path.display()))?;
         }
-        println!("{count} points, {} of them new, in {}", left.len(), self.out.display());
+        outln!("{count} points, {} of them new, in {}", left.len(), self.out.display());
         Ok(())
     }
 

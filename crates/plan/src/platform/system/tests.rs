@@ -81,3 +81,18 @@ proptest! {
         let _ = System::from_toml(&whole);
     }
 }
+
+#[test]
+fn the_file_of_every_system_is_found_by_all_its_names() {
+    for name in System::names() {
+        let system = System::named(name).unwrap();
+        for name in system.aliases.iter().map(String::as_str).chain([name]) {
+            assert_eq!(
+                System::from_toml(System::shipped(name).unwrap()).unwrap(),
+                system,
+                "{name}"
+            );
+        }
+    }
+    assert_eq!(System::shipped("nothing of the kind"), None);
+}

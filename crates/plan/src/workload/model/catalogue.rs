@@ -66,6 +66,11 @@ impl Model {
         Ok(model)
     }
 
+    /// The file that [`Model::from_toml`] reads back as this model.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("every field of a model has a form in TOML")
+    }
+
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
     }

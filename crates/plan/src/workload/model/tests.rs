@@ -85,3 +85,10 @@ proptest! {
         prop_assert_eq!(model.with_layers(layers).unwrap().layers(), layers);
     }
 }
+
+#[test]
+fn every_model_reads_back_from_its_file() {
+    for model in Model::catalogue() {
+        assert_eq!(Model::from_toml(&model.to_toml()).as_ref(), Ok(model), "{}", model.name);
+    }
+}

@@ -43,6 +43,8 @@ pub(super) struct Figure {
     #[serde(skip)]
     is_chosen: bool,
     pub(super) predicted_us: Option<f64>,
+    /// The name of the platform that the prediction is of.
+    pub(super) predicted_for: String,
     measured_over_predicted: Option<f64>,
 }
 
@@ -101,6 +103,7 @@ impl Figure {
             algorithm: tried.first().map_or(String::new(), |tried| tried.algorithm.clone()),
             is_chosen: exercise.algorithm.is_none(),
             predicted_us,
+            predicted_for: String::new(),
             measured_over_predicted: predicted_us.filter(|us| *us > 0.0).map(|us| round(us_med / us)),
         }
     }

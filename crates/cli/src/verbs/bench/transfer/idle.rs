@@ -32,11 +32,11 @@ impl Transfer {
                 "accepting_agent_cpu_ms": there.as_secs_f64() * 1e3,
             }));
         }
-        println!(
+        outln!(
             "  Two connected agents, idle for {} s, used this much CPU time:",
             WATCH.as_secs()
         );
-        println!("  {here:.2} where the connection was made, {there:.2} where it was accepted");
+        outln!("  {here:.2} where the connection was made, {there:.2} where it was accepted");
         Ok(())
     }
 }

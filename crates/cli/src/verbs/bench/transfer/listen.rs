@@ -29,8 +29,8 @@ pub fn serve(address: SocketAddr, overrides: &Overrides) -> Result<(), Complaint
         ip if ip.is_unspecified() => format!("THIS-HOST:{port}"),
         ip => format!("{ip}:{port}"),
     };
-    eprintln!("  Listening. On the other host, with the same WEFT_SECRET:");
-    eprintln!("  weft bench transfer --connect {told} --transport tcp --mode write_bw");
+    note!("  Listening. On the other host, with the same WEFT_SECRET:");
+    note!("  weft bench transfer --connect {told} --transport tcp --mode write_bw");
     // Data over TCP comes to the same address, at a port of its own.
     let overrides = overrides.with("listen", SocketAddr::new(address.ip(), 0).to_string());
     let mut desk: Option<Desk> = None;
@@ -49,7 +49,7 @@ pub fn serve(address: SocketAddr, overrides: &Overrides) -> Result<(), Complaint
         };
         if let Err(error) = from.notify(&text) {
             // Whoever asked has left; the next one is welcome.
-            eprintln!("{}", ends::explain(&error, "An answer could not be given."));
+            note!("{}", ends::explain(&error, "An answer could not be given."));
         }
     }
 }

@@ -82,14 +82,14 @@ impl Transfer {
         }
         bar.finish_and_clear();
         if !self.json {
-            print!("{}", table(&measured).render());
-            println!();
-            println!(
+            out!("{}", table(&measured).render());
+            outln!();
+            outln!(
                 "  Every cell was verified byte by byte. One thread's memcpy in this run: {memcpy:.1}, from memory to"
             );
-            println!("  memory; what fits a cache can pass it, and is predicted too slow.");
+            outln!("  memory; what fits a cache can pass it, and is predicted too slow.");
             if left_out > 0 {
-                println!(
+                outln!(
                     "  Left out: {left_out} of the sizes, being above --max-bytes {}.",
                     self.max_bytes
                 );

@@ -54,7 +54,7 @@ impl Transfer {
             ]);
         }
         if !self.json {
-            print!("{}", table.render());
+            out!("{}", table.render());
         }
         Ok(())
     }

@@ -166,20 +166,21 @@ impl Transfer {
         if self.json {
             return print_json(figures);
         }
-        println!("{}", figures.line());
+        outln!("{}", figures.line());
         Ok(())
     }
 
-    fn headline<F: Figures>(&self, mode: Mode, way: Way, paths: usize, about: &str) {
+    fn headline<F: Figures>(&self, mode: Mode, way: Way, paths: usize, about: &str) -> Result<(), Complaint> {
         if !self.json {
             let name = mode.to_possible_value().map(|value| value.get_name().to_string());
             let name = name.unwrap_or_default();
-            println!(
+            outln!(
                 "  {name} over {way}, {paths} {}{about}",
                 if paths == 1 { "path" } else { "paths" }
             );
-            println!("{}", F::heading());
+            outln!("{}", F::heading());
         }
+        Ok(())
     }
 }
 

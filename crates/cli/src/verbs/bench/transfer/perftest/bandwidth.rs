@@ -36,7 +36,7 @@ impl Transfer {
             Some(blocks) => format!(", {depth} under way, messages of {blocks} scattered blocks"),
             None => format!(", {depth} under way"),
         };
-        self.headline::<Stream>(mode, way, paths, &about);
+        self.headline::<Stream>(mode, way, paths, &about)?;
         for message in messages {
             let prepared = verified(&mut pair, op, way, message)?;
             let before = Reading::take(&mut pair)?;

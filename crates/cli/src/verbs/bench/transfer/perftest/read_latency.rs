@@ -27,7 +27,7 @@ impl Transfer {
         let mut pair = Pair::start(way, cast, overrides)?;
         pair.partner.fill(FAR_SEED)?;
         let paths = pair.peer.paths(way.transport());
-        self.headline::<Latency>(Mode::ReadLat, way, paths, "");
+        self.headline::<Latency>(Mode::ReadLat, way, paths, "")?;
         let turns = pair.agent.take_turns();
         for bytes in sizes {
             let all = Spans::contiguous(0, bytes);

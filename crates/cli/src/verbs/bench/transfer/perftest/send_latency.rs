@@ -31,7 +31,7 @@ impl Transfer {
         };
         let pair = Pair::start(way, cast, overrides)?;
         let paths = pair.peer.paths(way.transport());
-        self.headline::<Latency>(Mode::SendLat, way, paths, ", half of each round trip");
+        self.headline::<Latency>(Mode::SendLat, way, paths, ", half of each round trip")?;
         for bytes in sizes {
             let payload = vec![0x5a; bytes as usize];
             for _ in 0..WARM_UPS {

@@ -27,7 +27,7 @@ impl Transfer {
             .publish(NEAR_REGION, &pair.local, Access::READ_WRITE)
             .map_err(|error| ends::explain(&error, "The region could not be published."))?;
         let paths = pair.peer.paths(way.transport());
-        self.headline::<Latency>(Mode::WriteLat, way, paths, ", half of each round trip");
+        self.headline::<Latency>(Mode::WriteLat, way, paths, ", half of each round trip")?;
         for bytes in sizes {
             let serve = Serve {
                 bytes,
