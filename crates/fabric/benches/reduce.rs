@@ -25,7 +25,7 @@ fn main() {
     let options = AllocateOptions {
         huge_pages: HugePages::Try,
         prefault: true,
-        numa: None,
+        ..AllocateOptions::default()
     };
     let buffers: Vec<HostMemory> = (0..BUFFERS)
         .map(|_| HostMemory::allocate(SIZES[2], options).expect("memory for the buffers"))

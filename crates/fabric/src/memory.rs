@@ -30,6 +30,7 @@ use weft_protocol::memory::Digest;
 use weft_protocol::{AtomicAct, Memory, Refusal};
 
 use crate::copy::{self, copy_cached};
+use crate::fork::NotInherited;
 
 pub use dma_buf::DmaBufMemory;
 #[cfg(test)]
@@ -46,7 +47,10 @@ pub struct HostMemory {
 
 enum Backing {
     /// A sealed memfd and our mapping of it. The mapping goes before the descriptor.
-    Shared { _mapping: Mapping, file: OwnedFd },
+    Shared {
+        _mapping: Mapping,
+        file: NotInherited<OwnedFd>,
+    },
     /// Somebody else's memory, alive as long as its owner is.
     Foreign { _owner: Box<dyn Any + Send + Sync> },
 }
@@ -64,6 +68,8 @@ pub struct AllocateOptions {
     pub prefault: bool,
     /// Prefer the memory of this node.
     pub numa: Option<u32>,
+    /// Forked children have no copy of the mapping, and find nothing at its address. Otherwise they share its pages.
+    pub not_inherited: bool,
 }
 
 /// Whether to ask for large pages. Asking never fails: where there are none, ordinary pages are used.
@@ -110,6 +116,9 @@ impl HostMemory {
                 (file, mapping)
             }
         };
+        if options.not_inherited {
+            mapping.keep_from_children();
+        }
         if let Some(node) = options.numa {
             mapping.prefer_node(node)?;
         }
@@ -122,7 +131,7 @@ impl HostMemory {
             numa: options.numa,
             backing: Backing::Shared {
                 _mapping: mapping,
-                file,
+                file: NotInherited::new(file),
             },
         })
     }
@@ -320,7 +329,7 @@ mod tests {
             AllocateOptions {
                 huge_pages: HugePages::Try,
                 prefault: true,
-                numa: None,
+                ..AllocateOptions::default()
             },
         ] {
             let memory = HostMemory::allocate(3 << 20, options).unwrap();

@@ -194,7 +194,7 @@ impl Path {
             near,
             target,
             peer: &Peer {
-                pid: self.pid,
+                process: self.process.as_ref(),
                 ledger,
                 hazard_tag: self.id.0,
             },

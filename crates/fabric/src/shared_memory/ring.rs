@@ -34,14 +34,14 @@ impl Ring {
     pub(super) fn create() -> Result<(Ring, OwnedFd), MemoryError> {
         let file = memory_file(c"weft-bounce", RING_BYTES, page_bytes(), 0)?;
         seal(&file, 0)?;
-        let mapping = Mapping::new(file.as_fd(), RING_BYTES, Protection::ReadWrite)?;
+        let mapping = Mapping::not_inherited(file.as_fd(), RING_BYTES, Protection::ReadWrite)?;
         Ok((Ring { mapping }, file))
     }
 
     /// The ring that a peer made; `None` where the file is not one.
     pub(super) fn attach(file: BorrowedFd<'_>) -> Option<Ring> {
         sealed_bytes(file).filter(|&bytes| bytes == RING_BYTES)?;
-        let mapping = Mapping::new(file, RING_BYTES, Protection::ReadWrite).ok()?;
+        let mapping = Mapping::not_inherited(file, RING_BYTES, Protection::ReadWrite).ok()?;
         Some(Ring { mapping })
     }
 

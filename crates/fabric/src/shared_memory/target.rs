@@ -3,13 +3,14 @@
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use weft_protocol::{Access, Direction, Refusal};
 
 use super::frame::Answer;
 use super::ledger::{Entry, LedgerView};
 use crate::copy::copy_cached;
+use crate::fork::PerProcess;
 use crate::memory::{Mapping, Protection, sealed_bytes};
 
 /// A peer's region, and how to get at its bytes.
@@ -54,7 +55,8 @@ impl Target {
                 } else {
                     Protection::ReadOnly
                 };
-                Reach::Mapped(Mapping::new(file.as_fd(), bytes, protection).map_err(|_| Unusable::NoRoom)?)
+                let mapping = Mapping::not_inherited(file.as_fd(), bytes, protection);
+                Reach::Mapped(mapping.map_err(|_| Unusable::NoRoom)?)
             }
             _ => return Err(Unusable::Garbage),
         };
@@ -74,8 +76,8 @@ impl Target {
     /// a KiB of it.
     fn enter(self: &Arc<Target>, file: OwnedFd) {
         // One thread for all, and a short queue: what finds no place is entered page by page, when it is touched.
-        static TO_ENTER: OnceLock<SyncSender<(Weak<Target>, OwnedFd)>> = OnceLock::new();
-        let queue = TO_ENTER.get_or_init(|| {
+        static TO_ENTER: PerProcess<SyncSender<(Weak<Target>, OwnedFd)>> = PerProcess::new();
+        let queue = TO_ENTER.get_or_make(|| {
             let (sender, receiver) = sync_channel::<(Weak<Target>, OwnedFd)>(16);
             let work = move || {
                 for (target, file) in receiver {
@@ -134,6 +136,11 @@ impl BorrowedMapping {
             entry: target.entry,
             ledger,
         })
+    }
+
+    /// Forked children of this process find nothing at its address. Otherwise they have it, too, for as long as they live.
+    pub fn keep_from_children(&self) {
+        self.mapping.keep_from_children();
     }
 
     /// The first byte. Reads must be raw or volatile, because the owner may write at any moment.

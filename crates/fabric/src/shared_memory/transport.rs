@@ -13,7 +13,8 @@ use super::bouncer::mono_now_ns;
 use super::frame::{Answer, Frame};
 use super::ledger::{HazardView, LedgerView};
 use super::path::{Handshake, Path, loss_of};
-use super::poller::{Event, reserve_descriptor};
+use super::poller::{Event, Watch, reserve_descriptor};
+use super::process::Process;
 use super::ring::Ring;
 use super::socket::{Files, Received, Socket};
 use super::target::{BorrowedMapping, Target, Unusable};
@@ -224,10 +225,12 @@ impl SharedMemory {
 
     fn add_path(&mut self, socket: Socket, opener: bool, now: Time) -> Result<PathId, Loss> {
         let id = PathId(self.next_path);
-        self.poller.watch(id, &socket).map_err(|error| loss_of(&error))?;
+        let mut watch = Watch::new(&self.poller, id, &socket).map_err(|error| loss_of(&error))?;
         let until = now.saturating_add(self.options.handshake_max);
         let peer = Handshake::Awaited { until, opener };
-        let mut path = Path::new(id, socket, Arc::clone(&self.poller), self.options.foreign, peer);
+        // A process that cannot be watched is not copied to or from: its number alone says too little.
+        let process = Process::at_end_of(&socket).filter(|process| watch.process(process).is_ok());
+        let mut path = Path::new(id, watch, socket, process, self.options.foreign, peer);
         let hello = Frame::Hello {
             epoch: self.epoch,
             hazard_tag: id.0,
@@ -254,6 +257,14 @@ impl SharedMemory {
                 }
                 Event::Path(id) => match self.path_index(id) {
                     Some(at) => more |= self.receive(at),
+                    None => self.lingering.retain(|lingering| lingering.id != id),
+                },
+                Event::Ended(id) => match self.path_index(id) {
+                    // What it said before comes first.
+                    Some(at) if self.receive(at) => more = true,
+                    Some(at) => {
+                        self.paths[at].broken.get_or_insert(Loss::ClosedByPeer);
+                    }
                     None => self.lingering.retain(|lingering| lingering.id != id),
                 },
             }
@@ -540,7 +551,9 @@ impl SharedMemory {
             if self.poller.watch_end(path.id, &path.socket).is_ok() {
                 self.lingering.push(Lingering {
                     id: path.id,
+                    _watch: path.watch,
                     _socket: path.socket,
+                    _process: path.process,
                     hazard,
                     given: path.given,
                 });

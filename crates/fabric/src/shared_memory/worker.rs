@@ -8,6 +8,7 @@ use weft_protocol::{Direction, Leg, Memory};
 
 use super::foreign::{self, MAX_PIECES, Piece};
 use super::ledger::{Hazard, LedgerView};
+use super::process::Process;
 use super::target::{Reach, Target};
 use crate::copy::{self, Helper, STREAM_MIN_BYTES, copy_cached, copy_streaming};
 use crate::memory::HostMemory;
@@ -52,7 +53,7 @@ pub(super) struct Part<'a> {
 /// Whose memory the target is.
 #[derive(Debug)]
 pub(super) struct Peer<'a> {
-    pub pid: Option<libc::pid_t>,
+    pub process: Option<&'a Process>,
     pub ledger: &'a LedgerView,
     pub hazard_tag: u32,
 }
@@ -98,17 +99,22 @@ impl Worker {
             Reach::Foreign(_) => FOREIGN_UNIT_BYTES,
         };
         let bytes = self.lay_out(&part, unit_bytes)?;
-        let way = match (&part.target.reach, part.peer.pid) {
+        let way = match (&part.target.reach, part.peer.process) {
             (Reach::Mapped(_), _) => Way::Mapped {
                 streaming: part.leg.bytes() >= STREAM_MIN_BYTES as u64,
             },
-            (Reach::Foreign(_), Some(pid)) => Way::Foreign(pid),
+            (Reach::Foreign(_), Some(process)) => Way::Foreign(process.number()),
             (Reach::Foreign(_), None) => return Err(Fault::Forbidden),
         };
         let inside = self
             .hazard
             .enter(part.peer.hazard_tag, part.peer.ledger, part.target.entry)
             .ok_or(Fault::Released)?;
+        // As late as can be: between this and the copy its number cannot well be used again. Whether it has been meanwhile is looked at
+        // before anybody is told that the move is done.
+        if matches!(way, Way::Foreign(_)) && part.peer.process.is_some_and(Process::has_ended) {
+            return Err(Fault::Gone);
+        }
         // What follows touches memory: `lay_out` has checked every piece against both memories, which the part borrows; the ledger
         // says that the far one lives, and the guard keeps it so.
         match (part.digest, part.direction) {

@@ -30,7 +30,6 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use socket2::Socket;
 use weft_plan::Time;
 use weft_protocol::frame::{self, Frame};
 use weft_protocol::{
@@ -41,7 +40,7 @@ use weft_protocol::{
 use crate::{Clock, Live};
 use connection::{Connection, Gone, Join};
 use path::{Path, World};
-use socket::{Epoll, Vectors};
+use socket::{Epoll, Socket, Vectors};
 use stream::Stream;
 use tls::TlsConfig;
 

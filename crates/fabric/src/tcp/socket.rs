@@ -5,9 +5,13 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockAddr, TcpKeepalive, Type};
 
 use super::TcpOptions;
+use crate::fork::NotInherited;
+
+/// A socket of this process. Its peer is told at once when the process dies, whoever was forked from it.
+pub(super) type Socket = NotInherited<socket2::Socket>;
 
 /// Addresses and lengths for one system call. They point into registered memory or into buffers of the connection, which
 /// outlive the call because the caller holds both.
@@ -141,11 +145,7 @@ pub(super) fn random() -> io::Result<u128> {
 
 /// A listening socket, and where it listens.
 pub(super) fn listen(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM.nonblocking(),
-        Some(Protocol::TCP),
-    )?;
+    let socket = new_socket(address)?;
     socket.set_reuse_address(true)?;
     socket.bind(&SockAddr::from(address))?;
     socket.listen(1024)?;
@@ -158,11 +158,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
 
 /// A socket that is connecting.
 pub(super) fn connect(peer: SocketAddr, options: &TcpOptions) -> io::Result<Socket> {
-    let socket = Socket::new(
-        Domain::for_address(peer),
-        Type::STREAM.nonblocking(),
-        Some(Protocol::TCP),
-    )?;
+    let socket = new_socket(peer)?;
     prepare(&socket, peer, options)?;
     if let Some(local) = options.source {
         socket.bind(&SockAddr::from(SocketAddr::new(local, 0)))?;
@@ -176,17 +172,24 @@ pub(super) fn connect(peer: SocketAddr, options: &TcpOptions) -> io::Result<Sock
 /// The next connection that waits to be accepted.
 pub(super) fn accept(listener: &Socket, options: &TcpOptions) -> io::Result<Socket> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no address is asked for, and a descriptor is returned or nothing is done.
-    let fd = unsafe { libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    let socket = Socket::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let socket = NotInherited::open(|| {
+        // SAFETY: no address is asked for, and a descriptor is returned or nothing is done.
+        let fd = unsafe { libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a fresh descriptor that nobody else owns.
+        Ok(socket2::Socket::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    })?;
     let peer = socket.peer_addr()?.as_socket();
     let peer = peer.ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
     prepare(&socket, peer, options)?;
     Ok(socket)
+}
+
+fn new_socket(address: SocketAddr) -> io::Result<Socket> {
+    let (domain, kind) = (Domain::for_address(address), Type::STREAM.nonblocking());
+    NotInherited::open(|| socket2::Socket::new(domain, kind, Some(Protocol::TCP)))
 }
 
 fn prepare(socket: &Socket, peer: SocketAddr, options: &TcpOptions) -> io::Result<()> {
@@ -213,19 +216,22 @@ fn prepare(socket: &Socket, peer: SocketAddr, options: &TcpOptions) -> io::Resul
 
 /// Waits for descriptors; is one itself.
 #[derive(Debug)]
-pub(super) struct Epoll(OwnedFd);
+pub(super) struct Epoll(NotInherited<OwnedFd>);
 
 impl Epoll {
     pub(super) const BATCH: usize = 64;
 
     pub(super) fn new() -> io::Result<Epoll> {
-        // SAFETY: no preconditions; a descriptor is returned or nothing is done.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a fresh descriptor that nobody else owns.
-        Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let epoll = NotInherited::open(|| {
+            // SAFETY: no preconditions; a descriptor is returned or nothing is done.
+            let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: a fresh descriptor that nobody else owns.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        })?;
+        Ok(Epoll(epoll))
     }
 
     pub(super) fn add(&self, fd: BorrowedFd<'_>, token: u64, writable: bool) -> io::Result<()> {

@@ -10,9 +10,8 @@ use std::sync::Arc;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
-use socket2::Socket;
 
-use super::socket::Vectors;
+use super::socket::{Socket, Vectors};
 
 /// Certificates in DER form.
 #[derive(Clone)]
@@ -135,7 +134,7 @@ impl TlsStream {
     /// Pushes ciphertext out; whether all of it went.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         while self.session.wants_write() {
-            match self.session.write_tls(&mut &self.socket) {
+            match self.session.write_tls(&mut &*self.socket) {
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -160,7 +159,7 @@ impl TlsStream {
 
     fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.plaintext == 0 {
-            match self.session.read_tls(&mut &self.socket) {
+            match self.session.read_tls(&mut &*self.socket) {
                 Ok(0) => return Ok(0),
                 Ok(_) => {}
                 Err(e) => return Err(e),
