@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
+use weft_fabric::fork::{Forked, OfProcess};
 use weft_fabric::memory::{AllocateOptions, HostMemory, HugePages};
 use weft_fabric::{Clock, Live};
 use weft_plan::{Place, Platform, Time};
@@ -27,6 +28,9 @@ use crate::transports;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes. Clones are the same agent; the last one to go
 /// stops it.
+///
+/// It belongs to the process that started it. In a forked child every call that can fail fails with [`Error::Forked`], the others find
+/// nothing, and dropping it, or anything that came from it, does nothing.
 #[derive(Clone, Debug)]
 pub struct Agent {
     inner: Arc<Inner>,
@@ -34,12 +38,20 @@ pub struct Agent {
 
 #[derive(Debug)]
 struct Inner {
-    shared: Arc<Shared>,
     name: Arc<str>,
     epoch: Epoch,
+    address: String,
     settings: Settings,
     /// What the ways between machines cost: what collectives are chosen by.
     platform: Platform,
+    shared: OfProcess<Arc<Shared>>,
+    running: OfProcess<Running>,
+}
+
+/// What is ended with an agent, by the process that started it.
+#[derive(Debug)]
+struct Running {
+    shared: Arc<Shared>,
     rendezvous: Option<Rendezvous>,
     /// Before the thread, so that nobody finds an agent that is going away.
     registration: Option<Registration>,
@@ -142,22 +154,31 @@ impl Agent {
                 })
                 .map_err(Error::system("starting the progress thread"))?
         };
-        let mut inner = Inner {
-            shared,
-            name,
-            epoch,
-            settings,
-            platform,
+        // From here on the agent is stopped also where something fails.
+        let mut running = Running {
+            shared: shared.clone(),
             rendezvous: None,
             registration: None,
             thread: Some(thread),
         };
-        inner.join_rendezvous()?;
-        let address = inner.address();
-        inner
-            .shared
-            .observer
-            .report(clock.now(), || Event::AgentStarted { address });
+        let addresses = shared.lock().core.addresses();
+        let address = addresses.iter().map(|a| a.0.as_str()).collect::<Vec<_>>().join(",");
+        running.rendezvous = Rendezvous::from_settings(&settings)?;
+        if let Some(rendezvous) = &running.rendezvous {
+            running.registration = Some(rendezvous.register(&name, &address, epoch)?);
+        }
+        shared.observer.report(clock.now(), || Event::AgentStarted {
+            address: address.clone(),
+        });
+        let inner = Inner {
+            name,
+            epoch,
+            address,
+            settings,
+            platform,
+            shared: OfProcess::new(shared),
+            running: OfProcess::new(running),
+        };
         Ok(Agent { inner: Arc::new(inner) })
     }
 
@@ -173,11 +194,12 @@ impl Agent {
 
     /// Where other agents reach this one, as one string for [`connect`](Agent::connect).
     pub fn address(&self) -> String {
-        self.inner.address()
+        self.inner.address.clone()
     }
 
     /// Memory that Weft allocates: zeroed, registered, and mapped by peers on this host instead of copied through the kernel.
     pub fn allocate(&self, bytes: usize) -> Result<Memory, Error> {
+        self.shared()?;
         let huge_pages = match self.inner.settings.huge_pages {
             When::Off => HugePages::Never,
             When::Auto | When::On => HugePages::Try,
@@ -201,13 +223,14 @@ impl Agent {
     /// NumPy, torch. The same foreign memory registered again, while a handle of it lives, is the same registration and costs
     /// a look-up.
     pub fn register(&self, host: HostMemory) -> Result<Memory, Error> {
+        let shared = self.shared()?;
         let foreign = host.file().is_none();
-        if foreign && let Some(inner) = self.inner.shared.lock().registrations.find(&host) {
+        if foreign && let Some(inner) = shared.lock().registrations.find(&host) {
             return Ok(Memory { inner });
         }
         let memory = self.register_shared(Arc::new(host))?;
         if foreign {
-            self.inner.shared.lock().registrations.remember(&memory.inner);
+            shared.lock().registrations.remember(&memory.inner);
         }
         Ok(memory)
     }
@@ -217,15 +240,15 @@ impl Agent {
         let place = Place::Dram {
             numa: host.numa().and_then(|node| u16::try_from(node).ok()),
         };
-        let shared = self.inner.shared.clone();
-        let region = shared
+        let region = self
+            .shared()?
             .act(|world, _| world.core.register(host.clone(), place))
             .map_err(|refusal| Error::Refused {
                 what: "registering memory".to_owned(),
                 refusal,
             })?;
         let inner = Arc::new(Registered {
-            shared,
+            shared: self.inner.shared.clone(),
             region,
             host,
             lent: OnceLock::new(),
@@ -235,15 +258,15 @@ impl Agent {
 
     /// Lets peers reach memory under a name.
     pub fn publish(&self, name: &str, memory: &Memory, access: Access) -> Result<(), Error> {
-        self.inner
-            .shared
-            .act(|world, now| world.core.publish(name, &memory.inner.region.key, access, now))?;
+        let key = &memory.inner.region.key;
+        self.shared()?
+            .act(|world, now| world.core.publish(name, key, access, now))?;
         Ok(())
     }
 
     /// Takes a published name back. Peers are refused from now on; [`Memory::release`] tells when the last of them is out.
     pub fn withdraw(&self, name: &str) -> Result<(), Error> {
-        self.inner.shared.act(|world, now| {
+        self.shared()?.act(|world, now| {
             let (key, progress) = world.core.withdraw(name, now)?;
             if progress == Progress::Busy {
                 world.releasing.push(key);
@@ -258,7 +281,7 @@ impl Agent {
     }
 
     pub fn connect_within(&self, address: &str, timeout: Duration) -> Result<Peer, Error> {
-        let deadline = after(&self.inner.shared, timeout);
+        let deadline = after(self.shared()?, timeout);
         self.connect_to(Target {
             addresses: parse_addresses(address)?,
             deadline,
@@ -269,7 +292,7 @@ impl Agent {
 
     fn connect_to(&self, target: Target) -> Result<Peer, Error> {
         let id = self.connect_peer(target)?;
-        let name = match self.inner.shared.lock().peers.get(&id) {
+        let name = match self.shared()?.lock().peers.get(&id) {
             Some(PeerState::Connected { name }) => name.clone(),
             Some(PeerState::Gone(error)) => return Err(error.clone()),
             _ => return Err(Error::Stopped),
@@ -278,7 +301,7 @@ impl Agent {
     }
 
     pub(crate) fn connect_peer(&self, target: Target) -> Result<PeerId, Error> {
-        let shared = &self.inner.shared;
+        let shared = self.shared()?;
         let deadline = target.deadline;
         let what = || format!("a session with {}", target.addresses.first().map_or("", |a| &a.0));
         let id = shared.act(|world, now| {
@@ -297,10 +320,10 @@ impl Agent {
 
     /// Connects to an agent by its name, looked up through the rendezvous.
     pub fn connect_named(&self, name: &str, timeout: Duration) -> Result<Peer, Error> {
-        let Some(rendezvous) = &self.inner.rendezvous else {
+        let Some(rendezvous) = &self.inner.running.get()?.rendezvous else {
             return Err(Error::NoRendezvous { name: name.to_owned() });
         };
-        let deadline = after(&self.inner.shared, timeout);
+        let deadline = after(self.shared()?, timeout);
         let entry = rendezvous.lookup(name, timeout)?;
         let addresses = parse_addresses(&entry.address)?;
         self.connect_to(Target {
@@ -313,7 +336,10 @@ impl Agent {
 
     /// The peers that are connected now, whoever came to whom.
     pub fn peers(&self) -> Vec<Peer> {
-        let world = self.inner.shared.lock();
+        let Ok(shared) = self.shared() else {
+            return Vec::new();
+        };
+        let world = shared.lock();
         let connected = world.peers.iter().filter_map(|(id, state)| match state {
             PeerState::Connected { name } => Some(self.peer(*id, name)),
             _ => None,
@@ -323,7 +349,7 @@ impl Agent {
 
     /// The next notification, from whichever peer; `None` where none comes in time.
     pub fn next_notification(&self, timeout: Duration) -> Option<Notification> {
-        let shared = &self.inner.shared;
+        let shared = self.shared().ok()?;
         let told = shared.wait_until(after(shared, timeout), |world| world.take_notification());
         told.map(|(id, name, payload)| Notification {
             from: self.peer(id, &name),
@@ -333,8 +359,9 @@ impl Agent {
 
     /// The next notification, without waiting.
     pub fn try_notification(&self) -> Option<Notification> {
-        self.inner.shared.turn();
-        let told = self.inner.shared.lock().take_notification();
+        let shared = self.shared().ok()?;
+        shared.turn();
+        let told = shared.lock().take_notification();
         told.map(|(id, name, payload)| Notification {
             from: self.peer(id, &name),
             payload,
@@ -347,13 +374,16 @@ impl Agent {
     /// takes over must [turn](Turns::turn) the agent, at least every few milliseconds: transfers that have been posted go on, peers are
     /// answered and deadlines are kept only by that, or by threads that wait for something.
     pub fn take_turns(&self) -> Turns<'_> {
-        Turns::take(&self.inner.shared)
+        Turns::take(self.shared().ok().map(|shared| &**shared))
     }
 
-    /// The next notification, as a future.
+    /// The next notification, as a future, which never ends in a forked child.
     pub fn notified(&self) -> impl Future<Output = Notification> + Send + '_ {
         std::future::poll_fn(|context| {
-            let mut world = self.inner.shared.lock();
+            let Ok(shared) = self.shared() else {
+                return std::task::Poll::Pending;
+            };
+            let mut world = shared.lock();
             match world.take_notification() {
                 Some((id, name, payload)) => std::task::Poll::Ready(Notification {
                     from: self.peer(id, &name),
@@ -369,59 +399,57 @@ impl Agent {
 
     /// The metrics of this agent as Prometheus reads them; empty unless `metrics_listen` is set.
     pub fn metrics(&self) -> String {
-        self.inner.shared.observer.metrics()
+        self.shared()
+            .map_or_else(|_| String::new(), |shared| shared.observer.metrics())
     }
 
     /// What the transports of this agent count, one entry a rail. Those that count nothing are left out.
     pub fn counters(&self) -> Vec<RailCounters> {
-        self.inner.shared.lock().counters()
+        self.shared()
+            .map_or_else(|_| Vec::new(), |shared| shared.lock().counters())
     }
 
     /// How many rails this agent has of a transport.
     pub fn rails(&self, transport: &str) -> usize {
-        let world = self.inner.shared.lock();
+        let Ok(shared) = self.shared() else { return 0 };
+        let world = shared.lock();
         let slots = world.core.slots().iter();
         slots
             .filter(|slot| slot.transport.capabilities().name == transport)
             .count()
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.inner.shared
-    }
-    pub(crate) fn clock(&self) -> Clock {
-        self.inner.shared.clock
+    pub(crate) fn shared(&self) -> Result<&Arc<Shared>, Forked> {
+        self.inner.shared.get()
     }
     pub(crate) fn rendezvous(&self) -> Result<&Rendezvous, Error> {
         let name = || self.inner.name.to_string();
         self.inner
+            .running
+            .get()?
             .rendezvous
             .as_ref()
             .ok_or_else(|| Error::NoRendezvous { name: name() })
     }
     /// What tells hosts apart.
-    pub(crate) fn host(&self) -> String {
-        self.inner.shared.lock().core.settings().session.host.clone()
+    pub(crate) fn host(&self) -> Result<String, Forked> {
+        Ok(self.shared()?.lock().core.settings().session.host.clone())
     }
     pub(crate) fn platform(&self) -> &Platform {
         &self.inner.platform
     }
     /// The names of the transports that it has, best first.
-    pub(crate) fn transport_names(&self) -> Vec<&'static str> {
-        let world = self.inner.shared.lock();
+    pub(crate) fn transport_names(&self) -> Result<Vec<&'static str>, Forked> {
+        let world = self.shared()?.lock();
         let slots = world.core.slots().iter();
         let mut names: Vec<&'static str> = slots.map(|slot| slot.transport.capabilities().name).collect();
         names.dedup();
-        names
-    }
-    pub(crate) fn has_shared_memory(&self) -> bool {
-        let world = self.inner.shared.lock();
-        let mut slots = world.core.slots().iter();
-        slots.any(|slot| slot.transport.capabilities().name == "shared_memory")
+        Ok(names)
     }
     /// Hears nothing more of a group.
     pub(crate) fn forget_board(&self, board: &Arc<Board>) {
-        let mut world = self.inner.shared.lock();
+        let Ok(shared) = self.shared() else { return };
+        let mut world = shared.lock();
         world.boards.retain(|known| !Arc::ptr_eq(known, board));
         world.core.drop_parcels(board.group);
         world.core.drop_parcels(board.group + 1);
@@ -438,22 +466,7 @@ impl Agent {
     }
 }
 
-impl Inner {
-    fn address(&self) -> String {
-        let addresses = self.shared.lock().core.addresses();
-        addresses.iter().map(|a| a.0.as_str()).collect::<Vec<_>>().join(",")
-    }
-
-    fn join_rendezvous(&mut self) -> Result<(), Error> {
-        self.rendezvous = Rendezvous::from_settings(&self.settings)?;
-        if let Some(rendezvous) = &self.rendezvous {
-            self.registration = Some(rendezvous.register(&self.name, &self.address(), self.epoch)?);
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Inner {
+impl Drop for Running {
     fn drop(&mut self) {
         self.registration = None;
         // A scrape holds the agent for a moment, and must not be the one that takes it apart.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use weft_fabric::fork::OfProcess;
 use weft_plan::Time;
 use weft_protocol::agent::{AtomicId, PeerError};
 use weft_protocol::{Atomic, AtomicAct};
@@ -31,7 +32,7 @@ pub struct AtomicBuilder<'a> {
 #[derive(Clone, Debug)]
 #[must_use = "an operation that nobody looks at may fail without anybody knowing"]
 pub struct AtomicOperation {
-    shared: Arc<Shared>,
+    shared: OfProcess<Arc<Shared>>,
     id: AtomicId,
     cell: Arc<AtomicCell>,
     deadline: Time,
@@ -67,7 +68,8 @@ impl<'a> AtomicBuilder<'a> {
     /// Starts the operation.
     pub fn post(self) -> Result<AtomicOperation, Error> {
         let AtomicBuilder { peer, atomic, deadline } = self;
-        let posted = peer.shared.act(|world, now| {
+        let shared = peer.shared.get()?;
+        let posted = shared.act(|world, now| {
             let deadline = now.saturating_add(deadline.into());
             let id = world.core.atomic(peer.id, atomic, deadline, now)?;
             let cell = Arc::new(AtomicCell {
@@ -77,7 +79,7 @@ impl<'a> AtomicBuilder<'a> {
             world.atomics.insert(id, cell.clone());
             Ok((id, cell, deadline))
         });
-        let (id, cell, deadline) = posted.map_err(|error: PeerError| peer.explain(error.into()))?;
+        let (id, cell, deadline) = posted.map_err(|error: PeerError| peer.explain(shared, error.into()))?;
         Ok(AtomicOperation {
             shared: peer.shared.clone(),
             id,
@@ -95,10 +97,7 @@ impl<'a> AtomicBuilder<'a> {
 impl AtomicOperation {
     /// Has it ended? Makes progress while asking, so that polling in a loop is a way to wait.
     pub fn poll(&self) -> Option<Result<u64, Error>> {
-        if !self.is_ended() {
-            self.shared.turn();
-        }
-        self.cell.outcome.result()
+        self.cell.outcome.ask(&self.shared)
     }
 
     pub fn is_ended(&self) -> bool {
@@ -117,7 +116,10 @@ impl AtomicOperation {
 
     /// Waits no longer for the peer. The end says what is known of the operation; one that has been sent is not taken back.
     pub fn cancel(&self) {
-        self.shared.act(|world, now| world.core.cancel_atomic(self.id, now));
+        // What the parent has under way is not a forked child's to cancel.
+        if let Ok(shared) = self.shared.get() {
+            shared.act(|world, now| world.core.cancel_atomic(self.id, now));
+        }
     }
 }
 
@@ -125,6 +127,6 @@ impl Future for AtomicOperation {
     type Output = Result<u64, Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.cell.outcome.poll(context)
+        self.cell.outcome.poll_of(&self.shared, context)
     }
 }

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use weft_fabric::fork::NotInherited;
+
 use super::ObserveError;
 use super::metrics::{Metrics, render};
 
@@ -29,7 +31,7 @@ impl Server {
         dropped: Arc<AtomicU64>,
     ) -> Result<Server, ObserveError> {
         let refused = |source| ObserveError::Listen { address, source };
-        let listener = TcpListener::bind(address).map_err(refused)?;
+        let listener = NotInherited::open(|| TcpListener::bind(address)).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let stopping = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&stopping);

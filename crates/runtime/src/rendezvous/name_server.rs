@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
+use weft_fabric::fork::NotInherited;
 
 use super::entry::{ENTRIES_MAX, ENTRY_BYTES_MAX, Entry};
 use super::{Held, RendezvousError, RendezvousOptions, World};
@@ -52,7 +53,7 @@ pub(super) struct Names {
 
 #[derive(Debug)]
 pub(super) struct NameHold {
-    stream: TcpStream,
+    stream: NotInherited<TcpStream>,
     stop: Option<Sender<()>>,
     heart: Option<JoinHandle<()>>,
 }
@@ -106,10 +107,11 @@ impl Names {
         }
         let (stop, stopped) = channel::<()>();
         let interval = self.options.lease / 3;
-        let mut beating = stream.try_clone().map_err(self.unreachable())?;
+        let stream = NotInherited::new(stream);
+        let beating = NotInherited::open(|| stream.try_clone()).map_err(self.unreachable())?;
         let beat = move || {
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(interval) {
-                if write_frame(&mut beating, BEAT, &[]).is_err() {
+                if write_frame(&mut &*beating, BEAT, &[]).is_err() {
                     return;
                 }
             }
@@ -276,7 +278,7 @@ impl Server {
             SocketAddr::V4(v4) => (Ipv4Addr::UNSPECIFIED, v4.port()).into(),
             SocketAddr::V6(v6) => (Ipv6Addr::UNSPECIFIED, v6.port()).into(),
         };
-        let listener = match TcpListener::bind(bind) {
+        let listener = match NotInherited::open(|| TcpListener::bind(bind)) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Ok(None),
             bound => bound.map_err(failed)?,
         };
@@ -479,7 +481,7 @@ fn split_scope(body: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked((*length).into())
 }
 
-fn write_frame(stream: &mut TcpStream, kind: u8, body: &[u8]) -> io::Result<()> {
+fn write_frame(stream: &mut impl Write, kind: u8, body: &[u8]) -> io::Result<()> {
     let length = u32::try_from(body.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut frame = Vec::with_capacity(5 + body.len());
     frame.push(kind);
