@@ -100,8 +100,9 @@ impl AtomicOperation {
         self.cell.outcome.ask(&self.shared)
     }
 
+    /// True also in a forked child, for which nothing comes any more.
     pub fn is_ended(&self) -> bool {
-        self.cell.outcome.is_ended()
+        self.cell.outcome.is_ended() || self.shared.get().is_err()
     }
 
     /// Waits for the end, which comes at the deadline at the latest, whatever the peer does.

@@ -29,6 +29,7 @@ pub use error::{AtomicFailed, Error, TransferFailed};
 pub use memory::Memory;
 pub use peer::{Peer, Prepared, Remote, TransferBuilder};
 pub use transfer::Transfer;
+pub use weft_fabric::fork;
 pub use weft_fabric::memory::HostMemory;
 pub use weft_plan::algorithms::Algorithm;
 pub use weft_plan::cost::{Candidate, UnknownCandidate};

@@ -62,6 +62,12 @@ impl Peer {
         &self.name
     }
 
+    /// Whether this is the process that has the session, and not a forked child of it.
+    pub fn check_process(&self) -> Result<(), Error> {
+        self.shared.get()?;
+        Ok(())
+    }
+
     /// Whether the session still lives.
     pub fn is_connected(&self) -> bool {
         let shared = self.shared.get();

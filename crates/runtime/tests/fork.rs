@@ -188,6 +188,7 @@ fn every_call_in_a_child_is_a_typed_error() {
             agent.take_turns().turn();
             turns.turn();
 
+            forked(peer.check_process());
             assert!(!peer.is_connected() && peer.transports().is_empty() && peer.region_names().is_empty());
             assert_eq!(peer.paths(way.transport()), 0);
             forked(peer.region("data", soon));
@@ -201,6 +202,7 @@ fn every_call_in_a_child_is_a_typed_error() {
             forked(peer.compare_swap(&held.remote, 0, 1, 2).post());
 
             let mut transfer = held.transfer.clone();
+            assert!(transfer.is_ended() && word.is_ended());
             forked(transfer.wait());
             forked(transfer.poll().unwrap());
             forked(transfer.wait_for(soon).unwrap());
@@ -431,6 +433,7 @@ fn a_group_goes_on_though_a_child_drops_its_copy_of_it() {
             forked(rank.grow("larger", 3));
             forked(Communicator::join(rank.agent(), JoinOptions::new("new", Rank(0), 1)));
         }
+        assert!(waiting.is_ended());
         forked(waiting.wait());
         forked(waiting.poll().unwrap());
         forked(waiting.wait_for(LONG).unwrap());

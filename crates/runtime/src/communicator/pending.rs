@@ -32,8 +32,9 @@ impl Pending {
         self.outcome.result()
     }
 
+    /// True also in a forked child, for which nothing comes any more.
     pub fn is_ended(&self) -> bool {
-        self.outcome.is_ended()
+        self.outcome.is_ended() || self.group.member().is_err()
     }
 
     /// Waits for the end, which comes at the deadline of the call at the latest, whatever the other ranks do.
