@@ -8,6 +8,7 @@ mod peer;
 use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use peer::second_process::SecondProcess;
 use peer::{Near, whole_leg};
@@ -66,6 +67,8 @@ fn a_stranger_with_the_number_of_a_dead_owner_is_neither_read_nor_written() {
         if reply != "reused" {
             return eprintln!("left out: {reply}");
         }
+        // Whoever was seen alive a moment ago is not looked at again.
+        std::thread::sleep(Duration::from_millis(10));
         let op = near.op(direction, &leg, 0..LEN as u64, deadline);
         let id = op.id;
         let outcome = match near.transport.post(near.path, &[op], near.clock.now()) {

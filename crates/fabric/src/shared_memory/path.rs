@@ -32,6 +32,9 @@ pub(super) struct Path {
     pub watch: Watch,
     pub socket: Socket,
     pub process: Option<Process>,
+    /// When this path has its turn, and when it was last known in one that the peer lives.
+    pub now: Time,
+    pub seen_alive: Time,
     pub peer: Handshake,
     /// Foreign memory goes through the ring, because the kernel refuses the direct way or the options forbid it.
     pub bounces: bool,
@@ -110,6 +113,8 @@ impl Path {
             watch,
             socket,
             process,
+            now: Time::ZERO,
+            seen_alive: Time::ZERO,
             peer,
             bounces: foreign == Foreign::Bounce,
             may_bounce: foreign != Foreign::ProcessVm,

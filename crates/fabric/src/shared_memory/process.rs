@@ -2,7 +2,7 @@
 //!
 //! The kernel copies between processes by number, and numbers are used again: once the owner of a region has died, its number may be that
 //! of a stranger, with memory at the same address. So a path holds a descriptor of the process itself, taken from its socket, which
-//! tells when the process has ended. Nothing is copied after that, and a copy during which it happened has not succeeded.
+//! tells when the process has ended. Nothing is copied once that has been noticed, and a copy during which it happened has not succeeded.
 
 use std::io;
 use std::mem;

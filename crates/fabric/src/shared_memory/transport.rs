@@ -121,6 +121,7 @@ impl Transport for SharedMemory {
         if !path.is_open() {
             return Ok(0);
         }
+        path.now = now;
         let room = self.capabilities.max_inflight_ops.saturating_sub(path.inflight);
         let mut accepted = 0;
         for op in ops.iter().take(room) {
@@ -175,7 +176,7 @@ impl Transport for SharedMemory {
         self.quick_polls = 0;
         let mut busy = self.take_events(now);
         self.expire(now);
-        self.copy_a_turn();
+        self.copy_a_turn(now);
         for at in 0..self.paths.len() {
             self.paths[at].pump_bounces(&self.clock, &mut self.ready);
             self.watch_room(at);
@@ -497,7 +498,7 @@ impl SharedMemory {
     }
 
     /// Copies for the paths in turn, a part of a move at a time, until this call has done its share.
-    fn copy_a_turn(&mut self) {
+    fn copy_a_turn(&mut self, now: Time) {
         let busy = self.paths.iter().filter(|path| !path.queue.is_empty()).count();
         if busy == 0 {
             return;
@@ -507,7 +508,9 @@ impl SharedMemory {
         let mut left = self.options.poll_bytes_max;
         while left > 0 && self.paths.iter().any(|path| !path.queue.is_empty()) {
             self.turn = (self.turn + 1) % self.paths.len();
-            let copied = self.paths[self.turn].turn(&mut self.worker, chunk.min(left), &mut self.ready);
+            let path = &mut self.paths[self.turn];
+            path.now = now;
+            let copied = path.turn(&mut self.worker, chunk.min(left), &mut self.ready);
             left = left.saturating_sub(copied);
         }
     }

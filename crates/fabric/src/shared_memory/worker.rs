@@ -110,11 +110,6 @@ impl Worker {
             .hazard
             .enter(part.peer.hazard_tag, part.peer.ledger, part.target.entry)
             .ok_or(Fault::Released)?;
-        // As late as can be: between this and the copy its number cannot well be used again. Whether it has been meanwhile is looked at
-        // before anybody is told that the move is done.
-        if matches!(way, Way::Foreign(_)) && part.peer.process.is_some_and(Process::has_ended) {
-            return Err(Fault::Gone);
-        }
         // What follows touches memory: `lay_out` has checked every piece against both memories, which the part borrows; the ledger
         // says that the far one lives, and the guard keeps it so.
         match (part.digest, part.direction) {
