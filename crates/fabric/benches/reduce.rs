@@ -23,7 +23,7 @@ fn main() {
         .find(|a| !a.starts_with('-'))
         .unwrap_or_default();
     let options = AllocateOptions {
-        huge_pages: HugePages::Try,
+        huge_pages: HugePages::Transparent,
         prefault: true,
         ..AllocateOptions::default()
     };

@@ -202,7 +202,8 @@ impl Agent {
         self.shared()?;
         let huge_pages = match self.inner.settings.huge_pages {
             When::Off => HugePages::Never,
-            When::Auto | When::On => HugePages::Try,
+            When::Auto => HugePages::Transparent,
+            When::On => HugePages::Reserved,
         };
         let host = HostMemory::allocate(
             bytes,

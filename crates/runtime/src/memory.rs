@@ -48,8 +48,8 @@ impl weft_protocol::Memory for Registered {
     fn write(&self, offset: u64, from: &[u8]) {
         self.host.write(offset, from);
     }
-    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) {
-        self.host.digest(offset, len, digest);
+    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) -> Result<(), Refusal> {
+        self.host.digest(offset, len, digest)
     }
     fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
         self.host.atomic(offset, act)

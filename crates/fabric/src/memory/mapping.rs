@@ -229,7 +229,7 @@ pub(crate) fn seal(file: &OwnedFd, more: libc::c_int) -> Result<(), MemoryError>
 }
 
 /// Whether a file is memory in pages of the usual size.
-fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
     // SAFETY: an all-zero statfs is a valid one to be overwritten.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open and the result has a place.
@@ -237,8 +237,12 @@ fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
     known && stat.f_type == libc::TMPFS_MAGIC
 }
 
-/// The size of a file that somebody else made, if it can never shrink: only then is a mapping of it safe from SIGBUS.
+/// The size of a file that somebody else made, if a mapping of it is safe from SIGBUS: it can never shrink, and it is memory in pages of the
+/// usual size, which the kernel makes anew, and empty, where somebody has punched a hole. Huge pages it may not have.
 pub(crate) fn sealed_bytes(file: BorrowedFd<'_>) -> Option<usize> {
+    if !is_shared_memory(file) {
+        return None;
+    }
     // SAFETY: a plain call on an open descriptor; it fails on what is not a memory file.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {

@@ -223,6 +223,7 @@ impl Path {
             Err(Fault::Gone) => Step::Failed(lost(Loss::ClosedByPeer)),
             Err(Fault::NoMemory) if self.is_hung_up() => Step::Failed(lost(Loss::ClosedByPeer)),
             Err(Fault::NoMemory) => Step::Failed(Refusal::Unsupported.into()),
+            Err(Fault::Vanished) => Step::Failed(Refusal::NoMemory.into()),
             Err(Fault::System(errno)) => Step::Failed(lost(Loss::System(errno))),
         }
     }

@@ -11,7 +11,7 @@ use super::frame::Answer;
 use super::ledger::{Entry, LedgerView};
 use crate::copy::copy_cached;
 use crate::fork::PerProcess;
-use crate::memory::{Mapping, Protection, sealed_bytes};
+use crate::memory::{Mapping, Protection, is_shared_memory, sealed_bytes};
 
 /// A peer's region, and how to get at its bytes.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ const ENTERED_BYTES: RangeInclusive<u64> = 1 << 20..=32 << 30;
 pub(super) enum Unusable {
     /// This process is short of something.
     NoRoom,
+    /// A mapping of the file could be made a trap: whoever can write to it could have us killed.
+    Unsafe,
     /// The answer is not what a peer of this version sends.
     Garbage,
 }
@@ -48,6 +50,9 @@ impl Target {
         let reach = match (answer.foreign, &file) {
             (Some(address), None) if address.checked_add(answer.len).is_some() => Reach::Foreign(address),
             (None, Some(file)) => {
+                if !is_shared_memory(file.as_fd()) {
+                    return Err(Unusable::Unsafe);
+                }
                 let bytes = sealed_bytes(file.as_fd()).filter(|&bytes| bytes as u64 >= answer.len);
                 let bytes = bytes.ok_or(Unusable::Garbage)?;
                 let protection = if answer.access.write {

@@ -43,9 +43,9 @@ impl Transport for SharedMemory {
     }
 
     fn register(&mut self, region: &Region) -> Result<Grant, Refusal> {
-        if region.memory.as_any().downcast_ref::<HostMemory>().is_none() {
+        let Some(host) = region.memory.as_any().downcast_ref::<HostMemory>() else {
             return Err(Refusal::Unsupported);
-        }
+        };
         if region.key.epoch != self.epoch {
             return Err(Refusal::StaleEpoch);
         }
@@ -53,6 +53,7 @@ impl Transport for SharedMemory {
             return Ok(Grant::default());
         }
         let entry = self.ledger.admit().ok_or(Refusal::Unsupported)?;
+        host.look_up_file();
         self.entries.insert(region.key, Admitted { entry, revoked: false });
         self.table.insert(region.clone());
         Ok(Grant::default())
@@ -462,6 +463,8 @@ impl SharedMemory {
             Ok(answer) => match Target::new(answer, file) {
                 Ok(target) => Ok(target),
                 Err(Unusable::NoRoom) => no_room(libc::ENOMEM),
+                // Another way may copy what cannot be mapped.
+                Err(Unusable::Unsafe) => Err(Refusal::Unsupported.into()),
                 Err(Unusable::Garbage) => {
                     path.broken = Some(Loss::Garbage);
                     return;

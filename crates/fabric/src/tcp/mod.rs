@@ -390,10 +390,11 @@ impl Transport for Tcp {
     }
 
     fn register(&mut self, region: &Region) -> Result<Grant, Refusal> {
-        gather::host(region)?;
+        let host = gather::host(region)?;
         if region.key.epoch != self.regions.epoch() {
             return Err(Refusal::StaleEpoch);
         }
+        host.look_up_file();
         self.regions.insert(region.clone());
         Ok(Grant::default())
     }

@@ -9,6 +9,7 @@ use socket2::{Domain, Protocol, SockAddr, TcpKeepalive, Type};
 
 use super::TcpOptions;
 use crate::fork::NotInherited;
+use crate::memory::copy_checked;
 
 /// A socket of this process. Its peer is told at once when the process dies, whoever was forked from it.
 pub(super) type Socket = NotInherited<socket2::Socket>;
@@ -19,6 +20,10 @@ pub(super) type Socket = NotInherited<socket2::Socket>;
 pub(super) struct Vectors {
     list: Vec<libc::iovec>,
     bytes: usize,
+    /// Some of the memory may vanish. System calls notice that by themselves; whoever copies otherwise has to look.
+    may_vanish: bool,
+    /// Bytes found no memory where they were to go.
+    missed: bool,
 }
 
 // SAFETY: the addresses are only ever used by the system call that they were collected for; between calls the list is empty.
@@ -31,6 +36,15 @@ impl Vectors {
     pub(super) fn clear(&mut self) {
         self.list.clear();
         self.bytes = 0;
+        self.may_vanish = false;
+    }
+    /// Some of what is collected is memory that may vanish.
+    pub(super) fn beware(&mut self) {
+        self.may_vanish = true;
+    }
+    /// Whether bytes have found no memory where they were to go since this was last asked.
+    pub(super) fn take_missed(&mut self) -> bool {
+        std::mem::take(&mut self.missed)
     }
     /// Sends from everything collected; how many bytes the kernel took.
     pub(super) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
@@ -65,14 +79,20 @@ impl Vectors {
             iov_len: len,
         });
     }
-    /// Copies bytes that were received elsewhere to where the vectors point; returns how many fitted.
-    pub(super) fn fill(&self, mut bytes: &[u8]) -> usize {
+    /// Copies bytes that were received elsewhere to where the vectors point; returns how many fitted. Those that find no memory there count,
+    /// too: they are gone.
+    pub(super) fn fill(&mut self, mut bytes: &[u8]) -> usize {
         let mut filled = 0;
         for vector in &self.list {
             let len = vector.iov_len.min(bytes.len());
-            // SAFETY: the vector points to `iov_len` writable bytes that outlive this call, as for a system call; `copy`
-            // tolerates overlap.
-            unsafe { std::ptr::copy(bytes.as_ptr(), vector.iov_base.cast(), len) };
+            // SAFETY: the vector points to `iov_len` writable bytes that outlive this call, as for a system call, unless they may have
+            // vanished; both copies tolerate overlap.
+            unsafe {
+                match self.may_vanish {
+                    true => self.missed |= !copy_checked(vector.iov_base.cast(), bytes.as_ptr(), len),
+                    false => std::ptr::copy(bytes.as_ptr(), vector.iov_base.cast(), len),
+                }
+            }
             bytes = &bytes[len..];
             filled += len;
         }
@@ -86,8 +106,17 @@ impl Vectors {
             let mut at = 0;
             while at < vector.iov_len {
                 let len = (vector.iov_len - at).min(copy.len());
-                // SAFETY: within the vector, which points to readable bytes that outlive this call.
-                unsafe { std::ptr::copy(vector.iov_base.cast::<u8>().add(at), copy.as_mut_ptr(), len) };
+                let from = vector.iov_base.cast::<u8>().wrapping_add(at);
+                // SAFETY: within the vector, which points to readable bytes that outlive this call, unless they may have vanished.
+                unsafe {
+                    match self.may_vanish {
+                        true if !copy_checked(copy.as_mut_ptr(), from, len) => {
+                            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+                        }
+                        true => {}
+                        false => std::ptr::copy(from, copy.as_mut_ptr(), len),
+                    }
+                }
                 if !take(&copy[..len])? {
                     return Ok(());
                 }

@@ -119,15 +119,17 @@ impl TlsStream {
         self.flush()?;
         let mut taken = 0;
         let mut writer = self.session.writer();
-        vectors.hand_over(|bytes| {
+        let handed_over = vectors.hand_over(|bytes| {
             let n = writer.write(bytes)?;
             taken += n;
             Ok(n == bytes.len())
-        })?;
+        });
         self.flush()?;
         if taken == 0 {
+            handed_over?;
             return Err(io::ErrorKind::WouldBlock.into());
         }
+        // What is in the way of the rest is told the next time.
         Ok(taken)
     }
 
@@ -144,7 +146,7 @@ impl TlsStream {
         Ok(true)
     }
 
-    pub(super) fn receive(&mut self, vectors: &Vectors) -> io::Result<usize> {
+    pub(super) fn receive(&mut self, vectors: &mut Vectors) -> io::Result<usize> {
         let mut copy = [0u8; 16 << 10];
         let want = vectors.bytes().min(copy.len());
         let n = self.take(&mut copy[..want])?;
