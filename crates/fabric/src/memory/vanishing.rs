@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::page_bytes;
 use crate::copy::copy_cached;
+use crate::fork::{NotInherited, PerProcess};
 
 /// How much of a range is looked at in one step.
 const STEP_BYTES: usize = 1 << 20;
@@ -83,25 +84,36 @@ pub(super) fn is_of_file(range: Range<usize>) -> bool {
     lines.any(|line| maps_file(&line).is_some_and(|of_file| of_file.start < range.end && range.start < of_file.end))
 }
 
-/// Whether the kernel says of a few pages of the range that they belong to no file: the quick answer for almost all memory.
+/// Whether the kernel says of the first and the last page that they belong to no file: the quick answer for almost all memory.
 ///
-/// A private mapping of a file of which just these pages have been written to is taken for memory of no file.
+/// A private mapping of a file of which just these two have been written to is taken for memory of no file.
 fn all_anonymous(range: &Range<usize>) -> bool {
-    const PRESENT: u64 = 1 << 63;
-    const OF_FILE: u64 = 1 << 61;
-    let Ok(pages) = File::open("/proc/self/pagemap") else {
+    // Opened once: it is asked whenever memory is registered.
+    static PAGES: PerProcess<Option<NotInherited<File>>> = PerProcess::new();
+    let opened = || NotInherited::open(|| File::open("/proc/self/pagemap")).ok();
+    let Some(pages) = PAGES.get_or_make(opened) else {
         return false;
     };
-    let anonymous = |address: usize| {
-        // A page that has not been touched is in no table.
-        are_there(address..address + 1);
+    let (first, last) = (range.start, range.end - 1);
+    is_anonymous(pages, first) && (first / page_bytes() == last / page_bytes() || is_anonymous(pages, last))
+}
+
+fn is_anonymous(pages: &File, address: usize) -> bool {
+    const PRESENT: u64 = 1 << 63;
+    const OF_FILE: u64 = 1 << 61;
+    let entry = || {
         let mut entry = [0; 8];
         let at = (address / page_bytes()) as u64 * 8;
-        let entry = pages.read_exact_at(&mut entry, at).map(|()| u64::from_ne_bytes(entry));
-        entry.is_ok_and(|entry| entry & PRESENT != 0 && entry & OF_FILE == 0)
+        let found = pages.read_exact_at(&mut entry, at);
+        found.map_or(0, |()| u64::from_ne_bytes(entry))
     };
-    let middle = range.start + range.len() / 2;
-    [range.start, middle, range.end - 1].into_iter().all(anonymous)
+    let mut found = entry();
+    if found & PRESENT == 0 {
+        // A page that has not been touched is in no table.
+        are_there(address..address + 1);
+        found = entry();
+    }
+    found & PRESENT != 0 && found & OF_FILE == 0
 }
 
 /// The addresses of a line of the kernel's list, if they are mapped from a file that may become shorter.
