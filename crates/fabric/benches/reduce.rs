@@ -23,9 +23,9 @@ fn main() {
         .find(|a| !a.starts_with('-'))
         .unwrap_or_default();
     let options = AllocateOptions {
-        huge_pages: HugePages::Try,
+        huge_pages: HugePages::Transparent,
         prefault: true,
-        numa: None,
+        ..AllocateOptions::default()
     };
     let buffers: Vec<HostMemory> = (0..BUFFERS)
         .map(|_| HostMemory::allocate(SIZES[2], options).expect("memory for the buffers"))

@@ -4,23 +4,22 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use crate::fork::NotInherited;
+
 /// Sleep until a transport has something to do, or somebody rings.
 #[derive(Debug)]
 pub struct Bell {
-    epoll: OwnedFd,
-    event: OwnedFd,
+    epoll: NotInherited<OwnedFd>,
+    event: NotInherited<OwnedFd>,
 }
 
 impl Bell {
     /// Watches these descriptors until it is dropped.
     pub fn new<'a>(watched: impl Iterator<Item = BorrowedFd<'a>>) -> io::Result<Bell> {
-        // SAFETY: system calls without pointers; what they return is checked before it is owned.
-        let (epoll, event) = unsafe {
-            (
-                owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?,
-                owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?,
-            )
-        };
+        // SAFETY: a system call without pointers; what it returns is checked before it is owned.
+        let epoll = NotInherited::open(|| unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)) })?;
+        // SAFETY: as above.
+        let event = NotInherited::open(|| unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) })?;
         let bell = Bell { epoll, event };
         bell.watch(bell.event.as_fd())?;
         for fd in watched {

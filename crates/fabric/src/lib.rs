@@ -8,6 +8,7 @@ pub mod copy;
 pub mod cpu;
 pub mod discover;
 mod far_clock;
+pub mod fork;
 pub mod harness;
 pub mod kernels;
 pub mod memory;

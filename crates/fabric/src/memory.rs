@@ -16,12 +16,14 @@
 
 mod dma_buf;
 mod mapping;
+mod vanishing;
 
 use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
@@ -30,11 +32,15 @@ use weft_protocol::memory::Digest;
 use weft_protocol::{AtomicAct, Memory, Refusal};
 
 use crate::copy::{self, copy_cached};
+use crate::fork::NotInherited;
 
 pub use dma_buf::DmaBufMemory;
 #[cfg(test)]
 pub(crate) use dma_buf::udmabuf;
-pub(crate) use mapping::{Mapping, Protection, file_bytes, memory_file, page_bytes, seal, sealed_bytes};
+pub(crate) use mapping::{
+    Mapping, Protection, file_bytes, is_shared_memory, memory_file, page_bytes, seal, sealed_bytes,
+};
+pub(crate) use vanishing::{copy_checked, own_number};
 
 /// Host memory with a stable address for as long as the value lives.
 pub struct HostMemory {
@@ -42,11 +48,18 @@ pub struct HostMemory {
     len: usize,
     numa: Option<u32>,
     backing: Backing,
+    /// Once it has been looked up.
+    of_file: OnceLock<bool>,
 }
 
 enum Backing {
     /// A sealed memfd and our mapping of it. The mapping goes before the descriptor.
-    Shared { _mapping: Mapping, file: OwnedFd },
+    Shared {
+        _mapping: Mapping,
+        file: NotInherited<OwnedFd>,
+    },
+    /// Reserved huge pages. Nobody else has them: one who did could take them away from whoever touches them.
+    Reserved { _mapping: Mapping },
     /// Somebody else's memory, alive as long as its owner is.
     Foreign { _owner: Box<dyn Any + Send + Sync> },
 }
@@ -64,6 +77,8 @@ pub struct AllocateOptions {
     pub prefault: bool,
     /// Prefer the memory of this node.
     pub numa: Option<u32>,
+    /// Forked children have no copy of the mapping, and find nothing at its address. Otherwise they share its pages.
+    pub not_inherited: bool,
 }
 
 /// Whether to ask for large pages. Asking never fails: where there are none, ordinary pages are used.
@@ -71,8 +86,10 @@ pub struct AllocateOptions {
 pub enum HugePages {
     #[default]
     Never,
-    /// Reserved huge pages if there are enough, else transparent ones if the kernel gives them.
-    Try,
+    /// Transparent ones, if the kernel gives them.
+    Transparent,
+    /// Reserved ones if there are enough, else transparent ones. Peers cannot map reserved pages, and reach such memory like foreign memory.
+    Reserved,
 }
 
 /// Why there is no memory: fix the call, or free some.
@@ -92,14 +109,15 @@ pub enum MemoryError {
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 impl HostMemory {
-    /// Zeroed memory that peers on this host can map.
+    /// Zeroed memory that peers on this host can map, unless it is of reserved huge pages.
     ///
-    /// The file behind it is sealed against growing and shrinking, so that no mapping of it can ever raise SIGBUS.
+    /// The file behind it is sealed against growing and shrinking, so that a mapping of it raises SIGBUS only where the system is out of
+    /// memory.
     pub fn allocate(len: usize, options: AllocateOptions) -> Result<HostMemory, MemoryError> {
-        let huge = options.huge_pages == HugePages::Try && len >= HUGE_PAGE_BYTES;
-        let reserved = if huge { reserve_huge(len).ok() } else { None };
-        let (file, mapping) = match reserved {
-            Some(pair) => pair,
+        let huge = options.huge_pages != HugePages::Never && len >= HUGE_PAGE_BYTES;
+        let reserved = (huge && options.huge_pages == HugePages::Reserved).then(|| reserve_huge(len).ok());
+        let (file, mapping) = match reserved.flatten() {
+            Some(mapping) => (None, mapping),
             None => {
                 let file = memory_file(c"weft", len, page_bytes(), 0)?;
                 seal(&file, 0)?;
@@ -107,9 +125,12 @@ impl HostMemory {
                 if huge {
                     mapping.advise(libc::MADV_HUGEPAGE);
                 }
-                (file, mapping)
+                (Some(file), mapping)
             }
         };
+        if options.not_inherited {
+            mapping.keep_from_children();
+        }
         if let Some(node) = options.numa {
             mapping.prefer_node(node)?;
         }
@@ -120,10 +141,14 @@ impl HostMemory {
             ptr: mapping.non_null(),
             len,
             numa: options.numa,
-            backing: Backing::Shared {
-                _mapping: mapping,
-                file,
+            backing: match file {
+                Some(file) => Backing::Shared {
+                    _mapping: mapping,
+                    file: NotInherited::new(file),
+                },
+                None => Backing::Reserved { _mapping: mapping },
             },
+            of_file: OnceLock::from(false),
         })
     }
 
@@ -143,6 +168,7 @@ impl HostMemory {
             len,
             numa: None,
             backing: Backing::Foreign { _owner: owner },
+            of_file: OnceLock::new(),
         }
     }
 
@@ -167,8 +193,58 @@ impl HostMemory {
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
             Backing::Shared { file, .. } => Some(file.as_fd()),
-            Backing::Foreign { .. } => None,
+            Backing::Reserved { .. } | Backing::Foreign { .. } => None,
         }
+    }
+
+    /// Looks up whether the memory was mapped from a file that may become shorter, and is from then on handled with care. For memory that
+    /// is registered; what is not known to be of a file is touched like any other.
+    pub(crate) fn look_up_file(&self) {
+        let start = self.as_ptr() as usize;
+        self.of_file
+            .get_or_init(|| vanishing::is_of_file(start..start + self.len));
+    }
+
+    /// Whether pages of it may vanish.
+    pub(crate) fn may_vanish(&self) -> bool {
+        self.of_file.get().copied().unwrap_or(false)
+    }
+
+    /// Whether bytes of it, which lie within it, are there now.
+    pub(crate) fn is_there(&self, offset: u64, len: u64) -> bool {
+        let start = self.at(offset, len as usize) as usize;
+        vanishing::are_there(start..start + len as usize)
+    }
+
+    /// Copies bytes out, unless they turn out to have vanished.
+    ///
+    /// # Safety
+    /// `into` must be valid for writes of `len` bytes.
+    pub(crate) unsafe fn take(&self, offset: u64, into: *mut u8, len: usize) -> Result<(), Refusal> {
+        // SAFETY: `at` checked the bounds here; there they are the caller's.
+        unsafe { self.copy(into, self.at(offset, len), len) }
+    }
+
+    /// Copies bytes in, unless their place turns out to have vanished.
+    ///
+    /// # Safety
+    /// `from` must be valid for reads of `len` bytes.
+    pub(crate) unsafe fn put(&self, offset: u64, from: *const u8, len: usize) -> Result<(), Refusal> {
+        // SAFETY: `at` checked the bounds here; there they are the caller's.
+        unsafe { self.copy(self.at(offset, len), from, len) }
+    }
+
+    /// # Safety
+    /// As for `copy_cached`, but that those of the two which lie in this memory may have vanished where it is known that they may.
+    unsafe fn copy(&self, to: *mut u8, from: *const u8, len: usize) -> Result<(), Refusal> {
+        if !self.may_vanish() {
+            // SAFETY: the caller's promise.
+            unsafe { copy_cached(to, from, len) };
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        let there = unsafe { copy_checked(to, from, len) };
+        there.then_some(()).ok_or(Refusal::NoMemory)
     }
 
     /// A descriptor to hand to a peer: one that cannot be written through, unless `writable`. `None` for foreign memory, and
@@ -223,12 +299,27 @@ impl Memory for HostMemory {
         // SAFETY: `at` checked the bounds. `copy_cached` tolerates overlap.
         unsafe { copy_cached(self.at(offset, from.len()), from.as_ptr(), from.len()) }
     }
-    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) {
-        // SAFETY: `at` checked the bounds, and the memory lives as long as `self`.
-        unsafe { copy::sum(self.at(offset, len as usize), len as usize, digest) }
+    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) -> Result<(), Refusal> {
+        if !self.may_vanish() {
+            // SAFETY: `at` checked the bounds, and the memory lives as long as `self`.
+            unsafe { copy::sum(self.at(offset, len as usize), len as usize, digest) };
+            return Ok(());
+        }
+        let mut part = [0u8; 16 << 10];
+        for start in (offset..offset + len).step_by(part.len()) {
+            let bytes = (offset + len - start).min(part.len() as u64) as usize;
+            // SAFETY: the buffer is no shorter.
+            unsafe { self.take(start, part.as_mut_ptr(), bytes) }?;
+            digest.update(&part[..bytes]);
+        }
+        Ok(())
     }
     fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
         let word = self.at(offset, WORD_BYTES as usize);
+        // As well as can be: no instruction asks first.
+        if self.may_vanish() && !self.is_there(offset, WORD_BYTES) {
+            return Err(Refusal::NoMemory);
+        }
         // SAFETY: `at` checked the bounds, and the memory lives as long as `self`.
         unsafe { word_atomic(word, act) }
     }
@@ -273,6 +364,7 @@ impl fmt::Debug for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.backing {
             Backing::Shared { .. } => "shared",
+            Backing::Reserved { .. } => "huge",
             Backing::Foreign { .. } => "foreign",
         };
         write!(f, "HostMemory({kind}, {} bytes at {:p})", self.len, self.ptr)
@@ -297,7 +389,7 @@ impl Drop for VecBuffer {
     }
 }
 
-fn reserve_huge(len: usize) -> Result<(OwnedFd, Mapping), MemoryError> {
+fn reserve_huge(len: usize) -> Result<Mapping, MemoryError> {
     let file = memory_file(
         c"weft-huge",
         len,
@@ -305,8 +397,7 @@ fn reserve_huge(len: usize) -> Result<(OwnedFd, Mapping), MemoryError> {
         libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
     )?;
     seal(&file, 0)?;
-    let mapping = Mapping::new(file.as_fd(), file_bytes(len, HUGE_PAGE_BYTES)?, Protection::ReadWrite)?;
-    Ok((file, mapping))
+    Mapping::new(file.as_fd(), file_bytes(len, HUGE_PAGE_BYTES)?, Protection::ReadWrite)
 }
 
 #[cfg(test)]
@@ -318,9 +409,9 @@ mod tests {
         for options in [
             AllocateOptions::default(),
             AllocateOptions {
-                huge_pages: HugePages::Try,
+                huge_pages: HugePages::Transparent,
                 prefault: true,
-                numa: None,
+                ..AllocateOptions::default()
             },
         ] {
             let memory = HostMemory::allocate(3 << 20, options).unwrap();
@@ -360,7 +451,7 @@ mod tests {
         assert!(memory.file().is_none());
         assert_eq!(memory.snapshot(), bytes);
         let (mut near, mut far) = (Digest::default(), Digest::default());
-        memory.digest(17, 90_000, &mut near);
+        memory.digest(17, 90_000, &mut near).unwrap();
         far.update(&bytes[17..90_017]);
         assert_eq!(near.finish(), far.finish());
     }

@@ -65,7 +65,7 @@ fn bytes_go_both_ways_between_processes() {
         }
         let done = near.carry_out(write).unwrap();
         let mut digest = weft_protocol::memory::Digest::default();
-        local.memory.digest(0, LEN as u64, &mut digest);
+        local.memory.digest(0, LEN as u64, &mut digest).unwrap();
         assert_eq!(done.far_sum, Some(digest.finish()));
         let mut peer = peer;
         assert_eq!(peer.reply(), "arrived 77 3");

@@ -1,9 +1,12 @@
 //! The TCP transport against the suite that every transport must pass.
 
+mod certificates;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_fabric::tcp::{Tcp, TcpOptions, TlsOptions};
+use certificates::certificates;
+use weft_fabric::tcp::{Tcp, TcpOptions};
 use weft_fabric::{Clock, HostMemory};
 use weft_plan::Time;
 use weft_protocol::conformance::{Ends, Harness, Side};
@@ -30,24 +33,6 @@ impl OverTcp {
         let mut over = OverTcp::new(2);
         over.options.tls = Some(certificates("weft.test"));
         over
-    }
-}
-
-fn certificates(name: &str) -> TlsOptions {
-    let authority_key = rcgen::KeyPair::generate().expect("a key");
-    let mut authority = rcgen::CertificateParams::new([]).expect("parameters");
-    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let root = authority.self_signed(&authority_key).expect("a root");
-    let issuer = rcgen::Issuer::new(authority, authority_key);
-    let key = rcgen::KeyPair::generate().expect("a key");
-    let leaf = rcgen::CertificateParams::new([name.to_string()])
-        .and_then(|params| params.signed_by(&key, &issuer))
-        .expect("a certificate");
-    TlsOptions {
-        certificates: vec![leaf.der().to_vec()],
-        key: key.serialize_der(),
-        roots: vec![root.der().to_vec()],
-        server_name: name.to_string(),
     }
 }
 

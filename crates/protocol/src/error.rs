@@ -63,11 +63,14 @@ pub enum Refusal {
     Unsupported,
     #[error("the word is not aligned to eight bytes")]
     Misaligned,
+    /// A file that memory was mapped from has become shorter, or the memory was unmapped while it was registered.
+    #[error("the memory of the region is not there any more")]
+    NoMemory,
 }
 
 impl Refusal {
     /// Every refusal, at the place of its code.
-    pub const ALL: [Refusal; 10] = [
+    pub const ALL: [Refusal; 11] = [
         Refusal::UnknownKey,
         Refusal::StaleEpoch,
         Refusal::Released,
@@ -78,6 +81,7 @@ impl Refusal {
         Refusal::Malformed,
         Refusal::Unsupported,
         Refusal::Misaligned,
+        Refusal::NoMemory,
     ];
 
     /// Its number on every wire.

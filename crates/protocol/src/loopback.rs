@@ -449,7 +449,7 @@ fn carry(
             done += chunk;
         }
         if let Some(sum) = far_sum {
-            far.digest(far_offset, len, sum);
+            far.digest(far_offset, len, sum)?;
         }
     }
     Ok(())

@@ -18,8 +18,8 @@ pub trait Memory: Debug + Send + Sync {
     }
     fn read(&self, offset: u64, into: &mut [u8]);
     fn write(&self, offset: u64, from: &[u8]);
-    /// Feeds `len` bytes from `offset` on into a checksum.
-    fn digest(&self, offset: u64, len: u64, digest: &mut Digest);
+    /// Feeds `len` bytes from `offset` on into a checksum. Refused where they turn out not to be there any more.
+    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) -> Result<(), Refusal>;
     /// Carries out an atomic operation on the word at `offset`, and returns what it held. Refused where the address is not a
     /// multiple of eight, and where the memory knows no atomic operations.
     fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
@@ -90,8 +90,9 @@ impl Memory for VecMemory {
         let start = offset as usize;
         self.bytes()[start..start + from.len()].copy_from_slice(from);
     }
-    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) {
+    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) -> Result<(), Refusal> {
         digest.update(&self.bytes()[offset as usize..(offset + len) as usize]);
+        Ok(())
     }
     fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
         if !offset.is_multiple_of(WORD_BYTES) {

@@ -563,7 +563,8 @@ fn find<'a>(live: &'a mut BTreeMap<TransferId, Expected>, part: &Move) -> (usize
 fn near_sum(part: &Move) -> u64 {
     let mut digest = Digest::default();
     for span in part.leg.local_spans().pieces(part.range.clone()) {
-        part.leg.local().memory.digest(span.offset, span.len, &mut digest);
+        let memory = &part.leg.local().memory;
+        memory.digest(span.offset, span.len, &mut digest).unwrap();
     }
     digest.finish()
 }

@@ -14,6 +14,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use pyo3::PyClass;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use weft::fork::{OfProcess, PerProcess};
 
 use crate::errors::raise;
 
@@ -28,11 +29,11 @@ pub fn future_of<'py>(
     let event_loop = py.import("asyncio")?.call_method0("get_running_loop")?;
     let awaited = event_loop.call_method0("create_future")?;
     let task = Arc::new(Task {
-        pending: Mutex::new(Some(Pending {
+        pending: OfProcess::new(Mutex::new(Some(Pending {
             future: Box::pin(future),
             event_loop: event_loop.unbind(),
             awaited: awaited.clone().unbind(),
-        })),
+        }))),
     });
     awaited.call_method1("add_done_callback", (Forget { task: task.clone() },))?;
     // The thread takes tasks for as long as the process lives.
@@ -146,7 +147,7 @@ impl<T> Drop for Waited<T> {
 
 /// Something to turn until it is done or nobody waits for it any more. Wakers of it may linger, so it holds nothing then.
 struct Task {
-    pending: Mutex<Option<Pending>>,
+    pending: OfProcess<Mutex<Option<Pending>>>,
 }
 
 struct Pending {
@@ -157,7 +158,8 @@ struct Pending {
 
 impl Task {
     fn take(&self) -> Option<Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).take()
+        let pending = self.pending.get().ok()?;
+        pending.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -183,8 +185,10 @@ impl Forget {
 }
 
 fn turner() -> PyResult<&'static Sender<Arc<Task>>> {
-    static QUEUE: OnceLock<Sender<Arc<Task>>> = OnceLock::new();
-    if let Some(queue) = QUEUE.get() {
+    // A forked child has no thread of its parent's, and starts its own.
+    static QUEUE: PerProcess<OnceLock<Sender<Arc<Task>>>> = PerProcess::new();
+    let known = QUEUE.get_or_make(OnceLock::new);
+    if let Some(queue) = known.get() {
         return Ok(queue);
     }
     let (sender, receiver) = channel::<Arc<Task>>();
@@ -195,11 +199,12 @@ fn turner() -> PyResult<&'static Sender<Arc<Task>>> {
                 turn(&task);
             }
         })?;
-    Ok(QUEUE.get_or_init(|| sender))
+    Ok(known.get_or_init(|| sender))
 }
 
 fn turn(task: &Arc<Task>) {
-    let mut slot = task.pending.lock().unwrap_or_else(PoisonError::into_inner);
+    let Ok(pending) = task.pending.get() else { return };
+    let mut slot = pending.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(pending) = slot.as_mut() else { return };
     let waker = Waker::from(Arc::clone(task));
     if let Poll::Ready(outcome) = pending.future.as_mut().poll(&mut Context::from_waker(&waker)) {

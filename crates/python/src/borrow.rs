@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use weft::fork::Origin;
 
-use crate::errors::LeaseEnded;
+use crate::errors::{LeaseEnded, forked};
 use crate::memory::export;
 
 /// A peer's region, mapped read-only: `numpy.frombuffer(borrowed)`.
@@ -17,6 +18,7 @@ use crate::memory::export;
 #[pyclass(frozen, module = "weft")]
 pub struct Borrowed {
     nbytes: u64,
+    origin: Origin,
     lent: Mutex<Lent>,
 }
 
@@ -33,6 +35,7 @@ impl Borrowed {
     pub fn new(inner: weft::Borrowed) -> Borrowed {
         Borrowed {
             nbytes: inner.len(),
+            origin: Origin::here(),
             lent: Mutex::new(Lent {
                 inner: Some(Arc::new(inner)),
                 views: 0,
@@ -97,6 +100,7 @@ impl Borrowed {
     /// Called by Python with a view to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let (py, borrowed) = (slf.py(), slf.get());
+        borrowed.origin.check().map_err(forked)?;
         let inner = {
             let mut lent = borrowed.lent();
             let Some(inner) = lent.inner.clone().filter(|_| !lent.released) else {

@@ -31,6 +31,7 @@ import_exception!(weft._errors, SettingsError);
 import_exception!(weft._errors, RendezvousError);
 import_exception!(weft._errors, OsFailure);
 import_exception!(weft._errors, Stopped);
+import_exception!(weft._errors, Forked);
 
 /// The exception for an error.
 pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
@@ -72,11 +73,17 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         weft::Error::Rendezvous(_) => RendezvousError::new_err(text),
         weft::Error::Stopped => Stopped::new_err(text),
         weft::Error::Interrupted => PyKeyboardInterrupt::new_err(text),
+        weft::Error::Forked(_) => Forked::new_err(text),
         other => match os_error(other) {
             Some(number) => OsFailure::new_err((number, text)),
             None => OsFailure::new_err(text),
         },
     }
+}
+
+/// The same where a fork is all that can be the matter.
+pub fn forked(error: weft::fork::Forked) -> PyErr {
+    Forked::new_err(error.to_string())
 }
 
 /// For arguments that are wrong before anything is asked of the agent.

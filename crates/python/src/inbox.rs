@@ -13,10 +13,11 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
+use weft::fork::OfProcess;
 
 use crate::agent::Agent;
 use crate::asyncio::{Outcome, future_of};
-use crate::errors::Stopped;
+use crate::errors::{Stopped, forked};
 use crate::peer::Peer;
 
 /// What a peer has told this agent.
@@ -50,9 +51,14 @@ impl Notification {
     }
 }
 
-/// An agent until it is closed, and what was told to it that nobody has taken yet.
+/// An agent until it is closed, and what was told to it that nobody has taken yet. A forked child has no part in it.
 #[derive(Debug)]
 pub struct Inbox {
+    own: OfProcess<Own>,
+}
+
+#[derive(Debug)]
+struct Own {
     agent: RwLock<Option<weft::Agent>>,
     told: Mutex<VecDeque<weft::Notification>>,
     bell: Arc<Bell>,
@@ -61,40 +67,49 @@ pub struct Inbox {
 impl Inbox {
     pub fn new(agent: weft::Agent) -> Inbox {
         Inbox {
-            agent: RwLock::new(Some(agent)),
-            told: Mutex::default(),
-            bell: Arc::default(),
+            own: OfProcess::new(Own {
+                agent: RwLock::new(Some(agent)),
+                told: Mutex::default(),
+                bell: Arc::default(),
+            }),
         }
     }
 
+    fn own(&self) -> PyResult<&Own> {
+        self.own.get().map_err(forked)
+    }
+
     pub fn agent(&self) -> PyResult<weft::Agent> {
-        let agent = self.agent.read().unwrap_or_else(PoisonError::into_inner);
+        let agent = self.own()?.agent.read().unwrap_or_else(PoisonError::into_inner);
         agent
             .clone()
             .ok_or_else(|| Stopped::new_err("the agent has been closed"))
     }
 
-    /// Stops the agent and ends every wait.
+    /// Stops the agent and ends every wait. In a forked child there is nothing to stop.
     pub fn close(&self) {
         if let Some(agent) = self.take() {
             agent.close();
         }
-        self.bell.ring();
+        if let Ok(own) = self.own.get() {
+            own.bell.ring();
+        }
     }
 
     /// Lets go of the agent, which ends with its last handle.
     pub fn take(&self) -> Option<weft::Agent> {
-        let agent = self.agent.write().unwrap_or_else(PoisonError::into_inner).take();
-        self.told().clear();
+        let own = self.own.get().ok()?;
+        let agent = own.agent.write().unwrap_or_else(PoisonError::into_inner).take();
+        own.told().clear();
         agent
     }
 
     /// The next notification, if it comes within `timeout`.
     pub fn next(&self, py: Python<'_>, timeout: Duration) -> PyResult<Option<Notification>> {
-        let agent = self.agent()?;
+        let (own, agent) = (self.own()?, self.agent()?);
         let deadline = agent.settings().deadline;
         let told = py.detach(|| {
-            let left_over = self.told().pop_front();
+            let left_over = own.told().pop_front();
             let told = left_over.or_else(|| agent.next_notification(timeout));
             // If the agent was closed meanwhile, this is its end, which waits for threads.
             drop(agent);
@@ -110,7 +125,9 @@ impl Inbox {
             payload: told.payload,
         }))
     }
+}
 
+impl Own {
     fn told(&self) -> MutexGuard<'_, VecDeque<weft::Notification>> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -180,10 +197,11 @@ struct Waiting {
 
 impl Waiting {
     fn new(inbox: Arc<Inbox>) -> Waiting {
-        let mut state = inbox.bell.state();
-        let ticket = state.next_ticket;
-        state.next_ticket += 1;
-        drop(state);
+        let ticket = inbox.own.get().map_or(0, |own| {
+            let mut state = own.bell.state();
+            state.next_ticket += 1;
+            state.next_ticket - 1
+        });
         Waiting { inbox, ticket }
     }
 }
@@ -193,9 +211,12 @@ impl Future for Waiting {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
         let waker = context.waker().clone();
-        // Before looking, so that what comes in between wakes it.
-        self.inbox.bell.state().waiters.insert(self.ticket, waker);
-        if self.inbox.look() {
+        let over = self.inbox.own.get().map_or(true, |own| {
+            // Before looking, so that what comes in between wakes it.
+            own.bell.state().waiters.insert(self.ticket, waker);
+            own.look()
+        });
+        if over {
             return Poll::Ready(Box::new(|py| Ok(py.None())));
         }
         Poll::Pending
@@ -204,7 +225,9 @@ impl Future for Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.inbox.bell.state().waiters.remove(&self.ticket);
+        if let Ok(own) = self.inbox.own.get() {
+            own.bell.state().waiters.remove(&self.ticket);
+        }
     }
 }
 

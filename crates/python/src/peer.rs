@@ -85,6 +85,11 @@ type LegTuple<'py> = (
 );
 
 impl Peer {
+    /// What has no error of its own raises this one in a forked child.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.check_process().map_err(|error| raise(py, &error))
+    }
+
     fn one<'py>(
         &self,
         direction: Direction,
@@ -260,14 +265,16 @@ impl Peer {
 
     /// Whether the session still lives.
     #[getter]
-    fn connected(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.inner.is_connected())
+    fn connected(&self, py: Python<'_>) -> PyResult<bool> {
+        self.check(py)?;
+        Ok(py.detach(|| self.inner.is_connected()))
     }
 
     /// The transports that carry transfers to this peer now.
     #[getter]
-    fn transports(&self, py: Python<'_>) -> Vec<&'static str> {
-        py.detach(|| self.inner.transports())
+    fn transports(&self, py: Python<'_>) -> PyResult<Vec<&'static str>> {
+        self.check(py)?;
+        Ok(py.detach(|| self.inner.transports()))
     }
 
     /// Waits until transfers can go over `transport`.
@@ -279,8 +286,9 @@ impl Peer {
 
     /// The names that the peer has published so far.
     #[getter]
-    fn region_names(&self, py: Python<'_>) -> Vec<String> {
-        py.detach(|| self.inner.region_names())
+    fn region_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.check(py)?;
+        Ok(py.detach(|| self.inner.region_names()))
     }
 
     /// A region by the name that the peer publishes it under, waiting for that if need be.
@@ -388,8 +396,10 @@ impl Peer {
     }
 
     /// Ends the session. Transfers under way end with an error.
-    fn disconnect(&self, py: Python<'_>) {
+    fn disconnect(&self, py: Python<'_>) -> PyResult<()> {
+        self.check(py)?;
         py.detach(|| self.inner.disconnect());
+        Ok(())
     }
 
     fn __repr__(&self) -> String {

@@ -55,6 +55,10 @@ def test_leaving_without_destroying_the_group(tmp_path):
     on_ranks("leaving", 2, tmp_path)
 
 
+def test_a_rank_that_forks(tmp_path):
+    on_ranks("forked", 2, tmp_path)
+
+
 def test_a_killed_rank_is_named(tmp_path):
     told = on_ranks("killed", 4, tmp_path, dead={1})
     assert all("rank 1" in told[rank] for rank in (0, 2, 3))

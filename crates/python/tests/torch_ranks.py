@@ -422,6 +422,53 @@ def leaving(rank, size):
     sys.exit(0)
 
 
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index))
+
+
+def forked(rank, size):
+    """A rank forks, with everything that has a thread behind it there: workers that load data, and a child that tries to take part."""
+    tensor = torch.ones(8)
+    dist.all_reduce(tensor, async_op=True).get_future().wait()
+    other = (rank + 1) % size
+    sent, received = torch.full((4096,), float(rank)), torch.empty(4096)
+    for each in [dist.isend(sent, other), dist.irecv(received, other)]:
+        each.wait()
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    assert sum(float(batch.sum()) for batch in loader) == 31 * 16
+    # Something is under way at the fork.
+    waiting = dist.irecv(received, other, tag=7)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        for call in [
+            lambda: dist.all_reduce(tensor),
+            lambda: dist.all_reduce(tensor, async_op=True),
+            lambda: dist.barrier(),
+            lambda: dist.send(sent, other),
+            lambda: dist.recv(received, other),
+            lambda: waiting.wait(),
+            lambda: waiting.get_future(),
+        ]:
+            try:
+                call()
+            except weft.Forked:
+                continue
+            os._exit(3)
+        # By the way of every interpreter.
+        sys.exit(7)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7, status
+    dist.send(sent, other, tag=7)
+    waiting.wait()
+    dist.all_reduce(tensor)
+    assert tensor[0] == size * size and received[0] == other
+
+
 def killed(rank, size):
     tensor = torch.ones(1 << 20)
     dist.all_reduce(tensor)

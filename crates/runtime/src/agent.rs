@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
+use weft_fabric::fork::{Forked, OfProcess};
 use weft_fabric::memory::{AllocateOptions, HostMemory, HugePages};
 use weft_fabric::{Clock, Live};
 use weft_plan::{Place, Platform, Time};
@@ -27,6 +28,9 @@ use crate::transports;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes. Clones are the same agent; the last one to go
 /// [closes](Agent::close) it.
+///
+/// It belongs to the process that started it. In a forked child every call that can fail fails with [`Error::Forked`], the others find
+/// nothing, and dropping it, or anything that came from it, does nothing.
 #[derive(Clone, Debug)]
 pub struct Agent {
     inner: Arc<Inner>,
@@ -34,14 +38,15 @@ pub struct Agent {
 
 #[derive(Debug)]
 struct Inner {
-    shared: Arc<Shared>,
     name: Arc<str>,
     epoch: Epoch,
+    address: String,
     settings: Settings,
     /// What the ways between machines cost: what collectives are chosen by.
     platform: Platform,
+    shared: OfProcess<Arc<Shared>>,
     /// Until the agent is closed.
-    running: Mutex<Running>,
+    running: OfProcess<Mutex<Running>>,
 }
 
 /// What an agent has only while it runs.
@@ -182,20 +187,22 @@ impl Agent {
             thread: Some(thread),
             ..Running::default()
         };
+        let addresses = shared.lock().core.addresses();
+        let address = addresses.iter().map(|a| a.0.as_str()).collect::<Vec<_>>().join(",");
         let inner = Inner {
-            shared,
             name,
             epoch,
+            address,
             settings,
             platform,
-            running: Mutex::new(running),
+            shared: OfProcess::new(shared),
+            running: OfProcess::new(Mutex::new(running)),
         };
+        // Where it fails, the agent is closed.
         inner.join_rendezvous()?;
-        let address = inner.address();
-        inner
-            .shared
-            .observer
-            .report(clock.now(), || Event::AgentStarted { address });
+        let address = inner.address.clone();
+        let observer = &inner.shared.get()?.observer;
+        observer.report(clock.now(), || Event::AgentStarted { address });
         Ok(Agent { inner: Arc::new(inner) })
     }
 
@@ -211,14 +218,16 @@ impl Agent {
 
     /// Where other agents reach this one, as one string for [`connect`](Agent::connect).
     pub fn address(&self) -> String {
-        self.inner.address()
+        self.inner.address.clone()
     }
 
     /// Memory that Weft allocates: zeroed, registered, and mapped by peers on this host instead of copied through the kernel.
     pub fn allocate(&self, bytes: usize) -> Result<Memory, Error> {
+        self.shared()?;
         let huge_pages = match self.inner.settings.huge_pages {
             When::Off => HugePages::Never,
-            When::Auto | When::On => HugePages::Try,
+            When::Auto => HugePages::Transparent,
+            When::On => HugePages::Reserved,
         };
         let host = HostMemory::allocate(
             bytes,
@@ -239,13 +248,14 @@ impl Agent {
     /// NumPy, torch. The same foreign memory registered again, while a handle of it lives, is the same registration and costs
     /// a look-up.
     pub fn register(&self, host: HostMemory) -> Result<Memory, Error> {
+        let shared = self.shared()?;
         let foreign = host.file().is_none();
-        if foreign && let Some(inner) = self.inner.shared.lock().registrations.find(&host) {
+        if foreign && let Some(inner) = shared.lock().registrations.find(&host) {
             return Ok(Memory { inner });
         }
         let memory = self.register_shared(Arc::new(host))?;
         if foreign {
-            self.inner.shared.lock().registrations.remember(&memory.inner);
+            shared.lock().registrations.remember(&memory.inner);
         }
         Ok(memory)
     }
@@ -255,8 +265,7 @@ impl Agent {
         let place = Place::Dram {
             numa: host.numa().and_then(|node| u16::try_from(node).ok()),
         };
-        let shared = self.inner.shared.clone();
-        let region = shared.act(|world, _| {
+        let region = self.shared()?.act(|world, _| {
             world.check_running()?;
             let registered = world.core.register(host.clone(), place);
             registered.map_err(|refusal| Error::Refused {
@@ -265,7 +274,7 @@ impl Agent {
             })
         })?;
         let inner = Arc::new(Registered {
-            shared,
+            shared: self.inner.shared.clone(),
             region,
             host,
             lent: OnceLock::new(),
@@ -276,7 +285,7 @@ impl Agent {
     /// Lets peers reach memory under a name. What is published stays registered, whoever drops its handle, until it is
     /// [withdrawn](Agent::withdraw) or [released](Memory::release), or the agent is closed.
     pub fn publish(&self, name: &str, memory: &Memory, access: Access) -> Result<(), Error> {
-        let shared = &self.inner.shared;
+        let shared = self.shared()?;
         memory.check_owner(shared)?;
         let replaced = shared.act(|world, now| {
             world.check_running()?;
@@ -289,7 +298,7 @@ impl Agent {
 
     /// Takes a published name back. Peers are refused from now on; [`Memory::release`] tells when the last of them is out.
     pub fn withdraw(&self, name: &str) -> Result<(), Error> {
-        let withdrawn = self.inner.shared.act(|world, now| {
+        let withdrawn = self.shared()?.act(|world, now| {
             let (key, progress) = world.core.withdraw(name, now)?;
             if progress == Progress::Busy {
                 world.releasing.push(key);
@@ -306,7 +315,7 @@ impl Agent {
     }
 
     pub fn connect_within(&self, address: &str, timeout: Duration) -> Result<Peer, Error> {
-        let deadline = after(&self.inner.shared, timeout);
+        let deadline = after(self.shared()?, timeout);
         self.connect_to(Target {
             addresses: parse_addresses(address)?,
             deadline,
@@ -317,7 +326,7 @@ impl Agent {
 
     fn connect_to(&self, target: Target) -> Result<Peer, Error> {
         let id = self.connect_peer(target)?;
-        let name = match self.inner.shared.lock().peers.get(&id) {
+        let name = match self.shared()?.lock().peers.get(&id) {
             Some(PeerState::Connected { name }) => name.clone(),
             Some(PeerState::Gone(error)) => return Err(error.clone()),
             _ => return Err(Error::Stopped),
@@ -326,7 +335,7 @@ impl Agent {
     }
 
     pub(crate) fn connect_peer(&self, target: Target) -> Result<PeerId, Error> {
-        let shared = &self.inner.shared;
+        let shared = self.shared()?;
         let deadline = target.deadline;
         let what = || format!("a session with {}", target.addresses.first().map_or("", |a| &a.0));
         if let Some(far) = target.addresses.iter().find(|address| leads_elsewhere(address)) {
@@ -356,7 +365,7 @@ impl Agent {
     /// Connects to an agent by its name, looked up through the rendezvous.
     pub fn connect_named(&self, name: &str, timeout: Duration) -> Result<Peer, Error> {
         let rendezvous = self.rendezvous_for(name)?;
-        let deadline = after(&self.inner.shared, timeout);
+        let deadline = after(self.shared()?, timeout);
         let entry = rendezvous.lookup(name, timeout)?;
         let addresses = parse_addresses(&entry.address)?;
         self.connect_to(Target {
@@ -369,7 +378,10 @@ impl Agent {
 
     /// The peers that are connected now, whoever came to whom.
     pub fn peers(&self) -> Vec<Peer> {
-        let world = self.inner.shared.lock();
+        let Ok(shared) = self.shared() else {
+            return Vec::new();
+        };
+        let world = shared.lock();
         let connected = world.peers.iter().filter_map(|(id, state)| match state {
             PeerState::Connected { name } => Some(self.peer(*id, name)),
             _ => None,
@@ -379,7 +391,7 @@ impl Agent {
 
     /// The next notification, from whichever peer; `None` where none comes in time.
     pub fn next_notification(&self, timeout: Duration) -> Option<Notification> {
-        let shared = &self.inner.shared;
+        let shared = self.shared().ok()?;
         let told = shared.wait_until(after(shared, timeout), |world| world.take_notification());
         told.map(|(id, name, payload)| Notification {
             from: self.peer(id, &name),
@@ -389,8 +401,9 @@ impl Agent {
 
     /// The next notification, without waiting.
     pub fn try_notification(&self) -> Option<Notification> {
-        self.inner.shared.turn();
-        let told = self.inner.shared.lock().take_notification();
+        let shared = self.shared().ok()?;
+        shared.turn();
+        let told = shared.lock().take_notification();
         told.map(|(id, name, payload)| Notification {
             from: self.peer(id, &name),
             payload,
@@ -403,13 +416,16 @@ impl Agent {
     /// takes over must [turn](Turns::turn) the agent, at least every few milliseconds: transfers that have been posted go on, peers are
     /// answered and deadlines are kept only by that, or by threads that wait for something.
     pub fn take_turns(&self) -> Turns<'_> {
-        Turns::take(&self.inner.shared)
+        Turns::take(self.shared().ok().map(|shared| &**shared))
     }
 
-    /// The next notification, as a future.
+    /// The next notification, as a future, which never ends in a forked child.
     pub fn notified(&self) -> impl Future<Output = Notification> + Send + '_ {
         std::future::poll_fn(|context| {
-            let mut world = self.inner.shared.lock();
+            let Ok(shared) = self.shared() else {
+                return std::task::Poll::Pending;
+            };
+            let mut world = shared.lock();
             match world.take_notification() {
                 Some((id, name, payload)) => std::task::Poll::Ready(Notification {
                     from: self.peer(id, &name),
@@ -425,17 +441,20 @@ impl Agent {
 
     /// The metrics of this agent as Prometheus reads them; empty unless `metrics_listen` is set.
     pub fn metrics(&self) -> String {
-        self.inner.shared.observer.metrics()
+        self.shared()
+            .map_or_else(|_| String::new(), |shared| shared.observer.metrics())
     }
 
     /// What the transports of this agent count, one entry a rail. Those that count nothing are left out.
     pub fn counters(&self) -> Vec<RailCounters> {
-        self.inner.shared.lock().counters()
+        self.shared()
+            .map_or_else(|_| Vec::new(), |shared| shared.lock().counters())
     }
 
     /// How many rails this agent has of a transport.
     pub fn rails(&self, transport: &str) -> usize {
-        let world = self.inner.shared.lock();
+        let Ok(shared) = self.shared() else { return 0 };
+        let world = shared.lock();
         let slots = world.core.slots().iter();
         slots
             .filter(|slot| slot.transport.capabilities().name == transport)
@@ -450,41 +469,34 @@ impl Agent {
         self.inner.close();
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.inner.shared
-    }
-    pub(crate) fn clock(&self) -> Clock {
-        self.inner.shared.clock
+    pub(crate) fn shared(&self) -> Result<&Arc<Shared>, Forked> {
+        self.inner.shared.get()
     }
     /// Where names are looked up.
     pub(crate) fn rendezvous_for(&self, name: &str) -> Result<Arc<Rendezvous>, Error> {
-        self.inner.shared.lock().check_running()?;
-        let rendezvous = self.inner.running().rendezvous.clone();
+        self.shared()?.lock().check_running()?;
+        let rendezvous = hold(self.inner.running.get()?).rendezvous.clone();
         rendezvous.ok_or_else(|| Error::NoRendezvous { name: name.to_owned() })
     }
     /// What tells hosts apart.
-    pub(crate) fn host(&self) -> String {
-        self.inner.shared.lock().core.settings().session.host.clone()
+    pub(crate) fn host(&self) -> Result<String, Forked> {
+        Ok(self.shared()?.lock().core.settings().session.host.clone())
     }
     pub(crate) fn platform(&self) -> &Platform {
         &self.inner.platform
     }
     /// The names of the transports that it has, best first.
-    pub(crate) fn transport_names(&self) -> Vec<&'static str> {
-        let world = self.inner.shared.lock();
+    pub(crate) fn transport_names(&self) -> Result<Vec<&'static str>, Forked> {
+        let world = self.shared()?.lock();
         let slots = world.core.slots().iter();
         let mut names: Vec<&'static str> = slots.map(|slot| slot.transport.capabilities().name).collect();
         names.dedup();
-        names
-    }
-    pub(crate) fn has_shared_memory(&self) -> bool {
-        let world = self.inner.shared.lock();
-        let mut slots = world.core.slots().iter();
-        slots.any(|slot| slot.transport.capabilities().name == "shared_memory")
+        Ok(names)
     }
     /// Hears nothing more of a group.
     pub(crate) fn forget_board(&self, board: &Arc<Board>) {
-        let mut world = self.inner.shared.lock();
+        let Ok(shared) = self.shared() else { return };
+        let mut world = shared.lock();
         world.boards.retain(|known| !Arc::ptr_eq(known, board));
         world.core.drop_parcels(board.group);
         world.core.drop_parcels(board.group + 1);
@@ -502,51 +514,44 @@ impl Agent {
 }
 
 impl Inner {
-    fn address(&self) -> String {
-        let addresses = self.shared.lock().core.addresses();
-        addresses.iter().map(|a| a.0.as_str()).collect::<Vec<_>>().join(",")
-    }
-
     fn join_rendezvous(&self) -> Result<(), Error> {
         if let Some(rendezvous) = Rendezvous::from_settings(&self.settings)? {
-            let registration = rendezvous.register(&self.name, &self.address(), self.epoch)?;
-            let mut running = self.running();
+            let registration = rendezvous.register(&self.name, &self.address, self.epoch)?;
+            let mut running = hold(self.running.get()?);
             running.rendezvous = Some(Arc::new(rendezvous));
             running.registration = Some(registration);
         }
         Ok(())
     }
 
-    fn running(&self) -> MutexGuard<'_, Running> {
-        self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
+    /// In a forked child there is nothing to close.
     fn close(&self) {
+        let (Ok(shared), Ok(running)) = (self.shared.get(), self.running.get()) else {
+            return;
+        };
         let Running {
             rendezvous,
             registration,
             thread,
-        } = std::mem::take(&mut *self.running());
+        } = std::mem::take(&mut *hold(running));
         // Whoever comes second, or closes it at the same time, has nothing to do.
         let Some(thread) = thread else { return };
         // First of all, so that nobody finds an agent that is going away.
         drop(registration);
-        let groups = std::mem::take(&mut self.shared.lock().groups);
+        let groups = std::mem::take(&mut shared.lock().groups);
         groups.iter().filter_map(Weak::upgrade).for_each(|group| group.stop());
         drop(rendezvous);
         // A scrape holds the agent for a moment, and must not be the one that takes it apart.
-        self.shared.observer.count_with(Vec::new);
-        self.shared
-            .observer
-            .report(self.shared.clock.now(), || Event::AgentStopped);
-        self.shared.farewell();
-        self.shared.stop();
+        shared.observer.count_with(Vec::new);
+        shared.observer.report(shared.clock.now(), || Event::AgentStopped);
+        shared.farewell();
+        shared.stop();
         // The last handle may go inside a waker, on the progress thread itself.
         if thread.thread().id() != std::thread::current().id() {
             // A panic of the progress thread has been printed; there is nobody left to tell.
             let _ = thread.join();
         }
-        let published = std::mem::take(&mut self.shared.lock().published);
+        let published = std::mem::take(&mut shared.lock().published);
         drop(published);
     }
 }
@@ -555,6 +560,10 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+fn hold(running: &Mutex<Running>) -> MutexGuard<'_, Running> {
+    running.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// What the setting names, or the built-in one.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use weft_fabric::fork::OfProcess;
 use weft_plan::Time;
 use weft_protocol::agent::AtomicId;
 use weft_protocol::{Atomic, AtomicAct};
@@ -31,7 +32,7 @@ pub struct AtomicBuilder<'a> {
 #[derive(Clone, Debug)]
 #[must_use = "an operation that nobody looks at may fail without anybody knowing"]
 pub struct AtomicOperation {
-    shared: Arc<Shared>,
+    shared: OfProcess<Arc<Shared>>,
     id: AtomicId,
     cell: Arc<AtomicCell>,
     deadline: Time,
@@ -67,7 +68,8 @@ impl<'a> AtomicBuilder<'a> {
     /// Starts the operation.
     pub fn post(self) -> Result<AtomicOperation, Error> {
         let AtomicBuilder { peer, atomic, deadline } = self;
-        let posted = peer.shared.act(|world, now| {
+        let shared = peer.shared.get()?;
+        let posted = shared.act(|world, now| {
             world.check_running()?;
             let deadline = now.saturating_add(deadline.into());
             let id = world.core.atomic(peer.id, atomic, deadline, now).map_err(Error::from)?;
@@ -78,7 +80,7 @@ impl<'a> AtomicBuilder<'a> {
             world.atomics.insert(id, cell.clone());
             Ok((id, cell, deadline))
         });
-        let (id, cell, deadline) = posted.map_err(|error: Error| peer.explain(error))?;
+        let (id, cell, deadline) = posted.map_err(|error: Error| peer.explain(shared, error))?;
         Ok(AtomicOperation {
             shared: peer.shared.clone(),
             id,
@@ -96,14 +98,12 @@ impl<'a> AtomicBuilder<'a> {
 impl AtomicOperation {
     /// Has it ended? Makes progress while asking, so that polling in a loop is a way to wait.
     pub fn poll(&self) -> Option<Result<u64, Error>> {
-        if !self.is_ended() {
-            self.shared.turn();
-        }
-        self.cell.outcome.result()
+        self.cell.outcome.ask(&self.shared)
     }
 
+    /// True also in a forked child, for which nothing comes any more.
     pub fn is_ended(&self) -> bool {
-        self.cell.outcome.is_ended()
+        self.cell.outcome.is_ended() || self.shared.get().is_err()
     }
 
     /// Waits for the end, which comes at the deadline at the latest, whatever the peer does.
@@ -118,7 +118,10 @@ impl AtomicOperation {
 
     /// Waits no longer for the peer. The end says what is known of the operation; one that has been sent is not taken back.
     pub fn cancel(&self) {
-        self.shared.act(|world, now| world.core.cancel_atomic(self.id, now));
+        // What the parent has under way is not a forked child's to cancel.
+        if let Ok(shared) = self.shared.get() {
+            shared.act(|world, now| world.core.cancel_atomic(self.id, now));
+        }
     }
 }
 
@@ -126,6 +129,6 @@ impl Future for AtomicOperation {
     type Output = Result<u64, Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.cell.outcome.poll(context)
+        self.cell.outcome.poll_of(&self.shared, context)
     }
 }

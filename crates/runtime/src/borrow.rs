@@ -25,7 +25,7 @@ pub struct Borrowed {
 impl Peer {
     /// Maps a published region of a peer on this host, for as long as `lease`.
     pub fn borrow(&self, remote: &Remote, lease: Duration) -> Result<Borrowed, Error> {
-        let shared = &self.shared;
+        let shared = self.shared.get()?;
         let key = remote.region.key;
         let timeout = self.defaults.deadline;
         let id = shared.act(|world, now| {
@@ -36,7 +36,7 @@ impl Peer {
             world.leases.insert((self.id, id), LeaseState::Asked);
             Ok::<LeaseId, Error>(id)
         });
-        let id = id.map_err(|error| self.explain(error))?;
+        let id = id.map_err(|error| self.explain(shared, error))?;
         let mut give_back = GiveBack {
             peer: self,
             lease: id,
@@ -96,7 +96,9 @@ impl Peer {
     }
 
     fn give_back(&self, lease: LeaseId) {
-        self.shared.act(|world, now| {
+        // The lease is the parent's, also where a forked child has a copy of what was borrowed.
+        let Ok(shared) = self.shared.get() else { return };
+        shared.act(|world, now| {
             world.leases.remove(&(self.id, lease));
             world.core.give_back(self.id, lease, now);
         });
@@ -128,8 +130,9 @@ impl Borrowed {
 
     /// How much longer the lease holds; `None` once it is over.
     pub fn remaining(&self) -> Option<Duration> {
-        let now = self.peer.shared.clock.now();
-        let world = self.peer.shared.lock();
+        let shared = self.peer.shared.get().ok()?;
+        let now = shared.clock.now();
+        let world = shared.lock();
         match world.leases.get(&(self.peer.id, self.lease)) {
             Some(LeaseState::Held { until }) if *until > now && self.mapping.is_live() => {
                 Some(until.saturating_sub(now).into())
@@ -140,6 +143,7 @@ impl Borrowed {
 
     /// Copies bytes out. After the lease it is an error, also if it ended while they were being copied.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.peer.shared.get()?;
         self.remaining().ok_or(Error::LeaseEnded)?;
         self.mapping.read(offset, into);
         self.remaining().map(drop).ok_or(Error::LeaseEnded)

@@ -30,6 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use weft_fabric::fork::{Forked, OfProcess};
 use weft_fabric::memory::HostMemory;
 use weft_plan::{Rank, Time};
 use weft_protocol::Memory as _;
@@ -59,6 +60,8 @@ const TAKE_OVER: Duration = Duration::from_micros(500);
 /// One rank of a group. Clones are the same rank.
 ///
 /// When the last clone and the last handle of a call go while something is under way, it is given up, and the other ranks are told.
+///
+/// It belongs to the process that made it. In a forked child every call is [`Error::Forked`], and dropping it does nothing.
 #[derive(Clone, Debug)]
 pub struct Communicator {
     inner: Arc<Inner>,
@@ -70,11 +73,17 @@ pub(crate) struct Inner {
     rank: Rank,
     ranks: u32,
     options: JoinOptions,
+    nothing: Memory,
+    member: OfProcess<Membership>,
+}
+
+/// What makes a rank one of its group, in the process that has joined it.
+#[derive(Debug)]
+struct Membership {
     board: Arc<Listening>,
     /// That of the group that this one was made of: ranks that were slower may still ask there what was agreed on.
     #[expect(dead_code, reason = "held for what its end does")]
     parent: Option<Arc<Listening>>,
-    nothing: Memory,
     /// What quantised calls work in.
     quantized: Mutex<Option<Memory>>,
     state: Mutex<State>,
@@ -176,7 +185,7 @@ impl Part {
     /// Makes sure that other ranks can read it where it lies, where that is worth it.
     fn lend(&mut self, agent: &Agent, far: bool) -> Result<(), Error> {
         if let Held::Registered(memory) = &self.held {
-            memory.check_owner(agent.shared())?;
+            memory.check_owner(agent.shared()?)?;
         }
         if let (Held::Foreign(host), true) = (&self.held, far && self.len >= LONG_BYTES) {
             self.held = Held::Registered(agent.register_shared(host.clone())?);
@@ -246,7 +255,11 @@ impl Communicator {
         if call.is_pairwise() {
             return None;
         }
-        let mut state = self.inner.lock_if_free().filter(|state| state.has_no_call())?;
+        let member = match self.inner.member() {
+            Ok(member) => member,
+            Err(forked) => return Some(Err(forked.into())),
+        };
+        let mut state = member.lock_if_free().filter(|state| state.has_no_call())?;
         let left = state.run(call);
         tell(state.take_ended(), state);
         Some(match left {
@@ -260,33 +273,34 @@ impl Communicator {
     fn see_through(&self, pending: &Pending) -> Result<(), Error> {
         let ended = pending.wait();
         if matches!(ended, Err(Error::Interrupted)) {
-            let mut state = self.inner.lock();
+            let mut state = self.inner.member()?.lock();
             state.give_up();
             tell(state.take_ended(), state);
         }
         ended
     }
 
-    fn start(&self, call: Described) -> Pending {
-        let pending = self.leave(call);
-        self.inner.employ();
-        pending
+    fn start(&self, call: Described) -> Result<Pending, Error> {
+        let pending = self.leave(call)?;
+        self.inner.employ()?;
+        Ok(pending)
     }
 
     /// Leaves a call to whoever takes it further.
-    fn leave(&self, call: Described) -> Pending {
+    fn leave(&self, call: Described) -> Result<Pending, Error> {
         let outcome = Arc::new(Ending::default());
-        let deadline = after(self.inner.agent.shared(), call.deadline.into());
-        self.inner.inbox.push(Queued {
+        let deadline = after(self.inner.agent.shared()?, call.deadline.into());
+        let member = self.inner.member()?;
+        member.inbox.push(Queued {
             call,
             outcome: outcome.clone(),
             deadline,
         });
         // Nobody takes anything further after the end.
-        if self.inner.inbox.is_closed() {
-            self.inner.stop();
+        if member.inbox.is_closed() {
+            member.stop();
         }
-        self.pending(outcome)
+        Ok(self.pending(outcome))
     }
 
     fn pending(&self, outcome: Arc<Ending<()>>) -> Pending {
@@ -304,18 +318,20 @@ impl Communicator {
             ranks: state.ranks,
             agent,
             options,
-            board,
-            parent,
             nothing,
-            quantized: Mutex::new(None),
-            inbox: state.inbox(),
-            state: Mutex::new(state),
-            drivers: AtomicU32::new(0),
-            stopping: AtomicBool::new(false),
-            worker: OnceLock::new(),
+            member: OfProcess::new(Membership {
+                board,
+                parent,
+                quantized: Mutex::new(None),
+                inbox: state.inbox(),
+                state: Mutex::new(state),
+                drivers: AtomicU32::new(0),
+                stopping: AtomicBool::new(false),
+                worker: OnceLock::new(),
+            }),
         };
         let inner = Arc::new(inner);
-        let mut world = inner.agent.shared().lock();
+        let mut world = inner.agent.shared()?.lock();
         world.groups.retain(|group| group.strong_count() > 0);
         world.groups.push(Arc::downgrade(&inner));
         drop(world);
@@ -324,8 +340,40 @@ impl Communicator {
 }
 
 impl Inner {
+    fn member(&self) -> Result<&Membership, Forked> {
+        self.member.get()
+    }
+
     /// The agent is being closed: gives up what is under way, tells the others, and takes on nothing more.
     pub(crate) fn stop(&self) {
+        if let Ok(member) = self.member() {
+            member.stop();
+        }
+    }
+
+    /// Has a thread that takes calls further which nobody waits for.
+    fn employ(self: &Arc<Inner>) -> Result<(), Forked> {
+        self.member()?.worker.get_or_init(|| {
+            let group = Arc::downgrade(self);
+            let work = move || {
+                while let Some(group) = group.upgrade() {
+                    let member = group.member().ok();
+                    let Some(member) = member.filter(|member| !member.stopping.load(Ordering::Relaxed)) else {
+                        return;
+                    };
+                    member.work();
+                }
+            };
+            let worker = std::thread::Builder::new().name("weft-group".to_owned());
+            // Without the thread, calls go on whenever somebody waits for one.
+            worker.spawn(work).ok()
+        });
+        Ok(())
+    }
+}
+
+impl Membership {
+    fn stop(&self) {
         // Whoever takes calls further sees this and lets go of the state.
         self.inbox.close();
         self.stopping.store(true, Ordering::Relaxed);
@@ -365,24 +413,6 @@ impl Inner {
         }
     }
 
-    /// Has a thread that takes calls further which nobody waits for.
-    fn employ(self: &Arc<Inner>) {
-        self.worker.get_or_init(|| {
-            let group = Arc::downgrade(self);
-            let work = move || {
-                while let Some(group) = group.upgrade() {
-                    if group.stopping.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    group.work();
-                }
-            };
-            let worker = std::thread::Builder::new().name("weft-group".to_owned());
-            // Without the thread, calls go on whenever somebody waits for one.
-            worker.spawn(work).ok()
-        });
-    }
-
     fn work(&self) {
         let stirs = self.inbox.stirs();
         let state = self.lock();
@@ -410,10 +440,10 @@ fn tell(ended: Vec<Ended>, state: MutexGuard<'_, State>) {
 }
 
 /// A thread that takes the calls further itself, until it leaves, however it does.
-struct Driving<'a>(&'a Inner);
+struct Driving<'a>(&'a Membership);
 
 impl Driving<'_> {
-    fn begin(group: &Inner) -> Driving<'_> {
+    fn begin(group: &Membership) -> Driving<'_> {
         group.drivers.fetch_add(1, Ordering::Relaxed);
         Driving(group)
     }
@@ -426,7 +456,7 @@ impl Drop for Driving<'_> {
     }
 }
 
-impl Drop for Inner {
+impl Drop for Membership {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.inbox.stir();

@@ -19,6 +19,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use weft_fabric::bell::Bell;
+use weft_fabric::fork::Origin;
 use weft_fabric::{Clock, Live, cpu};
 use weft_plan::Time;
 use weft_protocol::agent::{AtomicId, Core, Event};
@@ -659,24 +660,39 @@ impl Drop for Driving<'_> {
 #[derive(Debug)]
 #[must_use = "the agent's own thread turns it again when this is dropped"]
 pub struct Turns<'a> {
-    shared: &'a Shared,
+    /// Nobody's in a forked child.
+    shared: Option<&'a Shared>,
+    origin: Origin,
 }
 
 impl<'a> Turns<'a> {
-    pub(crate) fn take(shared: &'a Shared) -> Turns<'a> {
-        shared.taken_over.fetch_add(1, Ordering::AcqRel);
-        Turns { shared }
+    pub(crate) fn take(shared: Option<&'a Shared>) -> Turns<'a> {
+        if let Some(shared) = shared {
+            shared.taken_over.fetch_add(1, Ordering::AcqRel);
+        }
+        Turns {
+            shared,
+            origin: Origin::here(),
+        }
     }
 
-    /// One turn: what has come in is handled, what is waiting goes out, what is due is done.
+    /// One turn: what has come in is handled, what is waiting goes out, what is due is done. Nothing, in a forked child.
     pub fn turn(&self) {
-        self.shared.turn();
+        if let Some(shared) = self.shared() {
+            shared.turn();
+        }
+    }
+
+    fn shared(&self) -> Option<&'a Shared> {
+        self.shared.filter(|_| self.origin.is_here())
     }
 }
 
 impl Drop for Turns<'_> {
     fn drop(&mut self) {
-        self.shared.taken_over.fetch_sub(1, Ordering::AcqRel);
-        self.shared.unpark();
+        if let Some(shared) = self.shared() {
+            shared.taken_over.fetch_sub(1, Ordering::AcqRel);
+            shared.unpark();
+        }
     }
 }

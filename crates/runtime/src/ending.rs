@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
+use weft_fabric::fork::OfProcess;
 use weft_plan::Time;
 
 use crate::driver::Shared;
@@ -67,8 +68,21 @@ impl<T: Clone> Ending<T> {
         self.lock().result.clone()
     }
 
+    /// Its outcome, if there is one by now. Turns the core once where there is none, so that asking in a loop is a way to wait.
+    pub(crate) fn ask(&self, shared: &OfProcess<Arc<Shared>>) -> Option<Result<T, Error>> {
+        let shared = match shared.get() {
+            Ok(shared) => shared,
+            Err(forked) => return Some(Err(forked.into())),
+        };
+        if !self.is_ended() {
+            shared.turn();
+        }
+        self.result()
+    }
+
     /// Waits while turning the core, for something that ends at this deadline at the latest.
-    pub(crate) fn wait(&self, shared: &Shared, deadline: Time) -> Result<T, Error> {
+    pub(crate) fn wait(&self, shared: &OfProcess<Arc<Shared>>, deadline: Time) -> Result<T, Error> {
+        let shared = shared.get()?;
         loop {
             if let Some(result) = self.result() {
                 return result;
@@ -85,7 +99,11 @@ impl<T: Clone> Ending<T> {
     }
 
     /// The same, but no longer than `timeout`.
-    pub(crate) fn wait_for(&self, shared: &Shared, timeout: Duration) -> Option<Result<T, Error>> {
+    pub(crate) fn wait_for(&self, shared: &OfProcess<Arc<Shared>>, timeout: Duration) -> Option<Result<T, Error>> {
+        let shared = match shared.get() {
+            Ok(shared) => shared,
+            Err(forked) => return Some(Err(forked.into())),
+        };
         if !self.is_ended() {
             let until = shared.clock.now().saturating_add(timeout.into());
             shared.wait_until(until, |_| self.is_ended().then_some(()));
@@ -101,6 +119,14 @@ impl<T: Clone> Ending<T> {
         let ended = WAKER.with(|waker| self.poll(&Context::from_waker(waker)).is_ready());
         if !ended {
             thread::park_timeout(max);
+        }
+    }
+
+    /// For a future of an agent's: the outcome, or a waker that is remembered.
+    pub(crate) fn poll_of(&self, shared: &OfProcess<Arc<Shared>>, context: &Context<'_>) -> Poll<Result<T, Error>> {
+        match shared.get() {
+            Ok(_) => self.poll(context),
+            Err(forked) => Poll::Ready(Err(forked.into())),
         }
     }
 

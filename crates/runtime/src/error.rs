@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error as ThisError;
 use weft_fabric::arena::ArenaError;
+use weft_fabric::fork::Forked;
 use weft_fabric::memory::MemoryError;
 use weft_plan::Rank;
 use weft_plan::cost::PlacementError;
@@ -122,6 +123,10 @@ pub enum Error {
     /// The agent has been stopped. An atomic operation that was under way may have been carried out.
     #[error("the agent has been stopped")]
     Stopped,
+    /// What the call is about was made before a fork, by the parent of this process: make an agent after the fork, or do not fork. An atomic
+    /// operation that the parent has asked for may have been carried out.
+    #[error(transparent)]
+    Forked(#[from] Forked),
 }
 
 /// A transfer that ended without success: with whom, over what, how far it came, and why.
@@ -201,7 +206,7 @@ impl Error {
     pub fn may_have_happened(&self) -> bool {
         match self {
             Error::Atomic(failed) => failed.error.may_have_happened,
-            Error::Stopped => true,
+            Error::Stopped | Error::Forked(_) => true,
             _ => false,
         }
     }

@@ -32,6 +32,7 @@ pub use interrupt::interruptible;
 pub use memory::Memory;
 pub use peer::{Peer, Prepared, Remote, TransferBuilder};
 pub use transfer::Transfer;
+pub use weft_fabric::fork;
 pub use weft_fabric::memory::HostMemory;
 pub use weft_plan::algorithms::Algorithm;
 pub use weft_plan::cost::{Candidate, UnknownCandidate};

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use weft_fabric::fork::OfProcess;
 use weft_fabric::memory::HostMemory;
 use weft_plan::Time;
 use weft_protocol::atomic::check_word;
@@ -20,6 +21,9 @@ use crate::interrupt;
 /// Memory that this agent has registered. It is released with its last clone, once it is [published](crate::Agent::publish) no more.
 ///
 /// Peers and transfers may change the bytes at any moment, so they are copied in and out and never borrowed.
+///
+/// A forked child can still read and write the bytes: those of memory that Weft allocated are the parent's and its peers' own, those of any
+/// other memory a copy. Everything else is [`Error::Forked`] there.
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub(crate) inner: Arc<Registered>,
@@ -27,7 +31,7 @@ pub struct Memory {
 
 #[derive(Debug)]
 pub(crate) struct Registered {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: OfProcess<Arc<Shared>>,
     pub(crate) region: Region,
     pub(crate) host: Arc<HostMemory>,
     /// Under which key the other ranks of a group read it, once it has been used in a collective.
@@ -45,8 +49,8 @@ impl weft_protocol::Memory for Registered {
     fn write(&self, offset: u64, from: &[u8]) {
         self.host.write(offset, from);
     }
-    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) {
-        self.host.digest(offset, len, digest);
+    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) -> Result<(), Refusal> {
+        self.host.digest(offset, len, digest)
     }
     fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
         self.host.atomic(offset, act)
@@ -87,6 +91,7 @@ impl Memory {
     }
     /// What the word at `offset` holds: eight bytes, little-endian, at a multiple of eight.
     pub fn read_word(&self, offset: u64) -> Result<u64, Error> {
+        self.inner.shared.get()?;
         let found = self.check_word(offset).and_then(|()| self.inner.host.read_word(offset));
         found.map_err(|refusal| refused(offset, refusal))
     }
@@ -99,6 +104,7 @@ impl Memory {
         self.atomic(offset, AtomicAct::CompareSwap { expected, new })
     }
     fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Error> {
+        self.inner.shared.get()?;
         let found = self
             .check_word(offset)
             .and_then(|()| self.inner.host.atomic(offset, act));
@@ -120,10 +126,12 @@ impl Memory {
         if let Some(key) = self.inner.lent.get() {
             return Ok(*key);
         }
+        let key = &self.inner.region.key;
         let lent = self
             .inner
             .shared
-            .act(|world, _| world.core.lend(&self.inner.region.key, Access::READ));
+            .get()?
+            .act(|world, _| world.core.lend(key, Access::READ));
         let key = lent.map_err(|refusal| Error::Refused {
             what: "lending memory".to_owned(),
             refusal,
@@ -139,6 +147,7 @@ impl Memory {
         let Registered {
             shared, region, host, ..
         } = &*self.inner;
+        let shared = shared.get()?;
         shared.lock().registrations.forget(host);
         let deadline = after(shared, timeout);
         let try_release = |world: &mut World| {
@@ -161,7 +170,7 @@ impl Memory {
 
     /// Memory can be used by the agent that registered it, and by no other.
     pub(crate) fn check_owner(&self, user: &Arc<Shared>) -> Result<(), Error> {
-        let owner = &self.inner.shared;
+        let owner = self.inner.shared.get()?;
         if Arc::ptr_eq(owner, user) {
             return Ok(());
         }
@@ -176,7 +185,9 @@ impl Memory {
 impl Drop for Registered {
     fn drop(&mut self) {
         let key = self.region.key;
-        self.shared.act(|world, now| {
+        // A forked child has only a copy of the handle: what its parent has registered stays so.
+        let Ok(shared) = self.shared.get() else { return };
+        shared.act(|world, now| {
             if world.core.release(&key, now) == Ok(Progress::Busy) {
                 world.releasing.push(key);
             }

@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 use tracing::level_filters::LevelFilter;
+use weft_fabric::fork::OfProcess;
 use weft_plan::Time;
 
 pub use event::{Event, Outcome};
@@ -88,7 +89,7 @@ pub enum ObserveError {
 /// Takes events from any thread. Copies share the sinks; the last one to go closes them.
 #[derive(Clone, Debug)]
 pub struct Observer {
-    sinks: Option<Arc<Sinks>>,
+    sinks: Option<Arc<OfProcess<Sinks>>>,
 }
 
 impl Observer {
@@ -132,20 +133,25 @@ impl Observer {
             thread: Some(thread),
         };
         Ok(Observer {
-            sinks: Some(Arc::new(sinks)),
+            sinks: Some(Arc::new(OfProcess::new(sinks))),
         })
+    }
+
+    /// Where events go, in the process that began to observe. What a forked child does is not its parent's.
+    fn sinks(&self) -> Option<&Sinks> {
+        self.sinks.as_ref()?.get().ok()
     }
 
     /// Reports something that happens rarely: an agent, a session or a path came or went, a request was refused.
     pub fn report(&self, now: Time, event: impl FnOnce() -> Event) {
-        if let Some(sinks) = &self.sinks {
+        if let Some(sinks) = self.sinks() {
             sinks.hand_over(Message::Event(now, event()));
         }
     }
 
     /// Reports something that every transfer does. The event is built only if somebody wants it.
     pub fn trace(&self, now: Time, event: impl FnOnce() -> Event) {
-        if let Some(sinks) = &self.sinks
+        if let Some(sinks) = self.sinks()
             && (sinks.every_transfer || LevelFilter::current() >= LevelFilter::DEBUG)
         {
             sinks.hand_over(Message::Event(now, event()));
@@ -154,14 +160,15 @@ impl Observer {
 
     /// Whether [`trace`](Observer::trace) would do anything.
     pub fn traces(&self) -> bool {
-        self.sinks
-            .as_ref()
+        self.sinks()
             .is_some_and(|s| s.every_transfer || LevelFilter::current() >= LevelFilter::DEBUG)
     }
 
     /// The metrics as Prometheus reads them; empty where none are kept.
     pub fn metrics(&self) -> String {
-        let Some(sinks) = &self.sinks else { return String::new() };
+        let Some(sinks) = self.sinks() else {
+            return String::new();
+        };
         let dropped = sinks.dropped.load(Ordering::Relaxed);
         sinks
             .metrics
@@ -172,7 +179,7 @@ impl Observer {
 
     /// Says where to ask for what the transports count, which the metrics show beside what was reported.
     pub(crate) fn count_with(&self, source: impl Fn() -> Vec<RailCounters> + Send + 'static) {
-        if let Some(metrics) = self.sinks.as_ref().and_then(|sinks| sinks.metrics.as_ref()) {
+        if let Some(metrics) = self.sinks().and_then(|sinks| sinks.metrics.as_ref()) {
             let mut metrics = metrics.lock().unwrap_or_else(PoisonError::into_inner);
             metrics.count_with(Box::new(source));
         }
@@ -180,19 +187,17 @@ impl Observer {
 
     /// The address that metrics are served on.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
-        self.sinks.as_ref()?.server.as_ref().map(Server::address)
+        self.sinks()?.server.as_ref().map(Server::address)
     }
 
     /// Events that did not fit into the queue.
     pub fn dropped(&self) -> u64 {
-        self.sinks
-            .as_ref()
-            .map_or(0, |sinks| sinks.dropped.load(Ordering::Relaxed))
+        self.sinks().map_or(0, |sinks| sinks.dropped.load(Ordering::Relaxed))
     }
 
     /// Waits until everything reported before is written down. Not for the data path.
     pub fn flush(&self) {
-        if let Some(sinks) = &self.sinks {
+        if let Some(sinks) = self.sinks() {
             let (done, wait) = sync_channel(1);
             if sinks.sender.send(Message::Flush(done)).is_ok() {
                 let _ = wait.recv();
@@ -407,7 +412,7 @@ mod tests {
     #[test]
     fn a_full_queue_drops_and_counts() {
         let observer = Observer::start(metrics_only()).unwrap();
-        let metrics = observer.sinks.as_ref().and_then(|sinks| sinks.metrics.clone()).unwrap();
+        let metrics = observer.sinks().and_then(|sinks| sinks.metrics.clone()).unwrap();
         // The writer stands still while the metrics are locked, as it would on a full disk.
         let held = metrics.lock().unwrap();
         for id in 0..2 * QUEUE_EVENTS_MAX as u64 {

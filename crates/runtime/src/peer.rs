@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use weft_fabric::fork::OfProcess;
 use weft_plan::{Spans, Time};
 use weft_protocol::region::RemoteRegion;
 use weft_protocol::transfer::{PeerId, Request};
@@ -21,7 +22,7 @@ pub(crate) const DEADLINE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A connected agent. The handle is one session with one life of the peer: when that ends, connect again.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: OfProcess<Arc<Shared>>,
     pub(crate) id: PeerId,
     pub(crate) name: Arc<str>,
     pub(crate) defaults: Defaults,
@@ -30,7 +31,7 @@ pub struct Peer {
 /// Handles of one session are equal, and those of two sessions are not, whatever name their peers go by.
 impl PartialEq for Peer {
     fn eq(&self, other: &Peer) -> bool {
-        self.id == other.id && Arc::ptr_eq(&self.shared, &other.shared)
+        self.id == other.id && self.shared.is_same(&other.shared)
     }
 }
 
@@ -70,19 +71,28 @@ impl Peer {
         &self.name
     }
 
+    /// Whether this is the process that has the session, and not a forked child of it.
+    pub fn check_process(&self) -> Result<(), Error> {
+        self.shared.get()?;
+        Ok(())
+    }
+
     /// Whether the session still lives.
     pub fn is_connected(&self) -> bool {
-        self.shared.lock().core.identity(self.id).is_some()
+        let shared = self.shared.get();
+        shared.is_ok_and(|shared| shared.lock().core.identity(self.id).is_some())
     }
 
     /// The transports that carry transfers to this peer now.
     pub fn transports(&self) -> Vec<&'static str> {
-        self.shared.lock().core.transports(self.id)
+        let shared = self.shared.get();
+        shared.map_or_else(|_| Vec::new(), |shared| shared.lock().core.transports(self.id))
     }
 
     /// How many paths carry transfers to this peer over `transport` now: one for each rail, where it has several.
     pub fn paths(&self, transport: &str) -> usize {
-        self.shared.lock().core.path_count(self.id, transport)
+        let shared = self.shared.get();
+        shared.map_or(0, |shared| shared.lock().core.path_count(self.id, transport))
     }
 
     /// Waits until transfers can go over `transport`.
@@ -110,12 +120,12 @@ impl Peer {
 
     /// The names of the regions that the peer has published so far.
     pub fn region_names(&self) -> Vec<String> {
-        self.shared
-            .lock()
-            .core
-            .regions(self.id)
-            .map(|(name, _)| name.to_owned())
-            .collect()
+        let Ok(shared) = self.shared.get() else {
+            return Vec::new();
+        };
+        let world = shared.lock();
+        let regions = world.core.regions(self.id);
+        regions.map(|(name, _)| name.to_owned()).collect()
     }
 
     /// From the remote region into local memory. Without [spans](TransferBuilder::spans) all of it, and the two must be of one size.
@@ -150,18 +160,22 @@ impl Peer {
 
     /// Sends a notification, which arrives once.
     pub fn notify(&self, payload: &[u8]) -> Result<(), Error> {
-        let told = self.shared.act(|world, now| {
+        let shared = self.shared.get()?;
+        let told = shared.act(|world, now| {
             world.check_running()?;
             world.core.notify(self.id, payload, now).map_err(Error::from)
         });
-        told.map_err(|error| self.explain(error))?;
-        self.told(payload);
+        told.map_err(|error| self.explain(shared, error))?;
+        self.told(shared, payload);
         Ok(())
     }
 
     /// Ends the session. Transfers under way end with an error.
     pub fn disconnect(&self) {
-        self.shared.act(|world, now| world.core.disconnect(self.id, now));
+        // A session of the parent's is not its child's to end.
+        if let Ok(shared) = self.shared.get() {
+            shared.act(|world, now| world.core.disconnect(self.id, now));
+        }
     }
 
     /// Waits for something of this peer, or for its end.
@@ -171,28 +185,27 @@ impl Peer {
         what: impl Fn() -> String,
         find: impl Fn(&weft_protocol::agent::Core<dyn weft_fabric::Live>, PeerId) -> Option<T>,
     ) -> Result<T, Error> {
-        let found = self
-            .shared
-            .wait_until(after(&self.shared, timeout), |world| match world.peers.get(&self.id) {
-                Some(PeerState::Gone(error)) => Some(Err(error.clone())),
-                _ => find(&world.core, self.id).map(Ok),
-            });
-        found.unwrap_or_else(|| Err(self.shared.in_vain(what)))
+        let shared = self.shared.get()?;
+        let found = shared.wait_until(after(shared, timeout), |world| match world.peers.get(&self.id) {
+            Some(PeerState::Gone(error)) => Some(Err(error.clone())),
+            _ => find(&world.core, self.id).map(Ok),
+        });
+        found.unwrap_or_else(|| Err(shared.in_vain(what)))
     }
 
     /// Reports that the peer is told something.
-    fn told(&self, payload: &[u8]) {
+    fn told(&self, shared: &Shared, payload: &[u8]) {
         let bytes = payload.len() as u64;
-        let now = self.shared.clock.now();
-        self.shared.observer.trace(now, || Event::NotificationSent {
+        let now = shared.clock.now();
+        shared.observer.trace(now, || Event::NotificationSent {
             peer: self.name.clone(),
             bytes,
         });
     }
 
     /// "Not connected" hides the reason, which is known.
-    pub(crate) fn explain(&self, error: Error) -> Error {
-        match (error, self.shared.lock().peers.get(&self.id)) {
+    pub(crate) fn explain(&self, shared: &Shared, error: Error) -> Error {
+        match (error, shared.lock().peers.get(&self.id)) {
             (Error::Peer(_), Some(PeerState::Gone(reason))) => reason.clone(),
             (error, _) => error,
         }
@@ -289,7 +302,7 @@ impl<'a> TransferBuilder<'a> {
         let mut legs = Vec::with_capacity(self.legs.len());
         let mut keep = Vec::with_capacity(self.legs.len());
         for Described { local, remote, spans } in self.legs {
-            local.check_owner(&self.peer.shared)?;
+            local.check_owner(self.peer.shared.get()?)?;
             let (local_spans, remote_spans) = match spans {
                 Some(spans) => spans,
                 None if local.len() == remote.len() => {
@@ -347,7 +360,8 @@ impl Prepared {
     /// Starts the transfer. What is small is done here and now; what is large goes on in the background.
     pub fn post(&self) -> Result<Transfer, Error> {
         let peer = &self.peer;
-        let posted = peer.shared.act(|world, now| {
+        let shared = peer.shared.get()?;
+        let posted = shared.act(|world, now| {
             world.check_running()?;
             let request = Request {
                 peer: peer.id,
@@ -364,15 +378,15 @@ impl Prepared {
             world.transfers.insert(id, cell.clone());
             Ok((id, cell, deadline))
         });
-        let (id, cell, deadline) = posted.map_err(|error: Error| peer.explain(error))?;
-        peer.shared.observer.trace(cell.started, || Event::TransferSubmitted {
+        let (id, cell, deadline) = posted.map_err(|error: Error| peer.explain(shared, error))?;
+        shared.observer.trace(cell.started, || Event::TransferSubmitted {
             id: id.0,
             peer: peer.name.clone(),
             direction: self.direction,
             bytes: self.bytes(),
         });
         if let Some(payload) = &self.notify {
-            peer.told(payload);
+            peer.told(shared, payload);
         }
         Ok(Transfer {
             shared: peer.shared.clone(),

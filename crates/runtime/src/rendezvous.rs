@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
+use weft_fabric::fork::{Forked, OfProcess};
 use weft_protocol::Epoch;
 
 use crate::interrupt;
@@ -52,7 +53,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// A place where agents find each other by name. Calls block, up to the time they are given.
 #[derive(Debug)]
 pub struct Rendezvous {
-    place: Place,
+    place: OfProcess<Place>,
 }
 
 #[derive(Debug)]
@@ -81,12 +82,12 @@ impl Default for RendezvousOptions {
     }
 }
 
-/// The right to a name. Dropping it gives the name back.
+/// The right to a name. Dropping it gives the name back, except in a forked child: it is the parent's.
 #[must_use = "the name is given back when this is dropped"]
 #[derive(Debug)]
 pub struct Registration {
     entry: Entry,
-    _held: Box<dyn Held>,
+    _held: OfProcess<Box<dyn Held>>,
 }
 
 impl Registration {
@@ -154,27 +155,30 @@ impl Rendezvous {
     /// Takes a name. One that another live agent holds is refused.
     pub fn register(&self, name: &str, address: &str, epoch: Epoch) -> Result<Registration, RendezvousError> {
         let entry = Entry::of_process(name, address, epoch)?;
-        let held: Box<dyn Held> = match &self.place {
+        let held: Box<dyn Held> = match self.place.get()? {
             Place::Process(place) => Box::new(place.register(&entry)?),
             Place::Directory(place) => Box::new(place.register(&entry)?),
             Place::Names(place) => Box::new(place.register(&entry)?),
             Place::Etcd(place) => Box::new(place.register(&entry)?),
         };
-        Ok(Registration { entry, _held: held })
+        Ok(Registration {
+            entry,
+            _held: OfProcess::new(held),
+        })
     }
 
     /// Who holds a name. Waits for somebody to take it, up to `timeout`.
     pub fn lookup(&self, name: &str, timeout: Duration) -> Result<Entry, RendezvousError> {
         entry::check_name(name)?;
-        let began = Instant::now();
+        let (place, began) = (self.place.get()?, Instant::now());
         loop {
             let left = timeout.saturating_sub(began.elapsed());
             // Whoever can be interrupted waits a little at a time.
             let wait = match interrupt::is_watched() {
-                true => left.min(self.place.wait_max()),
+                true => left.min(place.wait_max()),
                 false => left,
             };
-            let found = match &self.place {
+            let found = match place {
                 Place::Process(place) => place.lookup(name, wait),
                 Place::Directory(place) => place.lookup(name, wait)?,
                 Place::Names(place) => place.lookup(name, wait)?,
@@ -196,7 +200,7 @@ impl Rendezvous {
 
     /// Every name that is held now, in order.
     pub fn list(&self) -> Result<Vec<Entry>, RendezvousError> {
-        let mut entries = match &self.place {
+        let mut entries = match self.place.get()? {
             Place::Process(place) => place.list(),
             Place::Directory(place) => place.list()?,
             Place::Names(place) => place.list()?,
@@ -210,7 +214,7 @@ impl Rendezvous {
     pub fn list_changed(&self, known: &[Entry], timeout: Duration) -> Result<Vec<Entry>, RendezvousError> {
         let began = Instant::now();
         loop {
-            let entries = match &self.place {
+            let entries = match self.place.get()? {
                 Place::Etcd(place) => place.list_changed(known, timeout)?,
                 _ => self.list()?,
             };
@@ -238,6 +242,7 @@ impl Place {
 
 impl From<Place> for Rendezvous {
     fn from(place: Place) -> Rendezvous {
+        let place = OfProcess::new(place);
         Rendezvous { place }
     }
 }
@@ -288,6 +293,8 @@ pub enum RendezvousError {
     Etcd { endpoints: String, source: EtcdError },
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
+    #[error(transparent)]
+    Forked(#[from] Forked),
     #[error(transparent)]
     Secret(#[from] SecretError),
     #[error("the system gave no random bytes: {0}")]

@@ -178,7 +178,7 @@ settings! {
     progress_core: Option<usize> = "progress_core", "", within 0..=4095;
     /// Whether transfers that do not say otherwise compare the bytes at both ends.
     checksum: bool = "checksum", "false";
-    /// Whether memory that Weft allocates asks for huge pages.
+    /// Whether memory that Weft allocates asks for huge pages: transparent ones, or, if on, reserved ones, which peers copy and cannot map.
     huge_pages: When = "huge_pages", "auto";
     /// A platform file, as `weft doctor --platform` writes it, that collectives are chosen by; the same for all ranks of a group. By default
     /// a built-in one.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use weft_fabric::fork::OfProcess;
 use weft_plan::Time;
 use weft_protocol::Direction;
 use weft_protocol::transfer::{Summary, TransferId};
@@ -19,7 +20,7 @@ use crate::memory::Registered;
 #[derive(Clone, Debug)]
 #[must_use = "a transfer that nobody looks at may fail without anybody knowing"]
 pub struct Transfer {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: OfProcess<Arc<Shared>>,
     pub(crate) id: TransferId,
     pub(crate) cell: Arc<Cell>,
     pub(crate) deadline: Time,
@@ -51,14 +52,12 @@ impl Cell {
 impl Transfer {
     /// Has it ended? Makes progress while asking, so that polling in a loop is a way to wait.
     pub fn poll(&self) -> Option<Result<Summary, Error>> {
-        if !self.is_ended() {
-            self.shared.turn();
-        }
-        self.cell.outcome.result()
+        self.cell.outcome.ask(&self.shared)
     }
 
+    /// True also in a forked child, for which nothing comes any more.
     pub fn is_ended(&self) -> bool {
-        self.cell.outcome.is_ended()
+        self.cell.outcome.is_ended() || self.shared.get().is_err()
     }
 
     /// Waits for the end, which comes at the deadline at the latest, whatever the peer does.
@@ -73,7 +72,10 @@ impl Transfer {
 
     /// Ends the transfer early. It has ended, and its memory is free for other use, once [`wait`](Transfer::wait) returns.
     pub fn cancel(&self) {
-        self.shared.act(|world, now| world.core.cancel(self.id, now));
+        // What the parent has under way is not a forked child's to cancel.
+        if let Ok(shared) = self.shared.get() {
+            shared.act(|world, now| world.core.cancel(self.id, now));
+        }
     }
 }
 
@@ -81,6 +83,6 @@ impl Future for Transfer {
     type Output = Result<Summary, Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.cell.outcome.poll(context)
+        self.cell.outcome.poll_of(&self.shared, context)
     }
 }

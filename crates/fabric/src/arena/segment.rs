@@ -116,7 +116,12 @@ pub(super) enum Body {
 impl Segment {
     /// Memory for a segment, ready to be mapped by the neighbours.
     pub(super) fn allocate(layout: Layout) -> Result<Arc<HostMemory>, MemoryError> {
-        let memory = Arc::new(HostMemory::allocate(layout.bytes(), AllocateOptions::default())?);
+        // A child must neither tell the neighbours anything nor take part in what its parent does.
+        let options = AllocateOptions {
+            not_inherited: true,
+            ..AllocateOptions::default()
+        };
+        let memory = Arc::new(HostMemory::allocate(layout.bytes(), options)?);
         let own = Segment::own(layout, Arc::clone(&memory)).expect("memory of the layout's size");
         own.word(header::LAYOUT).store(layout.digest(), Ordering::Release);
         Ok(memory)

@@ -9,8 +9,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
-use weft_protocol::Memory;
 use weft_protocol::memory::Digest;
+use weft_protocol::{Memory, Refusal};
 
 use super::{Mapping, MemoryError, Protection, page_bytes};
 use crate::copy;
@@ -95,11 +95,12 @@ impl Memory for DmaBufMemory {
             unsafe { ptr::copy(from.as_ptr(), into, from.len()) }
         });
     }
-    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) {
+    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) -> Result<(), Refusal> {
         self.touch(offset, len as usize, |from| {
             // SAFETY: `touch` checked the bounds.
             unsafe { copy::sum(from, len as usize, digest) }
         });
+        Ok(())
     }
     fn as_any(&self) -> &dyn Any {
         self
@@ -204,7 +205,7 @@ mod tests {
         memory.read(65_530, &mut back);
         assert_eq!(&back, b"paged!");
         let (mut near, mut far) = (Digest::default(), Digest::default());
-        memory.digest(65_530, 6, &mut near);
+        memory.digest(65_530, 6, &mut near).unwrap();
         far.update(b"paged!");
         assert_eq!(near.finish(), far.finish());
         for (offset, len) in [

@@ -4,8 +4,10 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 
 use super::MemoryError;
+use crate::fork::Origin;
 
 /// What a mapping permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub(crate) enum Protection {
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
+    /// The one process that has it, where its children do not.
+    only: OnceLock<Origin>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread.
@@ -49,7 +53,29 @@ impl Mapping {
             return Err(last_error("mapping", len));
         }
         let ptr = NonNull::new(ptr.cast()).expect("mmap never returns null without MAP_FIXED");
-        Ok(Mapping { ptr, len })
+        Ok(Mapping {
+            ptr,
+            len,
+            only: OnceLock::new(),
+        })
+    }
+
+    /// The same, of which a forked child has no copy. What it holds is between this process and its peers.
+    pub(crate) fn not_inherited(
+        file: BorrowedFd<'_>,
+        len: usize,
+        protection: Protection,
+    ) -> Result<Mapping, MemoryError> {
+        let mapping = Mapping::new(file, len, protection)?;
+        mapping.keep_from_children();
+        Ok(mapping)
+    }
+
+    /// Forked children find nothing at its address.
+    pub(crate) fn keep_from_children(&self) {
+        if self.advise(libc::MADV_DONTFORK) {
+            self.only.get_or_init(Origin::here);
+        }
     }
 
     pub(crate) fn non_null(&self) -> NonNull<u8> {
@@ -148,7 +174,10 @@ impl Mapping {
         let twin = Mapping {
             ptr: NonNull::new(ptr.cast()).expect("mremap returned an address"),
             len: self.len,
+            only: OnceLock::new(),
         };
+        // A twin takes after its original, which children may not have.
+        twin.advise(libc::MADV_DOFORK);
         // SAFETY: the twin is new, so nobody relies on writing through it.
         if unsafe { libc::mprotect(ptr, self.len, libc::PROT_READ) } != 0 {
             return Err(last_error("protecting a mapping", self.len));
@@ -159,6 +188,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // In a child there is nothing at this address, or something that is not ours.
+        if self.only.get().is_some_and(|only| !only.is_here()) {
+            return;
+        }
         // SAFETY: exactly the range that mmap returned; whoever could use it borrowed or shared this value.
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
@@ -196,7 +229,7 @@ pub(crate) fn seal(file: &OwnedFd, more: libc::c_int) -> Result<(), MemoryError>
 }
 
 /// Whether a file is memory in pages of the usual size.
-fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
     // SAFETY: an all-zero statfs is a valid one to be overwritten.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open and the result has a place.
@@ -204,8 +237,12 @@ fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
     known && stat.f_type == libc::TMPFS_MAGIC
 }
 
-/// The size of a file that somebody else made, if it can never shrink: only then is a mapping of it safe from SIGBUS.
+/// The size of a file that somebody else made, if a mapping of it is safe from SIGBUS: it can never shrink, and it is memory in pages of the
+/// usual size, which the kernel makes anew, and empty, where somebody has punched a hole. Huge pages it may not have.
 pub(crate) fn sealed_bytes(file: BorrowedFd<'_>) -> Option<usize> {
+    if !is_shared_memory(file) {
+        return None;
+    }
     // SAFETY: a plain call on an open descriptor; it fails on what is not a memory file.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {

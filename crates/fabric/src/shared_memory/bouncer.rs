@@ -10,7 +10,7 @@ use super::frame::{Bounce, Frame, MAX_BOUNCE_RUNS};
 use super::path::{Path, Running};
 use super::ring::{Ring, SLOT_BYTES, SLOTS};
 use crate::Clock;
-use crate::copy::{self, copy_cached};
+use crate::copy;
 use crate::memory::HostMemory;
 
 /// Moves through the ring of one path.
@@ -58,22 +58,21 @@ impl Bouncing {
             .expect("the kind of memory was checked when the move began")
     }
     /// Copies between the local pieces of `range` and a slot.
-    fn copy(&self, range: &Range<u64>, slot: *mut u8, into_slot: bool) {
+    fn copy(&self, range: &Range<u64>, slot: *mut u8, into_slot: bool) -> Result<(), Refusal> {
         let near = self.near();
         let mut at = slot;
         for (offset, _, len) in self.running.part.leg.pieces(range.clone()) {
             assert!(offset + len <= near.len(), "the leg lies within its region");
             // SAFETY: the near side was just checked; a range in a slot holds at most the slot's bytes.
             unsafe {
-                let here = near.as_ptr().add(offset as usize);
-                if into_slot {
-                    copy_cached(at, here, len as usize);
-                } else {
-                    copy_cached(here, at, len as usize);
-                }
+                match into_slot {
+                    true => near.take(offset, at, len as usize),
+                    false => near.put(offset, at, len as usize),
+                }?;
                 at = at.add(len as usize);
             }
         }
+        Ok(())
     }
 }
 
@@ -188,9 +187,15 @@ impl Path {
                 }
             }
         }
-        for at in 0..self.bouncer.moves.len() {
-            while let Some(frame) = self.bouncer.next_ask(at, clock) {
-                self.send(&Frame::Bounce(frame), Vec::new());
+        let mut at = 0;
+        while at < self.bouncer.moves.len() {
+            match self.bouncer.next_ask(at, clock) {
+                Ok(Some(frame)) => self.send(&Frame::Bounce(frame), Vec::new()),
+                Ok(None) => at += 1,
+                // It asks for nothing more, and may be over.
+                Err(refusal) => {
+                    self.bouncer.stop(self.id, at, refusal.into(), signals);
+                }
             }
         }
     }
@@ -223,8 +228,11 @@ impl Path {
                 // SAFETY: the slot holds the range.
                 unsafe { copy::sum(data, (asked.range.end - asked.range.start) as usize, digest) };
             }
-            if !bouncing.verifies {
-                bouncing.copy(&asked.range, data, false);
+            if !bouncing.verifies
+                && let Err(refusal) = bouncing.copy(&asked.range, data, false)
+            {
+                bouncer.stop(self.id, at, refusal.into(), signals);
+                return true;
             }
         }
         bouncing.running.at = asked.range.end;
@@ -242,15 +250,15 @@ impl Path {
 }
 
 impl Bouncer {
-    /// Fills a free slot with the next question of a move.
-    fn next_ask(&mut self, at: usize, clock: &Clock) -> Option<Bounce> {
+    /// Fills a free slot with the next question of a move, if there is one. An error: its own memory is not there.
+    fn next_ask(&mut self, at: usize, clock: &Clock) -> Result<Option<Bounce>, Refusal> {
         let bouncing = &mut self.moves[at];
         let end = bouncing.range().end;
         if bouncing.ending.is_some() || bouncing.asked_to == end {
-            return None;
+            return Ok(None);
         }
         let (Some(ring), Some(slot)) = (&self.ring, self.free.pop()) else {
-            return None;
+            return Ok(None);
         };
         let start = bouncing.asked_to;
         let mut stop = start;
@@ -261,8 +269,11 @@ impl Bouncer {
             }
         }
         let range = start..stop;
-        if bouncing.writes() {
-            bouncing.copy(&range, ring.slot(slot), true);
+        if bouncing.writes()
+            && let Err(refusal) = bouncing.copy(&range, ring.slot(slot), true)
+        {
+            self.free.push(slot);
+            return Err(refusal);
         }
         bouncing.asked_to = stop;
         self.generation = (self.generation + 1) & (u32::MAX >> 2);
@@ -287,7 +298,7 @@ impl Bouncer {
             op: bouncing.running.id,
             range,
         });
-        Some(frame)
+        Ok(Some(frame))
     }
 }
 

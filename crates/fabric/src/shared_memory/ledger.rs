@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::fork::NotInherited;
 use crate::memory::{Mapping, MemoryError, Protection, file_bytes, memory_file, page_bytes, seal, sealed_bytes};
 
 /// Regions that can be registered at a time.
@@ -28,15 +29,16 @@ pub(super) struct Entry {
 #[derive(Debug)]
 struct Words {
     mapping: Mapping,
-    file: OwnedFd,
+    file: NotInherited<OwnedFd>,
 }
 
 impl Words {
     fn new(name: &std::ffi::CStr, bytes: usize) -> Result<Words, MemoryError> {
         let file = memory_file(name, bytes, page_bytes(), 0)?;
-        let mapping = Mapping::new(file.as_fd(), file_bytes(bytes, page_bytes())?, Protection::ReadWrite)?;
+        let mapping = Mapping::not_inherited(file.as_fd(), file_bytes(bytes, page_bytes())?, Protection::ReadWrite)?;
         // Our mapping stays writable; no later one can be.
         seal(&file, libc::F_SEAL_FUTURE_WRITE)?;
+        let file = NotInherited::new(file);
         Ok(Words { mapping, file })
     }
 }
@@ -166,7 +168,7 @@ impl HazardView {
 
 fn view(file: BorrowedFd<'_>, bytes: usize) -> Option<Mapping> {
     let len = sealed_bytes(file).filter(|&len| len >= bytes && len <= 2 * bytes.max(page_bytes()))?;
-    Mapping::new(file, len, Protection::ReadOnly).ok()
+    Mapping::not_inherited(file, len, Protection::ReadOnly).ok()
 }
 
 fn mark(tag: u32, index: u32) -> u64 {

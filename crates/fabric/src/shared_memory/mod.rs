@@ -29,6 +29,7 @@ mod ledger;
 mod moves;
 mod path;
 mod poller;
+mod process;
 mod ring;
 mod socket;
 mod target;
@@ -48,10 +49,12 @@ use weft_plan::{LinkCost, Time};
 use weft_protocol::{Capabilities, Epoch, Failure, Loss, PathId, RegionKey, RegionTable, Signal};
 
 use crate::Clock;
+use crate::fork::NotInherited;
 use crate::memory::MemoryError;
 use ledger::{Entry, Hazard, HazardView, Ledger};
 use path::Path;
-use poller::Poller;
+use poller::{Poller, Watch};
+use process::Process;
 use socket::Socket;
 use worker::Worker;
 
@@ -126,7 +129,7 @@ pub struct SharedMemory {
     entries: HashMap<RegionKey, Admitted>,
     worker: Worker,
     poller: Arc<Poller>,
-    listener: OwnedFd,
+    listener: NotInherited<OwnedFd>,
     /// Given up for a moment to turn a caller away when no descriptor is left.
     reserve: Option<OwnedFd>,
     /// In the order of their numbers, which only grow.
@@ -157,7 +160,9 @@ struct Admitted {
 #[derive(Debug)]
 struct Lingering {
     id: PathId,
+    _watch: Watch,
     _socket: Socket,
+    _process: Option<Process>,
     hazard: HazardView,
     /// Regions that the peer was given; it lingers only as long as there are any.
     given: HashSet<Entry>,
@@ -260,7 +265,7 @@ impl SharedMemory {
 }
 
 /// Listens under a name that no other agent of this host has.
-fn listen(epoch: Epoch) -> io::Result<(String, OwnedFd)> {
+fn listen(epoch: Epoch) -> io::Result<(String, NotInherited<OwnedFd>)> {
     static STARTED: AtomicU32 = AtomicU32::new(0);
     loop {
         let count = STARTED.fetch_add(1, Ordering::Relaxed);

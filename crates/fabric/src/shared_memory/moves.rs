@@ -12,6 +12,10 @@ use super::target::{Reach, Target};
 use super::worker::{Fault, Part, Peer, Worker};
 use crate::memory::HostMemory;
 
+/// A process that was seen alive so lately still has its number: numbers are given out in turn, and thousands of processes have to begin
+/// before one is used again.
+const SEEN_LATELY: Time = Time::from_ms(1);
+
 /// What a step of a move came to.
 enum Step {
     Copied,
@@ -180,6 +184,13 @@ impl Path {
     }
 
     fn copy_some(&mut self, running: &mut Running, target: &Target, worker: &mut Worker, end: u64) -> Step {
+        // Whether the number is still the owner's is looked at again before anybody is told that the move is done.
+        if matches!(target.reach, Reach::Foreign(_)) && !self.was_seen_alive() {
+            if self.is_hung_up() {
+                return Step::Failed(lost(Loss::ClosedByPeer));
+            }
+            self.seen_alive = self.now;
+        }
         let Some(ledger) = self.ledger() else {
             return Step::Failed(lost(Loss::Closed));
         };
@@ -194,7 +205,7 @@ impl Path {
             near,
             target,
             peer: &Peer {
-                pid: self.pid,
+                process: self.process.as_ref(),
                 ledger,
                 hazard_tag: self.id.0,
             },
@@ -212,8 +223,13 @@ impl Path {
             Err(Fault::Gone) => Step::Failed(lost(Loss::ClosedByPeer)),
             Err(Fault::NoMemory) if self.is_hung_up() => Step::Failed(lost(Loss::ClosedByPeer)),
             Err(Fault::NoMemory) => Step::Failed(Refusal::Unsupported.into()),
+            Err(Fault::Vanished) => Step::Failed(Refusal::NoMemory.into()),
             Err(Fault::System(errno)) => Step::Failed(lost(Loss::System(errno))),
         }
+    }
+
+    fn was_seen_alive(&self) -> bool {
+        self.now.saturating_sub(self.seen_alive) < SEEN_LATELY
     }
 
     /// All bytes are in place. A peer that has gone meanwhile may not have been the one that we copied from.
@@ -221,6 +237,7 @@ impl Path {
         if self.is_hung_up() {
             return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
         }
+        self.seen_alive = self.now;
         let done = Done::moved(running.digest.map(Digest::finish));
         match running.part.arrival {
             Some(arrival) if running.part.direction == weft_protocol::Direction::Write => {

@@ -14,7 +14,8 @@ use super::atomics::Atomics;
 use super::bouncer::Bouncer;
 use super::frame::{Frame, MESSAGE};
 use super::ledger::{Entry, HazardView, LedgerView};
-use super::poller::Poller;
+use super::poller::Watch;
+use super::process::Process;
 use super::ring::Ring;
 use super::socket::Socket;
 use super::target::Target;
@@ -27,9 +28,13 @@ const MAX_ASKS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Path {
     pub id: PathId,
+    /// Before what it watches.
+    pub watch: Watch,
     pub socket: Socket,
-    poller: Arc<Poller>,
-    pub pid: Option<libc::pid_t>,
+    pub process: Option<Process>,
+    /// When this path has its turn, and when it was last known in one that the peer lives.
+    pub now: Time,
+    pub seen_alive: Time,
     pub peer: Handshake,
     /// Foreign memory goes through the ring, because the kernel refuses the direct way or the options forbid it.
     pub bounces: bool,
@@ -95,12 +100,21 @@ pub(super) struct Outgoing {
 }
 
 impl Path {
-    pub(super) fn new(id: PathId, socket: Socket, poller: Arc<Poller>, foreign: Foreign, peer: Handshake) -> Path {
+    pub(super) fn new(
+        id: PathId,
+        watch: Watch,
+        socket: Socket,
+        process: Option<Process>,
+        foreign: Foreign,
+        peer: Handshake,
+    ) -> Path {
         Path {
             id,
-            pid: socket.peer_pid(),
+            watch,
             socket,
-            poller,
+            process,
+            now: Time::ZERO,
+            seen_alive: Time::ZERO,
             peer,
             bounces: foreign == Foreign::Bounce,
             may_bounce: foreign != Foreign::ProcessVm,
@@ -142,7 +156,8 @@ impl Path {
 
     /// Whether the peer has closed its end, or died.
     pub(super) fn is_hung_up(&self) -> bool {
-        !self.poller.is_quiet() && self.socket.is_hung_up()
+        // The poller watches both.
+        !self.watch.is_quiet() && (self.socket.is_hung_up() || self.process.as_ref().is_some_and(Process::has_ended))
     }
 
     pub(super) fn complete(&self, op: OpId, outcome: Result<Done, Failure>, signals: &mut Vec<Signal>) {

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use weft_protocol::{Access, Direction, Memory, Refusal, RegionTable};
 
 use super::frame::Bounce;
-use crate::copy::copy_cached;
 use crate::memory::{HostMemory, Mapping, MemoryError, Protection, memory_file, page_bytes, seal, sealed_bytes};
 
 pub(super) const SLOTS: u32 = 8;
@@ -34,14 +33,14 @@ impl Ring {
     pub(super) fn create() -> Result<(Ring, OwnedFd), MemoryError> {
         let file = memory_file(c"weft-bounce", RING_BYTES, page_bytes(), 0)?;
         seal(&file, 0)?;
-        let mapping = Mapping::new(file.as_fd(), RING_BYTES, Protection::ReadWrite)?;
+        let mapping = Mapping::not_inherited(file.as_fd(), RING_BYTES, Protection::ReadWrite)?;
         Ok((Ring { mapping }, file))
     }
 
     /// The ring that a peer made; `None` where the file is not one.
     pub(super) fn attach(file: BorrowedFd<'_>) -> Option<Ring> {
         sealed_bytes(file).filter(|&bytes| bytes == RING_BYTES)?;
-        let mapping = Mapping::new(file, RING_BYTES, Protection::ReadWrite).ok()?;
+        let mapping = Mapping::not_inherited(file, RING_BYTES, Protection::ReadWrite).ok()?;
         Some(Ring { mapping })
     }
 
@@ -81,6 +80,13 @@ impl Ring {
         if now_mono_ns >= bounce.deadline_mono_ns || !self.claim(bounce.slot, bounce.generation) {
             return Err(Refusal::Late);
         }
+        let copied = self.copy(bounce, memory);
+        self.change(bounce.slot, bounce.generation, CLAIMED, FINISHED);
+        copied
+    }
+
+    /// Copies what was asked for between a slot and a region, both checked.
+    fn copy(&self, bounce: &Bounce, memory: &HostMemory) -> Result<(), Refusal> {
         let mut at = self.slot(bounce.slot);
         for span in bounce.spans.pieces(0..bounce.spans.bytes()) {
             let end = span
@@ -91,15 +97,13 @@ impl Ring {
             let len = span.len as usize;
             // SAFETY: the region's side was just checked, and the spans together fit into the slot.
             unsafe {
-                let there = memory.as_ptr().add(span.offset as usize);
                 match bounce.direction {
-                    Direction::Read => copy_cached(at, there, len),
-                    Direction::Write => copy_cached(there, at, len),
-                }
+                    Direction::Read => memory.take(span.offset, at, len),
+                    Direction::Write => memory.put(span.offset, at, len),
+                }?;
                 at = at.add(len);
             }
         }
-        self.change(bounce.slot, bounce.generation, CLAIMED, FINISHED);
         Ok(())
     }
 

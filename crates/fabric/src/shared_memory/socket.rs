@@ -5,13 +5,15 @@ use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
+use crate::fork::NotInherited;
+
 /// The most descriptors that ride on one datagram.
 pub(super) const MAX_FDS: usize = 2;
 
 /// One end of a path.
 #[derive(Debug)]
 pub(super) struct Socket {
-    fd: OwnedFd,
+    fd: NotInherited<OwnedFd>,
 }
 
 /// What came in.
@@ -38,8 +40,8 @@ struct Control([u8; 64]);
 
 impl Socket {
     /// Starts listening under an abstract name, which goes away with the socket.
-    pub(super) fn listen(name: &str) -> io::Result<OwnedFd> {
-        let fd = new_socket()?;
+    pub(super) fn listen(name: &str) -> io::Result<NotInherited<OwnedFd>> {
+        let fd = NotInherited::open(new_socket)?;
         let (address, len) = abstract_address(name)?;
         // SAFETY: the address is valid for the length given.
         check(unsafe { libc::bind(fd.as_raw_fd(), ptr::from_ref(&address).cast(), len) })?;
@@ -49,7 +51,7 @@ impl Socket {
     }
 
     pub(super) fn connect(name: &str) -> io::Result<Socket> {
-        let fd = new_socket()?;
+        let fd = NotInherited::open(new_socket)?;
         let (address, len) = abstract_address(name)?;
         // SAFETY: the address is valid for the length given.
         check(unsafe { libc::connect(fd.as_raw_fd(), ptr::from_ref(&address).cast(), len) })?;
@@ -58,11 +60,13 @@ impl Socket {
 
     pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Socket> {
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: no address is asked for.
-        let fd = unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) };
-        check(fd)?;
-        // SAFETY: a fresh descriptor that nobody else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = NotInherited::open(|| {
+            // SAFETY: no address is asked for.
+            let fd = unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) };
+            check(fd)?;
+            // SAFETY: a fresh descriptor that nobody else owns.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        })?;
         Ok(Socket { fd })
     }
 

@@ -3,14 +3,15 @@
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use weft_protocol::{Access, Direction, Refusal};
 
 use super::frame::Answer;
 use super::ledger::{Entry, LedgerView};
 use crate::copy::copy_cached;
-use crate::memory::{Mapping, Protection, sealed_bytes};
+use crate::fork::PerProcess;
+use crate::memory::{Mapping, Protection, is_shared_memory, sealed_bytes};
 
 /// A peer's region, and how to get at its bytes.
 #[derive(Debug)]
@@ -38,6 +39,8 @@ const ENTERED_BYTES: RangeInclusive<u64> = 1 << 20..=32 << 30;
 pub(super) enum Unusable {
     /// This process is short of something.
     NoRoom,
+    /// A mapping of the file could be made a trap: whoever can write to it could have us killed.
+    Unsafe,
     /// The answer is not what a peer of this version sends.
     Garbage,
 }
@@ -47,6 +50,9 @@ impl Target {
         let reach = match (answer.foreign, &file) {
             (Some(address), None) if address.checked_add(answer.len).is_some() => Reach::Foreign(address),
             (None, Some(file)) => {
+                if !is_shared_memory(file.as_fd()) {
+                    return Err(Unusable::Unsafe);
+                }
                 let bytes = sealed_bytes(file.as_fd()).filter(|&bytes| bytes as u64 >= answer.len);
                 let bytes = bytes.ok_or(Unusable::Garbage)?;
                 let protection = if answer.access.write {
@@ -54,7 +60,8 @@ impl Target {
                 } else {
                     Protection::ReadOnly
                 };
-                Reach::Mapped(Mapping::new(file.as_fd(), bytes, protection).map_err(|_| Unusable::NoRoom)?)
+                let mapping = Mapping::not_inherited(file.as_fd(), bytes, protection);
+                Reach::Mapped(mapping.map_err(|_| Unusable::NoRoom)?)
             }
             _ => return Err(Unusable::Garbage),
         };
@@ -74,8 +81,8 @@ impl Target {
     /// a KiB of it.
     fn enter(self: &Arc<Target>, file: OwnedFd) {
         // One thread for all, and a short queue: what finds no place is entered page by page, when it is touched.
-        static TO_ENTER: OnceLock<SyncSender<(Weak<Target>, OwnedFd)>> = OnceLock::new();
-        let queue = TO_ENTER.get_or_init(|| {
+        static TO_ENTER: PerProcess<SyncSender<(Weak<Target>, OwnedFd)>> = PerProcess::new();
+        let queue = TO_ENTER.get_or_make(|| {
             let (sender, receiver) = sync_channel::<(Weak<Target>, OwnedFd)>(16);
             let work = move || {
                 for (target, file) in receiver {
@@ -134,6 +141,11 @@ impl BorrowedMapping {
             entry: target.entry,
             ledger,
         })
+    }
+
+    /// Forked children of this process find nothing at its address. Otherwise they have it, too, for as long as they live.
+    pub fn keep_from_children(&self) {
+        self.mapping.keep_from_children();
     }
 
     /// The first byte. Reads must be raw or volatile, because the owner may write at any moment.

@@ -1,5 +1,6 @@
 //! What only the inside can provoke: a copy that lasts, garbage on the socket, a peer that does not listen.
 
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use weft_plan::{Place, Spans, Time};
@@ -8,9 +9,12 @@ use weft_protocol::{
     RemoteRegion, Signal, Transport,
 };
 
-use super::frame::Frame;
+use super::frame::{Answer, Frame};
+use super::ledger::LedgerView;
+use super::ring::Ring;
 use super::socket::Socket;
 use super::{SharedMemory, SharedMemoryOptions, address};
+use crate::memory::{memory_file, page_bytes, seal};
 use crate::{Clock, HostMemory};
 
 struct Ends {
@@ -337,6 +341,79 @@ fn a_peer_that_does_not_listen_is_back_pressure_and_nothing_is_lost() {
             ..
         }]
     ));
+    echo(&mut ends);
+}
+
+/// Has a move of the near end answered with a file of the test's choice, as an owner who means ill would.
+fn answered_with(ends: &mut Ends, op: &Op, file: &OwnedFd, there: &Region) -> Vec<Signal> {
+    assert_eq!(
+        ends.near.post(ends.near_path, std::slice::from_ref(op), Time::ZERO),
+        Ok(1)
+    );
+    if let Some(ask) = ends.near.paths[0].asks.keys().next().copied() {
+        let answer = Answer {
+            len: 100,
+            access: there.access,
+            entry: ends.far.entries[&there.key].entry,
+            foreign: None,
+        };
+        let frame = Frame::Answer {
+            ask,
+            answer: Ok(answer),
+        };
+        let socket = &ends.far.paths[0].socket;
+        assert!(socket.send(&frame.encode(), &[], &[file.as_fd()]).unwrap());
+    }
+    turn(&mut ends.near, Time::ZERO)
+}
+
+#[test]
+fn a_peers_file_is_mapped_only_where_nobody_can_make_a_trap_of_it() {
+    let mut ends = connected();
+    let (here, there) = (region(1, 0), region(2, 0));
+    ends.near.register(&here).unwrap();
+    ends.far.register(&there).unwrap();
+    let read = |id| Op {
+        id: OpId(id),
+        deadline: Time::from_secs(9),
+        body: Body::Move(Move {
+            direction: Direction::Read,
+            leg: Arc::new(leg(&here, &there)),
+            range: 0..100,
+            checksum: false,
+            arrival: None,
+        }),
+    };
+    // Pages of the usual size: a hole in the file reads as zeros.
+    let file = memory_file(c"holes", 4096, page_bytes(), 0).unwrap();
+    seal(&file, 0).unwrap();
+    let write = std::fs::File::from(file.try_clone().unwrap());
+    std::os::unix::fs::FileExt::write_all_at(&write, &[7; 4096], 0).unwrap();
+    let snapshot = || here.memory.as_any().downcast_ref::<HostMemory>().unwrap().snapshot();
+    for (id, byte) in [(1, 7), (2, 0)] {
+        let signals = answered_with(&mut ends, &read(id), &file, &there);
+        assert!(
+            matches!(signals[..], [Signal::Completed { outcome: Ok(_), .. }]),
+            "{signals:?}"
+        );
+        assert_eq!(snapshot(), [byte; 100]);
+        let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: a plain call on an open descriptor.
+        assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), punch, 0, 4096) }, 0);
+    }
+    // Huge pages: whoever touches a hole is killed where none is left.
+    ends.near.paths[0].targets.clear();
+    let Ok(file) = memory_file(c"trap", 2 << 20, 2 << 20, libc::MFD_HUGETLB | libc::MFD_HUGE_2MB) else {
+        return eprintln!("left out: this kernel has no huge pages");
+    };
+    seal(&file, 0).unwrap();
+    let signals = answered_with(&mut ends, &read(3), &file, &there);
+    let unsupported = Failure::Refused(Refusal::Unsupported);
+    assert!(
+        matches!(signals[..], [Signal::Completed { outcome: Err(failure), .. }] if failure == unsupported),
+        "{signals:?}"
+    );
+    assert!(LedgerView::new(file.as_fd()).is_none() && Ring::attach(file.as_fd()).is_none());
     echo(&mut ends);
 }
 

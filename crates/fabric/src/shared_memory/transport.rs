@@ -13,7 +13,8 @@ use super::bouncer::mono_now_ns;
 use super::frame::{Answer, Frame};
 use super::ledger::{HazardView, LedgerView};
 use super::path::{Handshake, Path, loss_of};
-use super::poller::{Event, reserve_descriptor};
+use super::poller::{Event, Watch, reserve_descriptor};
+use super::process::Process;
 use super::ring::Ring;
 use super::socket::{Files, Received, Socket};
 use super::target::{BorrowedMapping, Target, Unusable};
@@ -42,9 +43,9 @@ impl Transport for SharedMemory {
     }
 
     fn register(&mut self, region: &Region) -> Result<Grant, Refusal> {
-        if region.memory.as_any().downcast_ref::<HostMemory>().is_none() {
+        let Some(host) = region.memory.as_any().downcast_ref::<HostMemory>() else {
             return Err(Refusal::Unsupported);
-        }
+        };
         if region.key.epoch != self.epoch {
             return Err(Refusal::StaleEpoch);
         }
@@ -52,6 +53,7 @@ impl Transport for SharedMemory {
             return Ok(Grant::default());
         }
         let entry = self.ledger.admit().ok_or(Refusal::Unsupported)?;
+        host.look_up_file();
         self.entries.insert(region.key, Admitted { entry, revoked: false });
         self.table.insert(region.clone());
         Ok(Grant::default())
@@ -123,6 +125,7 @@ impl Transport for SharedMemory {
         if !path.is_open() {
             return Ok(0);
         }
+        path.now = now;
         let room = self.capabilities.max_inflight_ops.saturating_sub(path.inflight);
         let mut accepted = 0;
         for op in ops.iter().take(room) {
@@ -177,7 +180,7 @@ impl Transport for SharedMemory {
         self.quick_polls = 0;
         let mut busy = self.take_events(now);
         self.expire(now);
-        self.copy_a_turn();
+        self.copy_a_turn(now);
         for at in 0..self.paths.len() {
             self.paths[at].pump_bounces(&self.clock, &mut self.ready);
             self.watch_room(at);
@@ -227,10 +230,12 @@ impl SharedMemory {
 
     fn add_path(&mut self, socket: Socket, opener: bool, now: Time) -> Result<PathId, Loss> {
         let id = PathId(self.next_path);
-        self.poller.watch(id, &socket).map_err(|error| loss_of(&error))?;
+        let mut watch = Watch::new(&self.poller, id, &socket).map_err(|error| loss_of(&error))?;
         let until = now.saturating_add(self.options.handshake_max);
         let peer = Handshake::Awaited { until, opener };
-        let mut path = Path::new(id, socket, Arc::clone(&self.poller), self.options.foreign, peer);
+        // A process that cannot be watched is not copied to or from: its number alone says too little.
+        let process = Process::at_end_of(&socket).filter(|process| watch.process(process).is_ok());
+        let mut path = Path::new(id, watch, socket, process, self.options.foreign, peer);
         let hello = Frame::Hello {
             epoch: self.epoch,
             hazard_tag: id.0,
@@ -257,6 +262,14 @@ impl SharedMemory {
                 }
                 Event::Path(id) => match self.path_index(id) {
                     Some(at) => more |= self.receive(at),
+                    None => self.lingering.retain(|lingering| lingering.id != id),
+                },
+                Event::Ended(id) => match self.path_index(id) {
+                    // What it said before comes first.
+                    Some(at) if self.receive(at) => more = true,
+                    Some(at) => {
+                        self.paths[at].broken.get_or_insert(Loss::ClosedByPeer);
+                    }
                     None => self.lingering.retain(|lingering| lingering.id != id),
                 },
             }
@@ -453,6 +466,8 @@ impl SharedMemory {
             Ok(answer) => match Target::new(answer, file) {
                 Ok(target) => Ok(target),
                 Err(Unusable::NoRoom) => no_room(libc::ENOMEM),
+                // Another way may copy what cannot be mapped.
+                Err(Unusable::Unsafe) => Err(Refusal::Unsupported.into()),
                 Err(Unusable::Garbage) => {
                     path.broken = Some(Loss::Garbage);
                     return;
@@ -489,7 +504,7 @@ impl SharedMemory {
     }
 
     /// Copies for the paths in turn, a part of a move at a time, until this call has done its share.
-    fn copy_a_turn(&mut self) {
+    fn copy_a_turn(&mut self, now: Time) {
         let busy = self.paths.iter().filter(|path| !path.queue.is_empty()).count();
         if busy == 0 {
             return;
@@ -499,7 +514,9 @@ impl SharedMemory {
         let mut left = self.options.poll_bytes_max;
         while left > 0 && self.paths.iter().any(|path| !path.queue.is_empty()) {
             self.turn = (self.turn + 1) % self.paths.len();
-            let copied = self.paths[self.turn].turn(&mut self.worker, chunk.min(left), &mut self.ready);
+            let path = &mut self.paths[self.turn];
+            path.now = now;
+            let copied = path.turn(&mut self.worker, chunk.min(left), &mut self.ready);
             left = left.saturating_sub(copied);
         }
     }
@@ -543,7 +560,9 @@ impl SharedMemory {
             if self.poller.watch_end(path.id, &path.socket).is_ok() {
                 self.lingering.push(Lingering {
                     id: path.id,
+                    _watch: path.watch,
                     _socket: path.socket,
+                    _process: path.process,
                     hazard,
                     given: path.given,
                 });

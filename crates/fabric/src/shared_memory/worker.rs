@@ -8,9 +8,10 @@ use weft_protocol::{Direction, Leg, Memory};
 
 use super::foreign::{self, MAX_PIECES, Piece};
 use super::ledger::{Hazard, LedgerView};
+use super::process::Process;
 use super::target::{Reach, Target};
 use crate::copy::{self, Helper, STREAM_MIN_BYTES, copy_cached, copy_streaming};
-use crate::memory::HostMemory;
+use crate::memory::{HostMemory, copy_checked, own_number};
 
 /// Copies from here on are shared with the helper; below it, waking it costs more than it saves.
 const SHARE_MIN_BYTES: u64 = 1 << 20;
@@ -34,6 +35,8 @@ pub(super) struct Worker {
     /// Where each unit of work starts in the pieces.
     units: Vec<usize>,
     buffer: Box<[u8]>,
+    /// The kernel copies within this process, as far as is known.
+    asks_kernel: bool,
 }
 
 /// A part of a move.
@@ -52,7 +55,7 @@ pub(super) struct Part<'a> {
 /// Whose memory the target is.
 #[derive(Debug)]
 pub(super) struct Peer<'a> {
-    pub pid: Option<libc::pid_t>,
+    pub process: Option<&'a Process>,
     pub ledger: &'a LedgerView,
     pub hazard_tag: u32,
 }
@@ -69,6 +72,8 @@ pub(super) enum Fault {
     Gone,
     /// There is no memory at the address that the owner gave.
     NoMemory,
+    /// There is none any more on the near side.
+    Vanished,
     System(i32),
 }
 
@@ -80,6 +85,7 @@ impl Worker {
             pieces: Vec::with_capacity(MAX_PIECES),
             units: Vec::with_capacity(MAX_PIECES),
             buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
+            asks_kernel: true,
         }
     }
 
@@ -98,11 +104,13 @@ impl Worker {
             Reach::Foreign(_) => FOREIGN_UNIT_BYTES,
         };
         let bytes = self.lay_out(&part, unit_bytes)?;
-        let way = match (&part.target.reach, part.peer.pid) {
+        let way = match (&part.target.reach, part.peer.process) {
+            // What may vanish is copied by the kernel, which says so.
+            (Reach::Mapped(_), _) if part.near.may_vanish() && self.asks_kernel => Way::Kernel(own_number()),
             (Reach::Mapped(_), _) => Way::Mapped {
                 streaming: part.leg.bytes() >= STREAM_MIN_BYTES as u64,
             },
-            (Reach::Foreign(_), Some(pid)) => Way::Foreign(pid),
+            (Reach::Foreign(_), Some(process)) => Way::Kernel(process.number()),
             (Reach::Foreign(_), None) => return Err(Fault::Forbidden),
         };
         let inside = self
@@ -111,19 +119,34 @@ impl Worker {
             .ok_or(Fault::Released)?;
         // What follows touches memory: `lay_out` has checked every piece against both memories, which the part borrows; the ledger
         // says that the far one lives, and the guard keeps it so.
-        match (part.digest, part.direction) {
+        let copied = match (part.digest, part.direction) {
             (Some(digest), Direction::Read) => {
-                sum(&self.pieces, &mut self.buffer, way, true, digest)?;
+                let deliver = Some(part.near.may_vanish());
+                sum(&self.pieces, &mut self.buffer, way, deliver, digest)
             }
-            (digest, direction) => {
-                run_units(&mut self.helper, &self.pieces, &self.units, way, direction)?;
-                if let Some(digest) = digest {
-                    sum(&self.pieces, &mut self.buffer, way, false, digest)?;
-                }
-            }
-        }
+            (digest, direction) => run_units(&mut self.helper, &self.pieces, &self.units, way, direction)
+                .and_then(|()| digest.map_or(Ok(()), |digest| sum(&self.pieces, &mut self.buffer, way, None, digest))),
+        };
         drop(inside);
-        Ok(bytes)
+        match (copied, &part.target.reach) {
+            (Ok(()), _) => Ok(bytes),
+            // A filter of system calls. Then such memory is copied like any other; nothing has been, so far.
+            (Err(Fault::Forbidden), Reach::Mapped(_)) => {
+                self.asks_kernel = false;
+                Ok(0)
+            }
+            (Err(Fault::NoMemory), Reach::Mapped(_)) => Err(Fault::Vanished),
+            (Err(Fault::NoMemory), _) if part.near.may_vanish() && !self.is_near_there(part.near) => {
+                Err(Fault::Vanished)
+            }
+            (Err(fault), _) => Err(fault),
+        }
+    }
+
+    fn is_near_there(&self, near: &HostMemory) -> bool {
+        let base = near.as_ptr() as usize;
+        let mut pieces = self.pieces.iter();
+        pieces.all(|piece| near.is_there((piece.near - base) as u64, piece.len as u64))
     }
 
     /// Turns the part into pieces, each checked, and the pieces into units of at most `unit_bytes`.
@@ -163,8 +186,11 @@ impl Worker {
 /// How the bytes get from one side to the other.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    Mapped { streaming: bool },
-    Foreign(libc::pid_t),
+    Mapped {
+        streaming: bool,
+    },
+    /// By the kernel, to or from the process of this number, which may be this one.
+    Kernel(libc::pid_t),
 }
 
 impl Way {
@@ -191,7 +217,7 @@ impl Way {
                 Ok(())
             }
             // SAFETY: the caller's promise.
-            Way::Foreign(pid) => unsafe { foreign::move_pieces(pid, direction, pieces) },
+            Way::Kernel(pid) => unsafe { foreign::move_pieces(pid, direction, pieces) },
         }
     }
 }
@@ -228,10 +254,10 @@ fn run_units(
     }
 }
 
-/// Takes the far side of the pieces up into a checksum; `deliver` passes it on to the near side.
+/// Takes the far side of the pieces up into a checksum; `deliver` passes it on to the near side, and says whether that may have vanished.
 ///
 /// The far bytes are read once, so what is summed is what is delivered, even if the owner writes at the same time.
-fn sum(pieces: &[Piece], buffer: &mut [u8], way: Way, deliver: bool, digest: &mut Digest) -> Result<(), Fault> {
+fn sum(pieces: &[Piece], buffer: &mut [u8], way: Way, deliver: Option<bool>, digest: &mut Digest) -> Result<(), Fault> {
     let Way::Mapped { streaming } = way else {
         return sum_together(way, pieces, buffer, deliver, digest);
     };
@@ -244,8 +270,8 @@ fn sum(pieces: &[Piece], buffer: &mut [u8], way: Way, deliver: bool, digest: &mu
         // SAFETY: `Worker::copy` has laid the pieces out with checks and holds the guard.
         unsafe {
             match deliver {
-                true => copy::copy_summed(near, far, piece.len, streaming, digest),
-                false => copy::sum(far, piece.len, digest),
+                Some(_) => copy::copy_summed(near, far, piece.len, streaming, digest),
+                None => copy::sum(far, piece.len, digest),
             }
         }
     }
@@ -257,7 +283,7 @@ fn sum_together(
     way: Way,
     pieces: &[Piece],
     buffer: &mut [u8],
-    deliver: bool,
+    deliver: Option<bool>,
     digest: &mut Digest,
 ) -> Result<(), Fault> {
     // The pieces again, cut into batches that fit the buffer.
@@ -297,10 +323,22 @@ fn sum_together(
         // SAFETY: the near side now lies in the buffer, which was filled only up to its length; the far side is the caller's.
         unsafe { way.run(Direction::Read, &fetch[..count]) }.map_err(fault)?;
         digest.update(&buffer[..filled]);
-        if deliver {
+        if let Some(may_vanish) = deliver {
             for (from, to) in fetch[..count].iter().zip(&batch) {
+                let (into, from) = (to.near as *mut u8, from.near as *const u8);
                 // SAFETY: `lay_out` has checked the near side; the buffer is ours.
-                unsafe { copy_cached(to.near as *mut u8, from.near as *const u8, to.len) };
+                let there = unsafe {
+                    match may_vanish {
+                        true => copy_checked(into, from, to.len),
+                        false => {
+                            copy_cached(into, from, to.len);
+                            true
+                        }
+                    }
+                };
+                if !there {
+                    return Err(Fault::Vanished);
+                }
             }
         }
     }

@@ -106,7 +106,7 @@ impl Connection {
         vectors: &mut Vectors,
         epoll: &Epoll,
         sends: u32,
-    ) -> Result<(), Gone> {
+    ) -> Result<Flushed, Gone> {
         let flushed = self
             .outbound
             .flush(&mut self.stream, far_clock, clock, vectors, sends)?;
@@ -114,7 +114,7 @@ impl Connection {
             return Err(Gone::GARBAGE);
         }
         self.watch(epoll, flushed == Flushed::Blocked)?;
-        Ok(())
+        Ok(flushed)
     }
 
     pub(super) fn watch(&mut self, epoll: &Epoll, awaits_room: bool) -> io::Result<()> {

@@ -9,12 +9,11 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use socket2::Socket;
 use weft_plan::Time;
 use weft_protocol::PathId;
 
 use super::connection::Connection;
-use super::socket;
+use super::socket::{self, Socket};
 
 /// Callers let in before the paths have their turn.
 const CALLERS_PER_TURN: u64 = 16;

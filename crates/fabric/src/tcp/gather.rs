@@ -22,6 +22,9 @@ pub(super) fn host(region: &Region) -> Result<&HostMemory, Refusal> {
 /// The cost is that of finding the first span, and then of the spans collected; never of the list.
 pub(super) fn gather(region: &Region, spans: &Spans, range: Range<u64>, vectors: &mut Vectors) -> u64 {
     let Ok(memory) = host(region) else { return 0 };
+    if memory.may_vanish() {
+        vectors.beware();
+    }
     let mut bytes = 0;
     for piece in spans.pieces(range).take(vectors.room()) {
         let end = piece.offset.checked_add(piece.len);

@@ -39,6 +39,8 @@ pub(super) struct Inbound {
     ahead: usize,
     pub(super) payload: Option<Payload>,
     pub(super) write: Option<IncomingWrite>,
+    /// What has found no memory where it was to go. To be refused before anything else is done.
+    pub(super) missed: Option<Sink>,
 }
 
 /// A payload that is coming in.
@@ -100,6 +102,7 @@ impl Inbound {
             ahead: STRANGER_AHEAD_BYTES,
             payload: None,
             write: None,
+            missed: None,
         }
     }
 
@@ -144,7 +147,17 @@ impl Inbound {
             placing.vectors.push(ahead.as_mut_ptr(), ahead.len());
         }
         let asked = placing.vectors.bytes() as u64;
-        let got = stream.receive(placing.vectors)?;
+        let got = match stream.receive(placing.vectors) {
+            // Nothing was taken; what comes now goes nowhere.
+            Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                self.missed = Some(payload.sink);
+                return Ok(Received::Some);
+            }
+            received => received?,
+        };
+        if placing.vectors.take_missed() {
+            self.missed = Some(payload.sink);
+        }
         let direct = (got as u64).min(placed);
         self.end = got - direct as usize;
         self.received(got, direct, stream, asked, placing)
@@ -213,6 +226,9 @@ impl Inbound {
                     .fill(&self.buffer[self.start..self.start + held as usize]) as u64,
             };
             placing.vectors.clear();
+            if placing.vectors.take_missed() {
+                self.missed = Some(payload.sink);
+            }
             self.consume(placed as usize);
             self.placed(placed, placing);
         }
@@ -257,8 +273,10 @@ impl Inbound {
                 }
             }
             Sink::Write => {
-                if let Some(write) = &mut self.write {
-                    write.landed(len);
+                if let Some(write) = &mut self.write
+                    && write.landed(len).is_err()
+                {
+                    self.missed = Some(Sink::Write);
                 }
             }
         }
@@ -308,7 +326,7 @@ impl IncomingWrite {
         write
     }
 
-    fn refuse(&mut self, refusal: Refusal, outbound: &mut Outbound) {
+    pub(super) fn refuse(&mut self, refusal: Refusal, outbound: &mut Outbound) {
         self.region = None;
         self.spans = Spans::new();
         outbound.stage(&Frame::WriteAck {
@@ -317,13 +335,15 @@ impl IncomingWrite {
         });
     }
 
-    fn landed(&mut self, len: u64) {
+    fn landed(&mut self, len: u64) -> Result<(), Refusal> {
+        let from = self.received;
+        self.received += len;
         if let (Some(region), Some(digest)) = (&self.region, &mut self.digest) {
-            for piece in self.spans.pieces(self.received..self.received + len) {
-                region.memory.digest(piece.offset, piece.len, digest);
+            for piece in self.spans.pieces(from..from + len) {
+                region.memory.digest(piece.offset, piece.len, digest)?;
             }
         }
-        self.received += len;
+        Ok(())
     }
 
     /// The sender's last word: acknowledges, and returns the arrival to signal.

@@ -31,7 +31,6 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use socket2::Socket;
 use weft_plan::Time;
 use weft_protocol::frame::{self, Frame};
 use weft_protocol::{
@@ -43,7 +42,7 @@ use crate::{Clock, Live};
 use connection::{Connection, Gone, Join};
 use door::{Door, Knock, Stranger};
 use path::{Path, World};
-use socket::{Epoll, Vectors};
+use socket::{Epoll, Socket, Vectors};
 use stream::Stream;
 use tls::TlsConfig;
 
@@ -376,10 +375,11 @@ impl Transport for Tcp {
     }
 
     fn register(&mut self, region: &Region) -> Result<Grant, Refusal> {
-        gather::host(region)?;
+        let host = gather::host(region)?;
         if region.key.epoch != self.regions.epoch() {
             return Err(Refusal::StaleEpoch);
         }
+        host.look_up_file();
         self.regions.insert(region.clone());
         Ok(Grant::default())
     }

@@ -10,7 +10,7 @@ use weft_protocol::frame::{self, Ended, Frame, ReadRequest, WriteRequest};
 use weft_protocol::memory::Digest;
 use weft_protocol::{Move, Refusal, Region};
 
-use super::gather::gather;
+use super::gather::{gather, host};
 use super::socket::Vectors;
 use super::stream::Stream;
 use crate::Clock;
@@ -59,6 +59,17 @@ pub(super) enum Flushed {
     All,
     /// The socket is full.
     Blocked,
+    /// Some of the memory is not there.
+    Missing,
+}
+
+/// A job whose memory is not there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Missing {
+    pub(super) job: u64,
+    pub(super) op: u64,
+    /// Whether it answers a read of the peer's.
+    pub(super) is_response: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -274,9 +285,29 @@ impl Outbound {
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Flushed::Blocked),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.raw_os_error() == Some(libc::EFAULT) => return Ok(Flushed::Missing),
                 Err(e) => return Err(e),
             }
         }
+    }
+
+    /// The jobs in line that have no memory to be sent from.
+    pub(super) fn missing(&self) -> Vec<Missing> {
+        let mut missing: Vec<Missing> = Vec::new();
+        for segment in &self.segments {
+            if let Segment::Payload { job: serial, at, len } = *segment
+                && let Some(job) = self.job(serial)
+                && missing.iter().all(|known| known.job != serial)
+                && !job.content.is_there(at, len)
+            {
+                missing.push(Missing {
+                    job: serial,
+                    op: job.op,
+                    is_response: matches!(job.content, Content::Response { .. }),
+                });
+            }
+        }
+        missing
     }
 
     fn job(&self, serial: u64) -> Option<&Job> {
@@ -295,10 +326,14 @@ impl Outbound {
                     stage(&mut self.staged, &mut self.segments, &request);
                 }
             }
-            let len = (job.total - job.committed).min(DATA_BYTES);
+            let mut len = (job.total - job.committed).min(DATA_BYTES);
+            if let Err(refusal) = job.sum(len) {
+                job.ended = Some(Ended::Refused(refusal));
+                job.total = job.committed;
+                len = 0;
+            }
             if len > 0 {
                 stage(&mut self.staged, &mut self.segments, &job.data(len));
-                job.sum(len);
                 let at = job.committed;
                 self.segments.push_back(Segment::Payload { job: serial, at, len });
                 self.committed_bytes += len;
@@ -490,13 +525,14 @@ impl Job {
     }
 
     /// Adds the next `len` bytes to the checksum, where one was asked for.
-    fn sum(&mut self, len: u64) {
+    fn sum(&mut self, len: u64) -> Result<(), Refusal> {
         if let Some(digest) = &mut self.digest {
             let memory = &self.content.region().memory;
             for piece in self.content.spans().pieces(self.committed..self.committed + len) {
-                memory.digest(piece.offset, piece.len, digest);
+                memory.digest(piece.offset, piece.len, digest)?;
             }
         }
+        Ok(())
     }
 
     /// Writes the last word on this job.
@@ -536,6 +572,13 @@ impl Content {
             Content::Write { part, .. } => part.leg.local_spans(),
             Content::Response { spans, .. } => spans,
         }
+    }
+    /// Whether the memory of so many bytes is there.
+    fn is_there(&self, at: u64, len: u64) -> bool {
+        let Ok(memory) = host(self.region()) else { return false };
+        let from = self.base() + at;
+        let mut pieces = self.spans().pieces(from..from + len);
+        pieces.all(|piece| memory.is_there(piece.offset, piece.len))
     }
     /// Where in the spans the job's first byte is.
     fn base(&self) -> u64 {

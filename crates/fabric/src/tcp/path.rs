@@ -5,6 +5,7 @@
 
 mod atomics;
 mod closing;
+mod missing;
 
 use std::io;
 
@@ -19,6 +20,7 @@ use super::connection::{Connection, Gone, Join};
 use super::gather::host;
 use super::inbound::{IncomingWrite, Payload, Placing, Received, Sink};
 use super::ops::{LocalOp, Ops, Stage};
+use super::outbound::Flushed;
 use super::socket::{Epoll, Vectors};
 use crate::Clock;
 use crate::far_clock::FarClock;
@@ -281,7 +283,9 @@ impl Path {
             clock: world.clock,
             vectors: world.vectors,
         };
-        match connection.inbound.receive(&mut connection.stream, &mut placing) {
+        let received = connection.inbound.receive(&mut connection.stream, &mut placing);
+        self.refuse_missed(index, world);
+        match received {
             Ok(received) => Ok(received),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received::Nothing),
             Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(Received::Some),
@@ -306,6 +310,11 @@ impl Path {
                 vectors: world.vectors,
             };
             connection.inbound.place_buffered(&mut placing);
+            self.refuse_missed(index, world);
+            // Refusing says something, by which the connection may turn out to be gone.
+            let Some(connection) = &mut self.connections[index] else {
+                return Ok(());
+            };
             if connection.inbound.payload.is_some() {
                 return Ok(());
             }
@@ -670,13 +679,18 @@ impl Path {
 
     fn flush(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Gone> {
         // A path that is closing has shut its sockets for sending; the error of trying would look like the peer's doing.
-        if !matches!(self.phase, Phase::Opening { .. } | Phase::Live) {
-            return Ok(());
+        while matches!(self.phase, Phase::Opening { .. } | Phase::Live)
+            && let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut)
+        {
+            let flushed = connection.flush(&self.far_clock, world.clock, world.vectors, world.epoll, world.sends)?;
+            if flushed != Flushed::Missing {
+                break;
+            }
+            if !self.end_missing(index, world) {
+                return Err(io::Error::from_raw_os_error(libc::EFAULT).into());
+            }
         }
-        match self.connections.get_mut(index).and_then(Option::as_mut) {
-            Some(connection) => connection.flush(&self.far_clock, world.clock, world.vectors, world.epoll, world.sends),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     pub(super) fn cancel(&mut self, id: OpId, world: &mut World<'_>) {

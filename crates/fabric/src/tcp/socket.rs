@@ -5,9 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockAddr, TcpKeepalive, Type};
 
 use super::TcpOptions;
+use crate::fork::NotInherited;
+use crate::memory::copy_checked;
+
+/// A socket of this process. Its peer is told at once when the process dies, whoever was forked from it.
+pub(super) type Socket = NotInherited<socket2::Socket>;
 
 /// Addresses and lengths for one system call. They point into registered memory or into buffers of the connection, which
 /// outlive the call because the caller holds both.
@@ -15,6 +20,10 @@ use super::TcpOptions;
 pub(super) struct Vectors {
     list: Vec<libc::iovec>,
     bytes: usize,
+    /// Some of the memory may vanish. System calls notice that by themselves; whoever copies otherwise has to look.
+    may_vanish: bool,
+    /// Bytes found no memory where they were to go.
+    missed: bool,
 }
 
 // SAFETY: the addresses are only ever used by the system call that they were collected for; between calls the list is empty.
@@ -27,6 +36,15 @@ impl Vectors {
     pub(super) fn clear(&mut self) {
         self.list.clear();
         self.bytes = 0;
+        self.may_vanish = false;
+    }
+    /// Some of what is collected is memory that may vanish.
+    pub(super) fn beware(&mut self) {
+        self.may_vanish = true;
+    }
+    /// Whether bytes have found no memory where they were to go since this was last asked.
+    pub(super) fn take_missed(&mut self) -> bool {
+        std::mem::take(&mut self.missed)
     }
     /// Sends from everything collected; how many bytes the kernel took.
     pub(super) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
@@ -61,14 +79,20 @@ impl Vectors {
             iov_len: len,
         });
     }
-    /// Copies bytes that were received elsewhere to where the vectors point; returns how many fitted.
-    pub(super) fn fill(&self, mut bytes: &[u8]) -> usize {
+    /// Copies bytes that were received elsewhere to where the vectors point; returns how many fitted. Those that find no memory there count,
+    /// too: they are gone.
+    pub(super) fn fill(&mut self, mut bytes: &[u8]) -> usize {
         let mut filled = 0;
         for vector in &self.list {
             let len = vector.iov_len.min(bytes.len());
-            // SAFETY: the vector points to `iov_len` writable bytes that outlive this call, as for a system call; `copy`
-            // tolerates overlap.
-            unsafe { std::ptr::copy(bytes.as_ptr(), vector.iov_base.cast(), len) };
+            // SAFETY: the vector points to `iov_len` writable bytes that outlive this call, as for a system call, unless they may have
+            // vanished; both copies tolerate overlap.
+            unsafe {
+                match self.may_vanish {
+                    true => self.missed |= !copy_checked(vector.iov_base.cast(), bytes.as_ptr(), len),
+                    false => std::ptr::copy(bytes.as_ptr(), vector.iov_base.cast(), len),
+                }
+            }
             bytes = &bytes[len..];
             filled += len;
         }
@@ -82,8 +106,17 @@ impl Vectors {
             let mut at = 0;
             while at < vector.iov_len {
                 let len = (vector.iov_len - at).min(copy.len());
-                // SAFETY: within the vector, which points to readable bytes that outlive this call.
-                unsafe { std::ptr::copy(vector.iov_base.cast::<u8>().add(at), copy.as_mut_ptr(), len) };
+                let from = vector.iov_base.cast::<u8>().wrapping_add(at);
+                // SAFETY: within the vector, which points to readable bytes that outlive this call, unless they may have vanished.
+                unsafe {
+                    match self.may_vanish {
+                        true if !copy_checked(copy.as_mut_ptr(), from, len) => {
+                            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+                        }
+                        true => {}
+                        false => std::ptr::copy(from, copy.as_mut_ptr(), len),
+                    }
+                }
                 if !take(&copy[..len])? {
                     return Ok(());
                 }
@@ -141,11 +174,7 @@ pub(super) fn random() -> io::Result<u128> {
 
 /// A listening socket, and where it listens.
 pub(super) fn listen(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM.nonblocking(),
-        Some(Protocol::TCP),
-    )?;
+    let socket = new_socket(address)?;
     socket.set_reuse_address(true)?;
     socket.bind(&SockAddr::from(address))?;
     socket.listen(1024)?;
@@ -158,11 +187,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
 
 /// A socket that is connecting.
 pub(super) fn connect(peer: SocketAddr, options: &TcpOptions) -> io::Result<Socket> {
-    let socket = Socket::new(
-        Domain::for_address(peer),
-        Type::STREAM.nonblocking(),
-        Some(Protocol::TCP),
-    )?;
+    let socket = new_socket(peer)?;
     prepare_for(&socket, peer, options)?;
     if let Some(local) = options.source {
         socket.bind(&SockAddr::from(SocketAddr::new(local, 0)))?;
@@ -175,10 +200,13 @@ pub(super) fn connect(peer: SocketAddr, options: &TcpOptions) -> io::Result<Sock
 
 /// The next connection that waits to be accepted, and where it comes from. Nothing more is done for it until it has said something.
 pub(super) fn accept(listener: &Socket) -> io::Result<(Socket, IpAddr)> {
-    let (socket, from) = listener.accept4(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)?;
-    let from = from
-        .as_socket()
-        .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
+    let mut from = None;
+    let socket = NotInherited::open(|| {
+        let (socket, address) = listener.accept4(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)?;
+        from = address.as_socket();
+        Ok(socket)
+    })?;
+    let from = from.ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
     Ok((socket, from.ip().to_canonical()))
 }
 
@@ -191,6 +219,11 @@ pub(super) fn descriptors_max() -> Option<usize> {
     // SAFETY: the structure is ours.
     let asked = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
     usize::try_from(limit.rlim_cur).ok().filter(|_| asked == 0)
+}
+
+fn new_socket(address: SocketAddr) -> io::Result<Socket> {
+    let (domain, kind) = (Domain::for_address(address), Type::STREAM.nonblocking());
+    NotInherited::open(|| socket2::Socket::new(domain, kind, Some(Protocol::TCP)))
 }
 
 /// Sets up a socket for a peer.
@@ -224,19 +257,22 @@ fn prepare_for(socket: &Socket, peer: SocketAddr, options: &TcpOptions) -> io::R
 
 /// Waits for descriptors; is one itself.
 #[derive(Debug)]
-pub(super) struct Epoll(OwnedFd);
+pub(super) struct Epoll(NotInherited<OwnedFd>);
 
 impl Epoll {
     pub(super) const BATCH: usize = 64;
 
     pub(super) fn new() -> io::Result<Epoll> {
-        // SAFETY: no preconditions; a descriptor is returned or nothing is done.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a fresh descriptor that nobody else owns.
-        Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let epoll = NotInherited::open(|| {
+            // SAFETY: no preconditions; a descriptor is returned or nothing is done.
+            let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: a fresh descriptor that nobody else owns.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        })?;
+        Ok(Epoll(epoll))
     }
 
     pub(super) fn add(&self, fd: BorrowedFd<'_>, token: u64, writable: bool) -> io::Result<()> {

@@ -3,9 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use socket2::Socket;
-
-use super::socket::{self, Vectors};
+use super::socket::{self, Socket, Vectors};
 use super::tls::TlsStream;
 
 #[derive(Debug)]

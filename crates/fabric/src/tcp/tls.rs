@@ -10,9 +10,8 @@ use std::sync::Arc;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
-use socket2::Socket;
 
-use super::socket::Vectors;
+use super::socket::{Socket, Vectors};
 
 /// Certificates in DER form.
 #[derive(Clone)]
@@ -120,22 +119,24 @@ impl TlsStream {
         self.flush()?;
         let mut taken = 0;
         let mut writer = self.session.writer();
-        vectors.hand_over(|bytes| {
+        let handed_over = vectors.hand_over(|bytes| {
             let n = writer.write(bytes)?;
             taken += n;
             Ok(n == bytes.len())
-        })?;
+        });
         self.flush()?;
         if taken == 0 {
+            handed_over?;
             return Err(io::ErrorKind::WouldBlock.into());
         }
+        // What is in the way of the rest is told the next time.
         Ok(taken)
     }
 
     /// Pushes ciphertext out; whether all of it went.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         while self.session.wants_write() {
-            match self.session.write_tls(&mut &self.socket) {
+            match self.session.write_tls(&mut &*self.socket) {
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -145,7 +146,7 @@ impl TlsStream {
         Ok(true)
     }
 
-    pub(super) fn receive(&mut self, vectors: &Vectors) -> io::Result<usize> {
+    pub(super) fn receive(&mut self, vectors: &mut Vectors) -> io::Result<usize> {
         let mut copy = [0u8; 16 << 10];
         let want = vectors.bytes().min(copy.len());
         let n = self.take(&mut copy[..want])?;
@@ -160,7 +161,7 @@ impl TlsStream {
 
     fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.plaintext == 0 {
-            match self.session.read_tls(&mut &self.socket) {
+            match self.session.read_tls(&mut &*self.socket) {
                 Ok(0) => return Ok(0),
                 Ok(_) => {}
                 Err(e) => return Err(e),

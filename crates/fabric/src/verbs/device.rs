@@ -7,7 +7,7 @@ use std::ffi::CStr;
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use thiserror::Error;
 use weft_sys::verbs as sys;
 
 use super::library::Library;
+use crate::fork::NotInherited;
 
 /// Why a device cannot be used.
 #[derive(Debug, Error)]
@@ -41,6 +42,17 @@ pub struct Device {
     iwarp: bool,
     attributes: sys::ibv_device_attr,
     odp: sys::ibv_odp_caps,
+    /// A child that kept them would keep the device's queues alive, and its peers from being told that this process has died.
+    descriptors: Option<[NotInherited<OfLibrary>; 2]>,
+}
+
+/// A descriptor that the library closes.
+struct OfLibrary(RawFd);
+
+impl AsRawFd for OfLibrary {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
 }
 
 // SAFETY: the library guards a context with locks of its own.
@@ -88,7 +100,11 @@ impl Device {
             // SAFETY: plain integers, for which zero is a value.
             attributes: unsafe { MaybeUninit::zeroed().assume_init() },
             odp: sys::ibv_odp_caps::default(),
+            descriptors: None,
         };
+        // SAFETY: the context is open.
+        let (commands, events) = unsafe { ((*device.raw()).cmd_fd, (*device.raw()).async_fd) };
+        device.descriptors = Some([commands, events].map(|fd| NotInherited::new(OfLibrary(fd))));
         // SAFETY: the context is open and the answer has a place.
         let rc = unsafe { (library.raw().ibv_query_device)(context.as_ptr(), &mut device.attributes) };
         device.check("ibv_query_device", rc)?;
@@ -194,6 +210,7 @@ impl fmt::Debug for Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        drop(self.descriptors.take());
         // SAFETY: everything that was made on the context holds this value, so nothing is left of it.
         unsafe { (self.library.raw().ibv_close_device)(self.raw()) };
     }

@@ -61,6 +61,9 @@ impl Regions {
 
     pub(super) fn insert(&mut self, region: &Region, registration: Option<Registration>) {
         let host = region.memory.as_any().downcast_ref::<HostMemory>();
+        host.inspect(|host| host.look_up_file());
+        // What the library would copy into a work request must be there when it does.
+        let host = host.filter(|host| !host.may_vanish());
         let near = Near {
             slot: region.key.slot,
             local: registration.as_ref().map_or(0, Registration::iova),

@@ -1,7 +1,9 @@
 //! A real second process: the test binary itself, started again, that owns memory and obeys commands.
+// Each of the test files that share this uses a part of it.
+#![allow(dead_code)]
 
 #[path = "../second_process/mod.rs"]
-mod second_process;
+pub mod second_process;
 
 use std::io::Write;
 use std::ops::{Deref, DerefMut};
@@ -187,6 +189,10 @@ pub struct Near {
 
 impl Near {
     pub fn connected(options: SharedMemoryOptions, peer: &Peer) -> Near {
+        Near::connected_to(options, &peer.address)
+    }
+
+    pub fn connected_to(options: SharedMemoryOptions, peer: &PeerAddress) -> Near {
         let clock = Clock::start();
         let transport = SharedMemory::start(options, Epoch(7), clock).expect("the transport starts");
         let mut near = Near {
@@ -197,10 +203,7 @@ impl Near {
             next_op: 0,
             next_slot: 0,
         };
-        near.path = near
-            .transport
-            .open(&peer.address, clock.now())
-            .expect("the peer listens");
+        near.path = near.transport.open(peer, clock.now()).expect("the peer listens");
         let path = near.path;
         near.until(|s| matches!(s, Signal::Opened { path: p } if *p == path));
         near

@@ -296,6 +296,7 @@ fn refusal_word(refusal: Refusal) -> &'static str {
         Refusal::Malformed => "malformed",
         Refusal::Unsupported => "unsupported",
         Refusal::Misaligned => "misaligned",
+        Refusal::NoMemory => "no_memory",
     }
 }
 

@@ -497,8 +497,11 @@ impl Engine {
         transfer.open -= 1;
         let outcome = match outcome {
             Ok(done) if transfer.request.checksum => match done.far_sum {
-                Some(far) if far == transfer.near_sum(&op.part) => Ok(()),
-                Some(_) => Err(Failure::ChecksumMismatch),
+                Some(far) => match transfer.near_sum(&op.part) {
+                    Ok(near) if near == far => Ok(()),
+                    Ok(_) => Err(Failure::ChecksumMismatch),
+                    Err(refusal) => Err(refusal.into()),
+                },
                 None => Err(Refusal::Unsupported.into()),
             },
             Ok(_) => Ok(()),

@@ -6,7 +6,7 @@ use super::cut::{PartLimits, cut};
 use super::error::{LegRange, TransferError};
 use super::lane::Next;
 use super::{Carried, LaneId, Request, Summary};
-use crate::error::Failure;
+use crate::error::{Failure, Refusal};
 use crate::leg::Direction;
 use crate::memory::Digest;
 
@@ -183,13 +183,13 @@ impl Transfer {
     }
 
     /// The near end's checksum of a part.
-    pub fn near_sum(&self, part: &Part) -> u64 {
+    pub fn near_sum(&self, part: &Part) -> Result<u64, Refusal> {
         let leg = &self.request.legs[part.leg as usize];
         let mut digest = Digest::default();
         for span in leg.local_spans().pieces(part.start..part.end) {
-            leg.local().memory.digest(span.offset, span.len, &mut digest);
+            leg.local().memory.digest(span.offset, span.len, &mut digest)?;
         }
-        digest.finish()
+        Ok(digest.finish())
     }
 
     pub fn summary(&self, now: Time) -> Summary {

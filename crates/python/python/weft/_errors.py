@@ -129,6 +129,10 @@ class Stopped(Error):
     """The agent has been closed."""
 
 
+class Forked(Error, RuntimeError):
+    """It was made before a fork, and belongs to the process that made it: make an agent after the fork."""
+
+
 # Users know them, and pickle finds them, as `weft.Expired` and so on.
 for _name, _class in list(globals().items()):
     if isinstance(_class, type):

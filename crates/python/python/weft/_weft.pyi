@@ -35,6 +35,9 @@ class Agent:
     `SettingsError`, which names the nearest one that does.
 
     A timeout, in seconds, that is not given is the setting `deadline`.
+
+    It belongs to the process that made it. In a forked child (`multiprocessing` with the start method `fork`, `os.fork`) it, and whatever
+    came from it, raises `Forked`; closing it there, or letting go of it, does nothing.
     """
 
     def __new__(
@@ -88,7 +91,10 @@ class Agent:
     ) -> None: ...
 
 class Memory:
-    """Memory that an agent has registered. It has the buffer protocol: `numpy.frombuffer(memory)`."""
+    """Memory that an agent has registered. It has the buffer protocol: `numpy.frombuffer(memory)`.
+
+    The bytes of memory that Weft allocated are shared with forked children: what a child writes, the parent and its peers see.
+    """
 
     @property
     def nbytes(self) -> int: ...

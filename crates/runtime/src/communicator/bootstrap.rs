@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weft_fabric::arena::{Arena, ArenaOptions, Neighbourhood, Seen};
+use weft_fabric::fork::Forked;
 use weft_plan::algorithms::Grid;
 use weft_plan::cost::{CHANNELS, Placement};
 use weft_plan::{Rank, Time};
@@ -88,6 +89,7 @@ pub struct Member {
 #[derive(Debug)]
 pub(super) struct Formation {
     pub(super) agent: Agent,
+    shared: Arc<Shared>,
     pub(super) board: Arc<Listening>,
     pub(super) options: JoinOptions,
     pub(super) until: Time,
@@ -185,28 +187,35 @@ impl Formation {
             return Err(super::CallError::NoSuchRank { rank, ranks }.into());
         }
         let id = group_id(&[name.as_bytes(), &size.to_le_bytes()]);
-        Ok(Formation::new(agent, id, options, None))
+        Ok(Formation::new(agent, id, options, None)?)
     }
 
-    pub(super) fn new(agent: &Agent, id: u64, options: JoinOptions, parent: Option<Arc<Listening>>) -> Formation {
+    pub(super) fn new(
+        agent: &Agent,
+        id: u64,
+        options: JoinOptions,
+        parent: Option<Arc<Listening>>,
+    ) -> Result<Formation, Forked> {
+        let shared = agent.shared()?;
         let board = Board::new(id, options.size);
-        agent.shared().act(|world, now| {
+        shared.act(|world, now| {
             world.boards.push(board.clone());
             world.core.open_parcels(id);
             world.core.open_parcels(id + 1);
             // Others may have been quicker, and have said hello already.
             board.hear(&mut world.core, now);
         });
-        Formation {
+        Ok(Formation {
             agent: agent.clone(),
+            shared: shared.clone(),
             board: Arc::new(Listening {
                 agent: agent.clone(),
                 board,
             }),
-            until: after(agent.shared(), options.timeout),
+            until: after(shared, options.timeout),
             options,
             parent,
-        }
+        })
     }
 
     /// Makes this rank known, and connects to all ranks below it; those above come by themselves.
@@ -252,7 +261,7 @@ impl Formation {
                 called: CallRecord::new(0, 0, "forming the group"),
                 instead: None,
             });
-            self.agent.shared().act(|world, now| {
+            self.shared.act(|world, now| {
                 for peer in self.board.peers().into_iter().flatten() {
                     // Whoever is gone needs not be told.
                     let _ = world.core.send_parcel(peer, self.board.group, &[&told], now);
@@ -280,7 +289,7 @@ impl Formation {
         let used = (0..size)
             .map(|other| other != rank.0 && (arena.is_none() || !near[other as usize]))
             .collect();
-        let far = Far::new(&self.agent, (**self.board).clone(), used, channels + MESSAGES);
+        let far = Far::new(&self.agent, (**self.board).clone(), used, channels + MESSAGES)?;
         let exchange = GroupExchange::new(rank, near, arena, far, channels);
         let placement = Placement::over(self.agent.platform(), grid(&hellos), &across(&hellos))?;
         let here = hellos.iter().filter(|hello| hello.host == own.host).count();
@@ -307,17 +316,18 @@ impl Formation {
             ..
         } = self.options;
         let platform = self.agent.platform();
+        let transports = self.agent.transport_names()?;
         let mut digest = Digest::default();
         digest.update(platform.to_toml().as_bytes());
         let own = Hello {
             rank,
             size,
-            arena: arena && self.agent.has_shared_memory(),
+            arena: arena && transports.contains(&"shared_memory"),
             channels,
             platform: digest.finish(),
-            host: self.agent.host(),
+            host: self.agent.host()?,
             platform_name: platform.name.clone(),
-            transports: self.agent.transport_names().join(","),
+            transports: transports.join(","),
         };
         let mut hellos: Vec<Option<Hello>> = vec![None; size as usize];
         hellos[rank.0 as usize] = Some(own.clone());
@@ -388,7 +398,7 @@ impl Formation {
             self.send(peer, SEGMENT, &key_bytes(&key))?;
         }
         let mut neighbourhood = Near {
-            shared: self.agent.shared().clone(),
+            shared: self.shared.clone(),
             peers: peers.clone(),
             segment: Some(memory),
         };
@@ -439,7 +449,7 @@ impl Formation {
     fn send(&self, to: PeerId, kind: u8, content: &[u8]) -> Result<(), Error> {
         let words = letter(kind, content);
         let group = self.board.group;
-        let shared = self.agent.shared();
+        let shared = &self.shared;
         while !shared.act(|world, now| world.core.send_parcel(to, group, &[&words], now))? {
             let now = shared.clock.now();
             self.check_time(now, || format!("room for a letter of group {:?}", self.options.name))?;
@@ -450,7 +460,7 @@ impl Formation {
 
     /// Waits a little for a letter of a kind, unless the time is over or a rank is gone.
     fn wait(&self, kind: u8, what: impl Fn() -> String) -> Result<(), Error> {
-        let shared = self.agent.shared();
+        let shared = &self.shared;
         let now = shared.clock.now();
         self.check_time(now, what)?;
         if let Some(abort) = self.board.abort() {
@@ -478,7 +488,7 @@ impl Formation {
 
     /// Whether to go on waiting.
     fn check_time(&self, now: Time, what: impl FnOnce() -> String) -> Result<(), Error> {
-        let shared = self.agent.shared();
+        let shared = self.agent.shared()?;
         if now >= self.until || shared.is_stopped() || interrupt::is_due() {
             return Err(shared.in_vain(what));
         }
@@ -486,12 +496,12 @@ impl Formation {
     }
 
     fn left(&self) -> Duration {
-        self.until.saturating_sub(self.agent.shared().clock.now()).into()
+        self.until.saturating_sub(self.shared.clock.now()).into()
     }
 
     /// The agent of this life at one of these addresses, if there is a session with it already.
     fn known(&self, addresses: &[PeerAddress], epoch: Epoch) -> Option<PeerId> {
-        let world = self.agent.shared().lock();
+        let world = self.shared.lock();
         let connected = world
             .peers
             .iter()
@@ -535,7 +545,10 @@ impl Neighbourhood for Near {
                 return Ok(None);
             };
             match transport.borrow(path, key) {
-                Ok(mapping) => Ok(mapping.map(|mapping| mapping as Arc<dyn Seen>)),
+                Ok(mapping) => Ok(mapping.map(|mapping| {
+                    mapping.keep_from_children();
+                    mapping as Arc<dyn Seen>
+                })),
                 Err(weft_protocol::Failure::Refused(_)) => Err(Trouble::Garbage { rank }),
                 Err(_) => Ok(None),
             }

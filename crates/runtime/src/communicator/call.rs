@@ -194,7 +194,7 @@ impl<'a> Call<'a> {
     /// What it would run by; of a group, one for each of its calls.
     pub fn ways(&self) -> Result<Vec<Way>, Error> {
         let described = self.described.as_ref().map_err(CallError::clone)?;
-        Ok(self.group.inner.lock().ways(described)?)
+        Ok(self.group.inner.member()?.lock().ways(described)?)
     }
 
     /// Runs it, after the calls that were started before, and waits for its end. Sends and receives wait for no other call.
@@ -204,13 +204,13 @@ impl<'a> Call<'a> {
         {
             return outcome;
         }
-        let pending = self.group.leave(self.described?);
+        let pending = self.group.leave(self.described?)?;
         self.group.see_through(&pending)
     }
 
     /// Starts it and goes on. The buffers must not be touched until it has ended.
     pub fn start(self) -> Result<Pending, Error> {
-        Ok(self.group.start(self.described?))
+        self.group.start(self.described?)
     }
 }
 

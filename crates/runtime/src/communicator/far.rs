@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use weft_fabric::arena::Ear;
+use weft_fabric::fork::Forked;
 use weft_fabric::kernels::HostKernels;
 use weft_fabric::memory::HostMemory;
 use weft_plan::{Rank, Time};
@@ -126,11 +127,11 @@ struct Part<'a> {
 }
 
 impl Far {
-    pub(super) fn new(agent: &Agent, board: Arc<Board>, used: Vec<bool>, channels: u16) -> Far {
+    pub(super) fn new(agent: &Agent, board: Arc<Board>, used: Vec<bool>, channels: u16) -> Result<Far, Forked> {
         let lanes = used.len() * usize::from(channels);
-        Far {
+        Ok(Far {
             peers: board.peers(),
-            shared: agent.shared().clone(),
+            shared: agent.shared()?.clone(),
             bounces: Bounces::new(agent.clone()),
             pulling: 0,
             owing: false,
@@ -143,7 +144,7 @@ impl Far {
             buffers: Buffers::default(),
             parcels: Vec::new(),
             head: Vec::with_capacity(HEAD_BYTES),
-        }
+        })
     }
 
     /// Whether messages to any rank go this way.

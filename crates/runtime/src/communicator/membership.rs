@@ -6,9 +6,10 @@ use weft_plan::{Datatype, Rank, Time};
 use weft_protocol::group::{Cause, Decision};
 use weft_protocol::transfer::PeerId;
 
+use super::board::Board;
 use super::bootstrap::{Formation, JoinOptions, group_id};
 use super::{Communicator, Inner};
-use crate::driver::{PeerState, World};
+use crate::driver::{PeerState, Shared, World};
 use crate::error::Error;
 use crate::interrupt;
 use crate::memory::after;
@@ -37,7 +38,7 @@ impl Communicator {
         }
         members.sort_by_key(|rank| (word(2 * rank.0 as usize + 1), *rank));
         // Splits are numbered by the calls before them, which are the same everywhere.
-        let number = self.inner.lock().number();
+        let number = self.inner.member()?.lock().number();
         let seed = [b"split", &number.to_le_bytes()[..], &own[0].to_le_bytes()].concat();
         self.inner.form(&members, &seed, self.inner.options.timeout).map(Some)
     }
@@ -45,7 +46,7 @@ impl Communicator {
     /// A group of those that are left. After a failure all ranks that are alive must call this; whoever does not within half of
     /// the time is left out. Ranks keep their order. Others may fail meanwhile: then it is a group of those that are left after that.
     pub fn shrink(&self, timeout: Duration) -> Result<Communicator, Error> {
-        let agreeing = Agreeing::begin(&self.inner, timeout);
+        let agreeing = Agreeing::begin(&self.inner, timeout)?;
         let mut formed = None;
         loop {
             let decision = agreeing.decision()?;
@@ -92,9 +93,10 @@ impl Inner {
             timeout,
             ..self.options.clone()
         };
-        let id = group_id(&[&self.board.group.to_le_bytes(), seed]);
-        let formation = Formation::new(&self.agent, id, options, Some(self.board.clone()));
-        let peers = self.board.peers();
+        let board = &self.member()?.board;
+        let id = group_id(&[&board.group.to_le_bytes(), seed]);
+        let formation = Formation::new(&self.agent, id, options, Some(board.clone()))?;
+        let peers = board.peers();
         for (rank, member) in members.iter().enumerate() {
             if let Some(peer) = peers[member.0 as usize] {
                 formation.board.knows(Rank(rank as u32), peer);
@@ -106,7 +108,9 @@ impl Inner {
 
 /// One rank's attempt to find out with the others who is left.
 struct Agreeing<'a> {
-    group: &'a Inner,
+    rank: Rank,
+    shared: &'a Shared,
+    board: &'a Board,
     until: Time,
     /// From when on whoever has never been heard of is left out: by the rank that coordinates, and by those that wait for that one.
     late: [Time; 2],
@@ -115,24 +119,26 @@ struct Agreeing<'a> {
 }
 
 impl Agreeing<'_> {
-    fn begin(group: &Inner, timeout: Duration) -> Agreeing<'_> {
-        let shared = group.agent.shared();
-        let named = group.board.abort().filter(|abort| abort.cause == Cause::Lost);
-        Agreeing {
-            group,
+    fn begin(group: &Inner, timeout: Duration) -> Result<Agreeing<'_>, Error> {
+        let (shared, board) = (group.agent.shared()?, &group.member()?.board);
+        let named = board.abort().filter(|abort| abort.cause == Cause::Lost);
+        Ok(Agreeing {
+            rank: group.rank,
+            shared,
+            board,
             until: after(shared, timeout),
             late: [after(shared, timeout / 2), after(shared, timeout * 3 / 4)],
             named: named.map(|abort| abort.blamed),
-        }
+        })
     }
 
     fn left(&self) -> Duration {
-        self.until.saturating_sub(self.group.agent.shared().clock.now()).into()
+        self.until.saturating_sub(self.shared.clock.now()).into()
     }
 
     /// Waits for what the present round leads to.
     fn decision(&self) -> Result<Decision, Error> {
-        let (shared, board) = (self.group.agent.shared(), &self.group.board);
+        let Agreeing { shared, board, .. } = self;
         let peers = board.peers();
         let mut repeat_at = shared.clock.now().saturating_add(SAY_AGAIN);
         loop {
@@ -142,7 +148,7 @@ impl Agreeing<'_> {
             }
             let decision = shared.act(|world, now| {
                 let lost = lost(world, &peers).chain(self.named);
-                board.agree(self.group.rank, &lost.collect::<Vec<Rank>>());
+                board.agree(self.rank, &lost.collect::<Vec<Rank>>());
                 board.with_agreement(|agreement| {
                     let patience = if agreement.is_coordinator() {
                         self.late[0]
@@ -170,8 +176,8 @@ impl Agreeing<'_> {
 
     /// Goes into the next round, content or not with what has been formed.
     fn go_on(&self, content: bool) {
-        let board = &self.group.board;
-        self.group.agent.shared().act(|world, now| {
+        let board = self.board;
+        self.shared.act(|world, now| {
             board.with_agreement(|agreement| agreement.next_round(content));
             board.send_agreement(&mut world.core, now);
         });

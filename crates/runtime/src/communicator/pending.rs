@@ -23,19 +23,24 @@ pub struct Pending {
 impl Pending {
     /// Has it ended? Makes progress while asking, so that polling in a loop is a way to wait.
     pub fn poll(&self) -> Option<Result<(), Error>> {
+        let member = match self.group.member() {
+            Ok(member) => member,
+            Err(forked) => return Some(Err(forked.into())),
+        };
         if !self.outcome.is_ended() {
-            self.group.advance_if_free();
+            member.advance_if_free();
         }
         self.outcome.result()
     }
 
+    /// True also in a forked child, for which nothing comes any more.
     pub fn is_ended(&self) -> bool {
-        self.outcome.is_ended()
+        self.outcome.is_ended() || self.group.member().is_err()
     }
 
     /// Waits for the end, which comes at the deadline of the call at the latest, whatever the other ranks do.
     pub fn wait(&self) -> Result<(), Error> {
-        self.group.drive_until(&self.outcome, interrupt::is_due);
+        self.group.member()?.drive_until(&self.outcome, interrupt::is_due);
         let in_vain = match interrupt::has_happened() {
             true => Error::Interrupted,
             false => Error::Stopped,
@@ -47,7 +52,9 @@ impl Pending {
     pub fn wait_for(&self, timeout: Duration) -> Option<Result<(), Error>> {
         let until = Instant::now().checked_add(timeout);
         let late = || until.is_some_and(|until| Instant::now() >= until);
-        self.group.drive_until(&self.outcome, late);
+        if let Ok(member) = self.group.member() {
+            member.drive_until(&self.outcome, late);
+        }
         self.poll()
     }
 }
@@ -56,6 +63,9 @@ impl Future for Pending {
     type Output = Result<(), Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.outcome.poll(context)
+        match self.group.member() {
+            Ok(_) => self.outcome.poll(context),
+            Err(forked) => Poll::Ready(Err(forked.into())),
+        }
     }
 }

@@ -96,11 +96,12 @@ impl Communicator {
         let (ranks, own) = (u64::from(self.size()), u64::from(self.rank().0));
         let shares = Shares::new(options.quantization, input.len / 4, ranks);
         let shares = shares.ok_or(CallError::Compile(weft_protocol::group::CompileError::TooLarge))?;
-        let shared = self.agent().shared();
+        let shared = self.agent().shared()?;
         let until = after(shared, options.deadline.unwrap_or(self.inner.options.deadline));
         let left = || Duration::from(until.saturating_sub(shared.clock.now()));
 
-        let mut scratch = self.inner.quantized.lock().unwrap_or_else(PoisonError::into_inner);
+        let member = self.inner.member()?;
+        let mut scratch = member.quantized.lock().unwrap_or_else(PoisonError::into_inner);
         let whole = shares.encoded * ranks;
         let memory = room(&mut scratch, self, 2 * whole + 4 * shares.elements)?;
         let (sent, received) = (memory.part(0..whole), memory.part(whole..2 * whole));

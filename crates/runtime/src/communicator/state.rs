@@ -130,7 +130,7 @@ impl State {
             rank,
             ranks,
             choice,
-            clock: agent.clock(),
+            clock: agent.shared()?.clock,
             scratch: agent.allocate(4096)?,
             agent,
             patience: Patience {

@@ -154,7 +154,7 @@ fn a_transports_timer_that_a_waiter_has_set_wakes_the_progress_thread_when_the_w
 #[test]
 fn a_transports_timer_is_heard_by_whoever_has_taken_over_and_by_the_progress_thread_when_it_has_the_turns_back() {
     heard_after(|shared| {
-        let turns = Turns::take(shared);
+        let turns = Turns::take(Some(shared));
         turns.turn();
         assert!(shared.is_taken_over());
         // A wait that nobody else turns for has to turn by itself until its end.

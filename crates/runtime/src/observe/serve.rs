@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use weft_fabric::bell::Bell;
+use weft_fabric::fork::NotInherited;
 
 use super::ObserveError;
 use super::metrics::{Metrics, render};
@@ -41,7 +42,7 @@ impl Server {
         dropped: Arc<AtomicU64>,
     ) -> Result<Server, ObserveError> {
         let refused = |source| ObserveError::Listen { address, source };
-        let listener = TcpListener::bind(address).map_err(refused)?;
+        let listener = NotInherited::open(|| TcpListener::bind(address)).map_err(refused)?;
         listener.set_nonblocking(true).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let bell = Arc::new(Bell::new([listener.as_fd()].into_iter()).map_err(refused)?);
@@ -86,7 +87,7 @@ impl Drop for Server {
 
 /// Where clients come, and those that are there, the oldest first.
 struct Desk<P> {
-    listener: TcpListener,
+    listener: NotInherited<TcpListener>,
     bell: Arc<Bell>,
     clients: VecDeque<Client>,
     /// Makes the page that is asked for.

@@ -12,6 +12,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use weft_fabric::fork::NotInherited;
+
 use super::entry::{ENTRIES_MAX, ENTRY_BYTES_MAX, Entry, escaped};
 use super::{Held, RendezvousError, RendezvousOptions};
 
@@ -224,13 +226,16 @@ impl Drop for DirectoryHold {
 }
 
 /// Held by whoever changes who has a name, so that of two that find a dead holder only one takes its place.
-fn lock(directory: &Path) -> io::Result<File> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(directory.join(".lock"))?;
+fn lock(directory: &Path) -> io::Result<NotInherited<File>> {
+    // A child that kept the file would keep the lock.
+    let file = NotInherited::open(|| {
+        OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(directory.join(".lock"))
+    })?;
     file.lock()?;
     Ok(file)
 }

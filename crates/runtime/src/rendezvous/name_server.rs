@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use weft_fabric::fork::NotInherited;
 use weft_protocol::session::{PROOF_BYTES, Role, Secret, Transcript, same_proof};
 
 use super::entry::{ENTRIES_MAX, Entry};
@@ -51,7 +52,7 @@ pub(super) struct Names {
 
 #[derive(Debug)]
 pub(super) struct NameHold {
-    stream: TcpStream,
+    stream: NotInherited<TcpStream>,
     stop: Option<Sender<()>>,
     heart: Option<JoinHandle<()>>,
 }
@@ -111,10 +112,11 @@ impl Names {
         }
         let (stop, stopped) = channel::<()>();
         let interval = self.options.lease / 3;
-        let mut beating = stream.try_clone().map_err(self.unreachable())?;
+        let stream = NotInherited::new(stream);
+        let beating = NotInherited::open(|| stream.try_clone()).map_err(self.unreachable())?;
         let beat = move || {
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(interval) {
-                if write_frame(&mut beating, BEAT, &[]).is_err() {
+                if write_frame(&mut &*beating, BEAT, &[]).is_err() {
                     return;
                 }
             }
@@ -297,7 +299,7 @@ impl Server {
             SocketAddr::V4(v4) => (Ipv4Addr::UNSPECIFIED, v4.port()).into(),
             SocketAddr::V6(v6) => (Ipv6Addr::UNSPECIFIED, v6.port()).into(),
         };
-        let listener = match TcpListener::bind(bind) {
+        let listener = match NotInherited::open(|| TcpListener::bind(bind)) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Ok(None),
             bound => bound.map_err(failed)?,
         };

@@ -4,13 +4,21 @@ use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use weft_fabric::fork::PerProcess;
+
 use super::entry::Entry;
 use super::{Held, RendezvousError};
 
 type Key = (String, String);
 
-static NAMES: Mutex<BTreeMap<Key, Entry>> = Mutex::new(BTreeMap::new());
-static TAKEN: Condvar = Condvar::new();
+/// What a process knows of its agents. A forked child begins with none.
+#[derive(Default)]
+struct Names {
+    by_key: Mutex<BTreeMap<Key, Entry>>,
+    taken: Condvar,
+}
+
+static NAMES: PerProcess<Names> = PerProcess::new();
 
 /// The names of one job in this process.
 #[derive(Debug)]
@@ -40,7 +48,7 @@ impl InProcess {
             });
         }
         names.insert(key.clone(), entry.clone());
-        TAKEN.notify_all();
+        names_here().taken.notify_all();
         Ok(ProcessHold { key })
     }
 
@@ -53,12 +61,13 @@ impl InProcess {
                 return Some(entry.clone());
             }
             names = match end {
-                None => TAKEN.wait(names).unwrap_or_else(PoisonError::into_inner),
+                None => names_here().taken.wait(names).unwrap_or_else(PoisonError::into_inner),
                 Some(end) => {
                     let left = end
                         .checked_duration_since(Instant::now())
                         .filter(|left| !left.is_zero())?;
-                    TAKEN
+                    names_here()
+                        .taken
                         .wait_timeout(names, left)
                         .unwrap_or_else(PoisonError::into_inner)
                         .0
@@ -87,5 +96,9 @@ impl Drop for ProcessHold {
 }
 
 fn lock() -> MutexGuard<'static, BTreeMap<Key, Entry>> {
-    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
+    names_here().by_key.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn names_here() -> &'static Names {
+    NAMES.get_or_make(Names::default)
 }

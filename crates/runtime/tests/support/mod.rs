@@ -312,6 +312,24 @@ pub fn second_process() {
                     .expect("cables are there");
                 answer(&done.success().to_string());
             }
+            // A child that does nothing, and not for ever.
+            ["fork"] => {
+                // SAFETY: the child only sleeps.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: as above. Whoever reads what this process prints shall not wait for the child.
+                    unsafe {
+                        libc::alarm(120);
+                        (0..3).for_each(|fd| {
+                            libc::close(fd);
+                        });
+                        loop {
+                            libc::pause();
+                        }
+                    }
+                }
+                answer(&child.to_string());
+            }
             ["peers"] => answer(&agent.peers().len().to_string()),
             ["quit"] => break,
             _ => panic!("an unknown command: {line}"),

@@ -149,12 +149,12 @@ impl Path {
             Frame::Arrived(arrival) => world.signals.push(Signal::Arrived { path: self.id, arrival }),
             Frame::Sum { serial, key, spans } => {
                 let checked = world.regions.table.check(&key, weft_protocol::Access::READ, &spans);
-                let sum = checked.map(|region| {
+                let sum = checked.and_then(|region| {
                     let mut digest = Digest::default();
                     for piece in spans.pieces(0..spans.bytes()) {
-                        region.memory.digest(piece.offset, piece.len, &mut digest);
+                        region.memory.digest(piece.offset, piece.len, &mut digest)?;
                     }
-                    digest.finish()
+                    Ok(digest.finish())
                 });
                 self.reply(&Frame::Summed { serial, sum });
             }

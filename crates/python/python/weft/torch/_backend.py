@@ -5,6 +5,7 @@ or after; what follows a call that is under way is done by whoever first sees th
 """
 
 import atexit
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -120,6 +121,7 @@ class Work(c10d.Work):
         return self._results
 
     def get_future(self) -> torch.futures.Future:
+        self._completions.check_process()
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -138,6 +140,7 @@ class Work(c10d.Work):
 
     def _finish(self) -> None:
         """Does what follows the call, once. It has ended."""
+        self._completions.check_process()
         with self._lock:
             pending, self._pending = self._pending, None
             if pending is None:
@@ -157,6 +160,12 @@ class _Completions:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    def check_process(self) -> None:
+        """A forked child has no thread that would settle anything, and perhaps a lock that nobody gives back."""
+        if os.getpid() != self._process:
+            raise weft.Forked("this call was made before a fork, and belongs to the process that made it")
 
     def put(self, work: Work, future: torch.futures.Future) -> None:
         if self._thread is None:
@@ -168,7 +177,7 @@ class _Completions:
     def close(self) -> None:
         """Ends the thread. One that is still there when the interpreter ends is ended in the middle of whatever it does, and the process with it."""
         thread, self._thread = self._thread, None
-        if thread is None:
+        if thread is None or os.getpid() != self._process:
             return
         self._queue.put(None)
         if thread is not threading.current_thread():

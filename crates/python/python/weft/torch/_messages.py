@@ -7,6 +7,7 @@ agent's notifications, small ones within, large ones read by the receiver from w
 import ctypes
 import hashlib
 import itertools
+import os
 import struct
 import threading
 import time
@@ -64,6 +65,7 @@ class Message(c10d.Work):
         until = self._until
         if timeout:
             until = min(until, time.monotonic() + timeout.total_seconds())
+        self.box.room.check_process()
         while not self._ended.wait(min(_LOOK, max(0.0, until - time.monotonic()))):
             self.box.check(self.other, self._what)
             if time.monotonic() >= until:
@@ -92,6 +94,7 @@ class Message(c10d.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future:
+        self.box.room.check_process()
         with self._lock:
             if self._future is None:
                 self._future = torch.futures.Future()
@@ -144,10 +147,13 @@ class Box:
         return peer
 
     def check(self, rank: int | None, what: str) -> None:
+        self.room.check_process()
         if rank is not None and rank != self.rank and not self.peer(rank).connected:
             raise dist.DistBackendError(f"rank {rank} was lost while waiting for {what}")
 
     def close(self) -> None:
+        if not self.room.is_here():
+            return
         self.room.forget(self)
         for message in self.wanted:
             message.end(dist.DistBackendError("the process group has been destroyed"))
@@ -186,6 +192,7 @@ class Mailroom:
 
     def __init__(self, agent: weft.Agent) -> None:
         self.agent = agent
+        self._process = os.getpid()
         self._boxes: dict[bytes, Box] = {}
         # What comes for groups that this rank has not joined yet.
         self._early: list[tuple[weft.Peer, bytes]] = []
@@ -194,6 +201,14 @@ class Mailroom:
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self.threads = Threads()
+
+    def is_here(self) -> bool:
+        """Whether this is the process that made it, and not a forked child, which has none of its threads and perhaps a lock that nobody gives back."""
+        return os.getpid() == self._process
+
+    def check_process(self) -> None:
+        if not self.is_here():
+            raise weft.Forked("this process group was made before a fork, and belongs to the process that made it")
 
     def box(self, name: str, rank: int, agents: Sequence[str]) -> Box:
         box = Box(self, name, rank, agents)
@@ -242,6 +257,7 @@ class Mailroom:
         deliver(message)
 
     def _listen(self) -> None:
+        self.check_process()
         if self._thread is None:
             with self._lock:
                 if self._thread is None:

@@ -62,12 +62,15 @@ def _own_address(store) -> str:
 def _home(store, rank: int) -> Home:
     if rank == 0:
         # A group within a job uses the sessions that are there.
-        home = next(iter(_homes.values()), None) or Home(secrets.token_hex(32), store)
+        here = (home for home in _homes.values() if home.mailroom.is_here())
+        home = next(here, None) or Home(secrets.token_hex(32), store)
         _homes[home.secret] = home
         store.set("weft/secret", home.secret)
         return home
     secret = store.get("weft/secret").decode()
-    home = _homes.get(secret) or Home(secret, store)
+    home = _homes.get(secret)
+    if home is None or not home.mailroom.is_here():
+        home = Home(secret, store)
     _homes[secret] = home
     return home
 

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use weft_fabric::fork::OfProcess;
 use weft_fabric::kernels::HostKernels;
 use weft_plan::{Spans, Time};
 use weft_protocol::group::{At, Kernels, Piece, Sink, Taken};
@@ -217,7 +218,7 @@ fn read(shared: &Arc<Shared>, peer: PeerId, leg: Leg) -> Result<Transfer, Error>
         let cell = Arc::new(Cell::new("".into(), Direction::Read, now, Arc::from([])));
         world.transfers.insert(id, cell.clone());
         Ok(Transfer {
-            shared: shared.clone(),
+            shared: OfProcess::new(shared.clone()),
             id,
             cell,
             deadline,
