@@ -44,6 +44,7 @@ pub(crate) mod harness;
 mod keys;
 mod leases;
 mod paths;
+mod seal;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -62,6 +63,7 @@ pub use event::{
     CloseReason, Identity, LeaseId, Misbehaviour, NotificationId, SessionError, SessionEvent, SessionId, SessionLoss,
     Via,
 };
+pub use seal::{MAX_SEALED_BYTES, Seal, SealError};
 pub use wire::{Peek, peek};
 
 use crate::error::Refusal;
