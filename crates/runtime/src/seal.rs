@@ -60,7 +60,9 @@ mod tests {
         let sealed = seal("a secret of two").close(b"words", b"about", minute).unwrap();
         assert_eq!(seal("a secret of two").open(&sealed, b"about"), Ok(&b"words"[..]));
         assert_eq!(seal("another secret").open(&sealed, b"about"), Err(SealError::Forged));
-        let old = seal("a secret of two").close(b"words", b"about", Duration::ZERO).unwrap();
+        let old = seal("a secret of two")
+            .close(b"words", b"about", Duration::ZERO)
+            .unwrap();
         assert_eq!(seal("a secret of two").open(&old, b"about"), Err(SealError::Expired));
     }
 }

@@ -127,11 +127,18 @@ mod tests {
     #[test]
     fn every_changed_bit_is_found() {
         let sealed = seal().close(b"block 7, stamp 9", b"prompt", LATER).unwrap();
-        assert_eq!(seal().open(&sealed, b"prompt", Time::ZERO), Ok(&b"block 7, stamp 9"[..]));
+        assert_eq!(
+            seal().open(&sealed, b"prompt", Time::ZERO),
+            Ok(&b"block 7, stamp 9"[..])
+        );
         for bit in 0..8 * sealed.len() {
             let mut changed = sealed.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(seal().open(&changed, b"prompt", Time::ZERO), Err(SealError::Forged), "{bit}");
+            assert_eq!(
+                seal().open(&changed, b"prompt", Time::ZERO),
+                Err(SealError::Forged),
+                "{bit}"
+            );
         }
         for len in 0..sealed.len() {
             assert!(seal().open(&sealed[..len], b"prompt", Time::ZERO).is_err(), "{len}");
