@@ -27,7 +27,7 @@ from bench import (
     wait_until_up,
     with_shared_prefix,
 )
-from instances import administer, complete, engine, get, metric, post, tokens_of, weft_connector
+from instances import administer, complete, engine, metric, post, tokens_of, weft_connector
 from relay import Relay
 from tiny_model import make
 from weft.vllm._description import VERSION

@@ -38,7 +38,7 @@ impl Paths {
     pub fn passed<'a>(&self, path: &'a str) -> Option<&'a str> {
         let path = path.strip_suffix('/').filter(|path| !path.is_empty()).unwrap_or(path);
         // An engine undoes escapes and dots before it looks, and could find something else than what was looked at here.
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-.:".contains(&byte);
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-.:@+~=,".contains(&byte);
         let within = path.strip_prefix('/')?;
         if !path.bytes().all(plain) || within.split('/').any(|part| matches!(part, "" | "." | "..")) {
             return None;

@@ -476,7 +476,7 @@ async fn who_does_not_take_its_answer_is_left() {
         .write_all(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
         .await
         .unwrap();
-    let under_way = || serde_json::to_value(&router.instances.list()).unwrap()[0]["under_way"].clone();
+    let under_way = || serde_json::to_value(router.instances.list()).unwrap()[0]["under_way"].clone();
     let began = Instant::now();
     while under_way() == 0 {
         assert!(began.elapsed() < PATIENCE);

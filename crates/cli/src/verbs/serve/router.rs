@@ -199,7 +199,7 @@ impl Router {
         }
         let instance_tls = router::client(self.instance_ca.as_deref())
             .map_err(|error| Complaint::new(Exit::Usage, error.to_string()))?;
-        let body_time = Duration::from_secs(self.body_timeout);
+        let (affordable, body_time) = (clients_affordable(), Duration::from_secs(self.body_timeout));
         Ok(Options {
             patience: Patience {
                 prefill: Duration::from_secs(self.prefill_timeout),
@@ -214,7 +214,7 @@ impl Router {
                 bytes: body_bytes,
                 time: body_time,
             },
-            clients_max: usize::try_from(self.clients_max.unwrap_or_else(clients_max)).unwrap_or(usize::MAX),
+            clients_max: usize::try_from(self.clients_max.unwrap_or(affordable)).unwrap_or(usize::MAX),
             bodies_bytes_max: size(self.bodies_max, "--bodies-max")?,
             paths: Paths::new(self.passed.clone()),
             instance_tls,
@@ -228,7 +228,7 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Complaint> {
 }
 
 /// So many clients have descriptors for all that they need. As many descriptors are taken as the system gives for the asking.
-fn clients_max() -> u64 {
+fn clients_affordable() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,

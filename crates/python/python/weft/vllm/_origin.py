@@ -14,7 +14,9 @@ import hashlib
 import json
 import logging
 import os
+import sys
 import time
+from array import array
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -247,8 +249,12 @@ def subject(request: Any) -> str | None:
         [feature.mm_hash or feature.identifier, feature.mm_position.offset, feature.mm_position.length] for feature in request.mm_features or ()
     ]
     adapter = request.lora_request.lora_name if request.lora_request is not None else None
-    said = [list(tokens), pictures, adapter, request.cache_salt]
-    return hashlib.sha256(json.dumps(said, separators=(",", ":")).encode()).hexdigest()
+    around = json.dumps([len(tokens), pictures, adapter, request.cache_salt], separators=(",", ":")).encode()
+    packed = array("q", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    # Tokens last, of which it is known how many there are, so that no two requests run together into the same bytes.
+    return hashlib.sha256(around + packed.tobytes()).hexdigest()
 
 
 def _said(params: dict[str, Any]) -> dict[str, Any]:
