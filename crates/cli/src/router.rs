@@ -3,35 +3,56 @@
 //! A completion is asked of a prefill instance first, for one token; its answer says where the KV cache of the prompt is. The decode instance is asked
 //! with these words, and its answer goes to the client as it comes. A prefill instance that has said that it pushes is asked together with the
 //! decode instance from then on, which makes room and tells it where. Wherever a side is missing or fails before the client has seen anything, the
-//! request goes on without it: what cannot be fetched is computed. Instances may be added and drained while requests are under way.
+//! request goes on without it: what cannot be fetched is computed. Instances may be added and drained while requests are under way, at an
+//! address of its own and by whoever has the token.
+//!
+//! Clients are strangers. What they send is bounded in time and in memory over all of them (`guests.rs`, `listen.rs`), passed on at paths of
+//! inference only (`paths.rs`), and never as they wrote it (`body.rs`, `json.rs`, `multipart.rs`).
 
+mod admin;
+mod body;
+mod connect;
 mod discovery;
 mod forward;
+mod guests;
+mod headers;
 mod instances;
+mod json;
+mod listen;
+mod multipart;
+mod paths;
 mod request;
+mod tls;
 
-use std::net::SocketAddr;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, Query, State};
-use axum::http::StatusCode;
+use axum::Json;
+use axum::http::header::RETRY_AFTER;
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::{Json, Router};
-use serde::Deserialize;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ClientConfig;
 use weft::rendezvous::Rendezvous;
 
+pub use admin::Token;
+pub use body::BodyLimits;
 pub use instances::{Instance, Instances, Role};
+pub use listen::Manners;
+pub use paths::Paths;
+pub use tls::{acceptor, client};
 
+use admin::Administration;
 use forward::Forwarder;
+use guests::Guests;
 
-/// Prompts with images are this large, and nothing that an engine accepts is larger.
-const BODY_BYTES_MAX: usize = 64 << 20;
+/// Administrators that are connected at a time.
+const ADMINISTRATORS_MAX: usize = 16;
 
-/// How long what may take.
+/// How long instances may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// The first answer of a prefill instance.
@@ -42,95 +63,83 @@ pub struct Patience {
     pub health: Duration,
 }
 
-/// Routes until the process is told to stop, then lets the requests under way end.
+/// What the router goes by.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub patience: Patience,
+    pub manners: Manners,
+    pub body: BodyLimits,
+    /// Clients at a time.
+    pub clients_max: usize,
+    /// Bytes of all bodies together, beyond the first few of each.
+    pub bodies_bytes_max: usize,
+    /// What is passed on.
+    pub paths: Paths,
+    /// Whom instances behind TLS are believed by.
+    pub instance_tls: Arc<ClientConfig>,
+}
+
+/// Where people come in.
+#[derive(Debug)]
+pub struct Doors {
+    pub clients: TcpListener,
+    pub administration: TcpListener,
+    /// Who administers the router has it.
+    pub token: Token,
+}
+
+/// Routes until `stop`, then lets the requests under way end.
 ///
 /// Instances that have a name in `place` are found there.
 pub async fn serve(
-    listener: TcpListener,
+    doors: Doors,
+    tls: Option<TlsAcceptor>,
     instances: Arc<Instances>,
     place: Option<Rendezvous>,
-    patience: Patience,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    let forwarder = Arc::new(Forwarder::new(Arc::clone(&instances), patience));
-    let watching = tokio::spawn(Arc::clone(&forwarder).watch());
+    options: Options,
+    stop: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let (guests, manners) = (
+        Arc::new(Guests::new(options.clients_max, options.bodies_bytes_max)),
+        options.manners,
+    );
+    let patience = options.patience;
+    let forwarder = Arc::new(Forwarder::new(Arc::clone(&instances), Arc::clone(&guests), options));
     if let Some(place) = place {
         discovery::follow(place, Arc::downgrade(&instances), patience.health)?;
     }
-    let app = Router::new()
-        .route("/v1/completions", post(complete))
-        .route("/v1/chat/completions", post(complete))
-        .route("/health", get(health))
-        .route("/metrics", get(metrics))
-        .route("/weft/instances", get(list).post(add).delete(drain))
-        .fallback(anything)
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .with_state(forwarder);
-    let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    let served = axum::serve(listener, app).with_graceful_shutdown(stop).await;
+    let watching = tokio::spawn(Arc::clone(&forwarder).watch());
+    let (tell, stopped) = watch::channel(false);
+    let administration = Administration::new(Arc::clone(&forwarder), doors.token);
+    let administrators = Arc::new(Guests::new(ADMINISTRATORS_MAX, 0));
+    let administered = listen::serve(
+        doors.administration,
+        tls.clone(),
+        administrators,
+        manners,
+        administration,
+        stopped.clone(),
+    );
+    let served = listen::serve(doors.clients, tls, guests, manners, forwarder, stopped);
+    let stop = async {
+        stop.await;
+        // Both listen until this is said, so that somebody hears it.
+        let _ = tell.send(true);
+    };
+    tokio::join!(administered, served, stop);
     watching.abort();
-    served
-}
-
-async fn complete(State(forwarder): State<Arc<Forwarder>>, request: axum::extract::Request) -> Response {
-    forwarder.complete(request).await
-}
-
-async fn anything(State(forwarder): State<Arc<Forwarder>>, request: axum::extract::Request) -> Response {
-    forwarder.pass_on(request).await
-}
-
-/// Whether a request that came now would be answered.
-async fn health(State(forwarder): State<Arc<Forwarder>>) -> Response {
-    match forwarder.instances().anybody_up() {
-        true => StatusCode::OK.into_response(),
-        false => complaint(StatusCode::SERVICE_UNAVAILABLE, "no instance is up"),
-    }
-}
-
-async fn metrics(State(forwarder): State<Arc<Forwarder>>) -> Response {
-    forwarder.metrics().into_response()
-}
-
-async fn list(State(forwarder): State<Arc<Forwarder>>) -> Response {
-    Json(forwarder.instances().list()).into_response()
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Named {
-    url: String,
-    role: Option<Role>,
-}
-
-async fn add(State(forwarder): State<Arc<Forwarder>>, Json(named): Json<Named>) -> Response {
-    let role = named.role.unwrap_or(Role::Plain);
-    match Instance::new(&named.url, role) {
-        Ok(instance) => {
-            forwarder.instances().add(instance);
-            Json(forwarder.instances().list()).into_response()
-        }
-        Err(error) => complaint(StatusCode::BAD_REQUEST, &error.to_string()),
-    }
-}
-
-/// Gives an instance no more requests, and forgets it when those it has are done.
-async fn drain(State(forwarder): State<Arc<Forwarder>>, Query(named): Query<Named>) -> Response {
-    match forwarder.instances().drain(&named.url) {
-        true => Json(forwarder.instances().list()).into_response(),
-        false => complaint(StatusCode::NOT_FOUND, &format!("there is no instance {}", named.url)),
-    }
+    Ok(())
 }
 
 /// An error in the form that clients of the OpenAI API understand.
 fn complaint(status: StatusCode, message: &str) -> Response {
     let body = serde_json::json!({"error": {"message": message, "type": "weft_router", "code": status.as_u16()}});
-    (status, Json(body)).into_response()
-}
-
-/// A body that is complete.
-fn full(bytes: Vec<u8>) -> Body {
-    Body::from(bytes)
+    let mut response = (status, Json(body)).into_response();
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        let soon = HeaderValue::from_static("1");
+        response.headers_mut().insert(RETRY_AFTER, soon);
+    }
+    response
 }
 
 #[cfg(test)]

@@ -7,9 +7,11 @@
 //! weft_protocol::harness::session_messages(b"anything");
 //! ```
 
+use weft_plan::Time;
+
 use crate::group::{Abort, AgreementMessage, CallRecord};
 use crate::recorded::Recording;
-use crate::session::harness as session;
+use crate::session::{Seal, Secret, harness as session};
 use crate::wire::{Reader, Writer};
 
 pub use crate::frame::fuzz as frames;
@@ -37,6 +39,16 @@ pub fn session_messages(bytes: &[u8]) {
 /// Whatever an authenticated peer may say.
 pub fn session_controls(bytes: &[u8]) {
     session::controls(bytes);
+}
+
+/// Sealed words are not believed, or are the very bytes that sealing gives.
+pub fn seals(bytes: &[u8]) {
+    let seal = Seal::new(&Secret::new(b"harness"), "harness");
+    if let Ok(words) = seal.open(bytes, b"about", Time::ZERO) {
+        let expires = bytes[1..].first_chunk::<8>().copied().map(u64::from_le_bytes);
+        let again = expires.map(|expires| seal.close(words, b"about", Time::from_ns(expires)));
+        assert_eq!(again, Some(Ok(bytes.to_vec())));
+    }
 }
 
 /// What ranks of a group tell each other beside their messages: refused, or the same when it is written again; and whatever it says can
@@ -102,6 +114,14 @@ mod tests {
         let mut w = Writer::new();
         w.spans(&weft_plan::Spans::paged(0, 4096, [1, 2, 9, 4, 70, 3, 3, 3]));
         search(&w.buf, spans);
+    }
+
+    #[test]
+    fn any_sealed_words() {
+        let seal = Seal::new(&Secret::new(b"harness"), "harness");
+        let sample = seal.close(b"words", b"about", Time::from_secs(1)).unwrap();
+        assert!(seal.open(&sample, b"about", Time::ZERO).is_ok());
+        search(&sample, seals);
     }
 
     #[test]

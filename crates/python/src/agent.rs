@@ -281,7 +281,7 @@ impl Agent {
 
 /// A keyword and its value as the table of settings has them: `tcp_connections=4` is `tcp.connections = 4`, a list is written
 /// with commas, and a duration may be a number of seconds.
-fn setting(keyword: String, value: &Bound<'_, PyAny>) -> PyResult<(String, String)> {
+pub fn setting(keyword: String, value: &Bound<'_, PyAny>) -> PyResult<(String, String)> {
     let row = TABLE.iter().find(|row| row.key.replace('.', "_") == keyword);
     let text = if let Ok(flag) = value.cast::<PyBool>() {
         flag.is_true().to_string()

@@ -5,7 +5,7 @@ use std::error::Error as _;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::import_exception;
 use pyo3::prelude::*;
-use weft::{AtomicFailed, Cause, CollectiveFailed, Failure, TransferFailed};
+use weft::{AtomicFailed, Cause, CollectiveFailed, Failure, SealError, TransferFailed};
 
 import_exception!(weft._errors, TransferError);
 import_exception!(weft._errors, Expired);
@@ -32,6 +32,7 @@ import_exception!(weft._errors, RendezvousError);
 import_exception!(weft._errors, OsFailure);
 import_exception!(weft._errors, Stopped);
 import_exception!(weft._errors, Forked);
+import_exception!(weft._errors, NotBelieved);
 
 /// The exception for an error.
 pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
@@ -89,6 +90,19 @@ pub fn forked(error: weft::fork::Forked) -> PyErr {
 /// For arguments that are wrong before anything is asked of the agent.
 pub fn invalid(text: impl Into<String>) -> PyErr {
     InvalidCall::new_err(text.into())
+}
+
+/// For sealed words that nobody should act on.
+pub fn raise_unbelieved(py: Python<'_>, error: SealError) -> PyErr {
+    let reason = match error {
+        SealError::Forged => "forged",
+        SealError::Expired => "expired",
+        SealError::AboutAnother => "about another",
+        // Too long, too short, or of a version that is not known.
+        _ => "malformed",
+    };
+    let exception = NotBelieved::new_err(error.to_string());
+    with(py, exception, |value| value.setattr("reason", reason))
 }
 
 fn transfer_failed(py: Python<'_>, failed: &TransferFailed, text: String) -> PyErr {

@@ -16,6 +16,7 @@ mod inbox;
 mod memory;
 mod pages;
 mod peer;
+mod seal;
 mod spans;
 mod transfer;
 mod waiting;
@@ -38,6 +39,8 @@ mod _weft {
     use super::pages::{Pages, Spans};
     #[pymodule_export]
     use super::peer::{Peer, Prepared, Region};
+    #[pymodule_export]
+    use super::seal::Seal;
     #[pymodule_export]
     use super::transfer::{Summary, Transfer};
 

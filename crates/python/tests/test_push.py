@@ -42,7 +42,7 @@ class Worker:
                 region=nth, blocks=BLOCKS, tokens=TOKENS, granule=granule, heads=self.heads, parts=1, unit_bytes=unit, base=0,
                 part_stride=0, block_stride=heads * TOKENS * ELEMENTS * 2, granule_stride=unit, head_stride=TOKENS * ELEMENTS * 2,
             )  # fmt: skip
-        meaning = Meaning(2, "test", "tiny", "u16", "u16", ELEMENTS * 2, HEADS, len(LAYERS), "tokens")
+        meaning = Meaning(3, "test", "tiny", "u16", "u16", ELEMENTS * 2, HEADS, len(LAYERS), "tokens")
         self.description = Description(engine, rank, ranks, meaning, layers)
         text = self.description.to_bytes()
         self.about = self.agent.allocate(len(text))
@@ -432,7 +432,7 @@ def test_another_prompt_is_refused():
 
 def test_another_model_is_refused_by_name():
     with workers(Worker("p"), Worker("d")) as (prefill, decode):
-        object.__setattr__(decode.description, "meaning", Meaning(2, "test", "other", "u16", "u16", 16, HEADS, 3, "tokens"))
+        object.__setattr__(decode.description, "meaning", Meaning(3, "test", "other", "u16", "u16", 16, HEADS, 3, "tokens"))
         decode.landings.expect("r", awaited([prefill], [8, 1], (0, 8)))
         failure = decode.outcome("r").failure
         assert isinstance(failure, Mismatch) and "'other'" in str(failure) and "'tiny'" in str(failure)
@@ -556,7 +556,7 @@ def test_what_is_damaged_is_sent_again_or_not_believed(damage):
 def test_names_by_which_routers_find_an_engine():
     options = Options.parse({"mode": "push", "etcd": "http://e:2379", "prefix": "job", "url": "http://a:8100/", "role": "prefill"})
     # As the router's own test has it.
-    assert options.agent_name("engine", 0, 2) == "vllm/2/push/prefill/0/2/http://a:8100"
+    assert options.agent_name("engine", 0, 2) == "vllm/3/push/prefill/0/2/http://a:8100"
     assert options.agent_settings() == {"listen": "127.0.0.1:0", "rendezvous": "etcd:http://e:2379", "rendezvous_job": "job"}
     assert Options.parse({}).agent_name("engine", 0, 2) == "vllm-engine-0"
     for wrong in ({"etcd": "http://e:2379"}, {"url": "http://a:1", "role": "both"}, {"mode": "shove"}, {"deadline": 0}, {"modes": "push"}):

@@ -7,11 +7,13 @@ import random
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from instances import Process, complete, core, engine, free_port, get, label, metric, post, tokens_of, weft_connector
+from instances import Process, administer, complete, core, engine, free_port, label, metric, post, tokens_of, weft_connector
+from weft.vllm._origin import Origin, Seals, subject
 
 # Of cases in which a side dies, stands still or is left, so that they need not last long.
 DEADLINE = 4.0
@@ -68,13 +70,13 @@ class Bench:
         self.start(*processes)
 
     def router(self, prefill: list[Process], decode: list[Process], *more: str) -> Process:
-        port = free_port()
-        command = [self.weft, "serve", "router", "--listen", f"127.0.0.1:{port}", *more]
+        port, admin = free_port(), free_port()
+        command = [self.weft, "serve", "router", "--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}", *more]
         for instance in prefill:
             command += ["--prefill", instance.url]
         for instance in decode:
             command += ["--decode", instance.url]
-        router = Process("router", command, port, self.logs / "router.log")
+        router = Process("router", command, port, self.logs / "router.log", admin=f"http://127.0.0.1:{admin}")
         self.start(router)
         return router
 
@@ -134,6 +136,22 @@ def prefill_only(instance: Process, prompt: list[int]) -> dict[str, Any]:
     return dict(answer["kv_transfer_params"])
 
 
+def opened(origin: dict[str, Any], prompt: list[int]) -> Origin:
+    """What the prefill side has sealed. Only who has its secret can look: as the tests can, who are the same user."""
+    return Seals({}).open_origin(origin["weft"]["origin"], _about(prompt))
+
+
+def resealed(origin: dict[str, Any], prompt: list[int], **changed: Any) -> dict[str, Any]:
+    """What the prefill side would say if it were elsewhere."""
+    return Seals({}).params(replace(opened(origin, prompt), **changed), _about(prompt), "pull")
+
+
+def _about(prompt: list[int]) -> str:
+    about = subject(SimpleNamespace(prompt_token_ids=prompt, prompt_embeds=None, mm_features=[], lora_request=None, cache_salt=None))
+    assert about is not None, "there are tokens"
+    return about
+
+
 def handed_off(answer: dict[str, Any]) -> dict[str, Any] | None:
     """What the answer says of its hand-off, where there was one that succeeded."""
     said = (answer.get("kv_transfer_params") or {}).get("weft")
@@ -163,7 +181,7 @@ def no_block_in_use(*instances: Process) -> str:
 
 def wait_until_up(router: Process, instance: Process) -> None:
     for _ in range(600):
-        said = json.loads(get(f"{router.url}/weft/instances"))
+        said = json.loads(administer(router, "/weft/instances"))
         if [one["up"] for one in said if one["url"] == instance.url] == [True]:
             return
         time.sleep(0.1)

@@ -19,15 +19,18 @@ from bench import (
     handed_off,
     host_and_port,
     no_block_in_use,
+    opened,
     prefill_only,
     prompts,
     reasons,
+    resealed,
     wait_until_up,
     with_shared_prefix,
 )
-from instances import complete, engine, get, metric, post, tokens_of, weft_connector
+from instances import administer, complete, engine, metric, post, tokens_of, weft_connector
 from relay import Relay
 from tiny_model import make
+from weft.vllm._description import VERSION
 
 
 def contract(bench: Bench) -> str:
@@ -47,7 +50,7 @@ def same_tokens(bench: Bench) -> str:
     ways = sorted({said["transport"] for said in told})
     assert len(told) >= 50, f"only {len(told)} of {len(asked)} prompts were handed off"
     milliseconds = sorted(said["hand_off_ms"] for said in told)
-    counts = [line for line in get(f"{router.url}/metrics").splitlines() if line.startswith("weft_router_requests")]
+    counts = [line for line in administer(router, "/metrics").splitlines() if line.startswith("weft_router_requests")]
     print("\n".join(f"  {line}" for line in counts))
     return (
         f"{len(asked)} of {len(asked)} prompts with the tokens of a single instance, {len(told)} handed off over {'/'.join(ways)}, "
@@ -198,10 +201,9 @@ def flipped(bench: Bench) -> str:
     for prompt, damage in zip(asked, (0, 1, 1000, 1000), strict=True):
         origin = prefill_only(prefill, prompt)
         if relay is None:
-            relay = Relay(host_and_port(origin["weft"]["addresses"][0]))
+            relay = Relay(host_and_port(opened(origin, prompt).addresses[0]))
         relay.damage = damage
-        origin["weft"]["addresses"] = [f"127.0.0.1:{relay.port}"]
-        answer = complete(decode.url, prompt, kv_transfer_params=origin)
+        answer = complete(decode.url, prompt, kv_transfer_params=resealed(origin, prompt, addresses=[f"127.0.0.1:{relay.port}"]))
         bench.check(prompt, answer)
         for reason in reasons([answer]):
             print(f"  {reason}")
@@ -209,6 +211,38 @@ def flipped(bench: Bench) -> str:
     assert relay is not None
     assert found == 2, f"{found} prompts were computed again"
     return f"{relay.damaged} chunks damaged; {found} prompts computed by the decode side, 0 of {len(asked)} served wrong; {no_block_in_use(prefill, decode)}"
+
+
+def forged(bench: Bench) -> str:
+    """Parameters that clients have made up, changed, heard from others or used before: the decode side believes none of them, and computes."""
+    asked = prompts(8)
+    bench.ask_alone([(prompt, 16) for prompt in asked])
+    prefill, decode, _ = bench.pair()
+    failed = metric(decode.url, "vllm:weft_hand_offs_failed_total")
+    sealed = [prefill_only(prefill, prompt) for prompt in asked[:3]]
+    unsealed = {"version": VERSION, **vars(opened(sealed[0], asked[0])), "lease": [0, 2**63, 60.0]}
+    changed = {**sealed[0], "weft": {**sealed[0]["weft"], "origin": sealed[0]["weft"]["origin"][:-8] + "AAAAAAA="}}
+    offer = {"version": VERSION, "push": {"hand_off": "mine", "addresses": unsealed["addresses"]}}
+    tries = [
+        ("unsealed", asked[0], {"do_remote_prefill": True, "weft": unsealed}),
+        ("forged", asked[0], changed),
+        ("about another", asked[3], sealed[1]),
+        ("unsealed", asked[4], {"do_remote_prefill": True, "weft": offer}),
+        ("", asked[2], sealed[2]),
+        ("used", asked[2], sealed[2]),
+    ]
+    for expected, prompt, params in tries:
+        answer = complete(decode.url, prompt, kv_transfer_params=params)
+        bench.check(prompt, answer)
+        why = reasons([answer])
+        assert why == [] if not expected else [reason.startswith(f"NotBelieved({expected})") for reason in why] == [True], (expected, why)
+    # What is no object at all reaches the connector as a string.
+    answer = complete(decode.url, asked[5], vllm_xargs={"kv_transfer_params": "anything"})
+    bench.check(asked[5], answer)
+    refused = metric(decode.url, "vllm:weft_hand_offs_failed_total") - failed
+    assert refused == 6, f"{refused} refusals were counted"
+    used = no_block_in_use(decode)
+    return f"6 of 6 sets of parameters not believed and counted, the one that was handed off; 0 of 7 served wrong; {used}"
 
 
 def other_degrees(bench: Bench) -> str:
@@ -261,6 +295,7 @@ CASES: dict[str, Callable[[Bench], str]] = {
         killed,
         stopped,
         flipped,
+        forged,
         chunked_and_preempted,
         other_degrees,
         mismatched,

@@ -44,12 +44,14 @@ PARTS = {
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks": ["get_block_ids"],
     "vllm.v1.request:Request": [
         "self.request_id", "self.prompt_token_ids", "self.num_prompt_tokens", "self.num_computed_tokens", "self.kv_transfer_params", "self.status",
+        "self.prompt_embeds", "self.mm_features", "self.lora_request", "self.cache_salt",
     ],
     "vllm.v1.core.sched.output:SchedulerOutput": [
         "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "preempted_req_ids",
     ],
     "vllm.v1.core.sched.output:NewRequestData": ["req_id", "block_ids", "num_computed_tokens"],
     "vllm.v1.core.sched.output:CachedRequestData": ["req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens"],
+    "vllm.multimodal.inputs:MultiModalFeatureSpec": ["identifier", "mm_hash", "mm_position"],
     "vllm.v1.request:RequestStatus": ["FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"],
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": ["P2P"],
     "vllm.forward_context:ForwardContext": ["attn_metadata"],

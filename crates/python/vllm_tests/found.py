@@ -11,11 +11,11 @@ import tempfile
 import time
 
 from bench import DEADLINE, LEASE, Bench, no_block_in_use, prompts
-from instances import Process, complete, engine, free_port, get, weft_connector
+from instances import Process, administer, complete, engine, free_port, get, weft_connector
 
 
 def found(bench: Bench) -> str:
-    """A router that is given nobody's address. The prefill side pushes from the first prompt on, dies, and comes back."""
+    """A router that is given nobody's address. The prefill side pushes once the router has heard of it, dies, and comes back."""
     assert shutil.which("etcd"), "there is no etcd"
     asked, fresh = prompts(6), prompts(6, seed=2)
     bench.ask_alone([(prompt, 16) for prompt in asked + fresh])
@@ -60,7 +60,7 @@ def found(bench: Bench) -> str:
 
 
 def _up(router: Process, count: int) -> bool:
-    said = json.loads(get(f"{router.url}/weft/instances"))
+    said = json.loads(administer(router, "/weft/instances"))
     return len(said) == count and all(one["up"] and not one["draining"] for one in said)
 
 

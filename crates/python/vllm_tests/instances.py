@@ -18,6 +18,9 @@ from typing import Any
 HERE = Path(__file__).parent
 START_MAX = 600.0
 
+# With which the routers of this run are administered.
+ADMIN_TOKEN = os.urandom(16).hex()
+
 
 def free_port() -> int:
     with socket.socket() as listener:
@@ -35,6 +38,7 @@ def environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
+        "WEFT_ADMIN_TOKEN": ADMIN_TOKEN,
         # Compiling vLLM and torch anew takes longer than everything else that a start does.
         "PYTHONDONTWRITEBYTECODE": "",
     }
@@ -51,6 +55,8 @@ class Process:
     env: dict[str, str] = field(default_factory=environment)
     # The cores that it may run on, if not all.
     cores: set[int] | None = None
+    # Where a router is administered.
+    admin: str = ""
     popen: subprocess.Popen[bytes] | None = None
 
     @property
@@ -148,9 +154,14 @@ def post(url: str, body: dict[str, Any], limit: float = 300.0) -> dict[str, Any]
         return json.load(answer)  # type: ignore[no-any-return]
 
 
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+def get(url: str, **headers: str) -> str:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
         return str(answer.read().decode())
+
+
+def administer(router: Process, path: str) -> str:
+    """What the router says to whoever administers it."""
+    return get(router.admin + path, Authorization=f"Bearer {ADMIN_TOKEN}")
 
 
 def metric(url: str, name: str) -> float:

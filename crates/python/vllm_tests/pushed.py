@@ -18,7 +18,7 @@ from bench import (
     wait_until_up,
     with_shared_prefix,
 )
-from instances import Process, complete, get, metric, post
+from instances import Process, administer, complete, metric, post
 
 
 def pushed(bench: Bench) -> str:
@@ -150,7 +150,7 @@ def _without_prefill(bench: Bench, number: int) -> str:
 
 def arranged_by(router: Process) -> int:
     """How many prompts the router had pushed."""
-    for line in get(f"{router.url}/metrics").splitlines():
+    for line in administer(router, "/metrics").splitlines():
         if line.startswith('weft_router_requests_total{how="pushed"}'):
             return int(line.rsplit(" ", 1)[1])
     return 0

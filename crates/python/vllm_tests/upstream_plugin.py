@@ -13,7 +13,7 @@ import pytest
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from weft.vllm import WeftConnector
-from weft.vllm._description import VERSION
+from weft.vllm._origin import Lease, Origin, subject
 
 # How many connectors were made since the test began, and in which tests any were.
 _made = 0
@@ -32,21 +32,19 @@ class InPlaceOfNixl(WeftConnector):
     def on_new_request(self, request: Any) -> None:
         params = request.kv_transfer_params
         if params and params.get("do_remote_prefill") and "remote_block_ids" in params:
-            params["weft"] = {
-                "version": VERSION,
-                "engine": params["remote_engine_id"],
-                "request": params["remote_request_id"],
-                "addresses": [f"tcp:{params['remote_host']}:{params['remote_port']}"],
-                "blocks": params["remote_block_ids"],
-                "tokens": request.num_prompt_tokens,
-                "lease": [0, 1, 60.0],
-            }
+            address = f"tcp:{params['remote_host']}:{params['remote_port']}"
+            blocks, tokens = params["remote_block_ids"], request.num_prompt_tokens
+            origin = Origin(params["remote_engine_id"], params["remote_request_id"], [address], blocks, tokens, Lease(0, 1, 60.0))
+            about = subject(request)
+            assert about is not None
+            # As the prefill side would have sealed it.
+            params["weft"] = self._scheduler._trust.seals.params(origin, about, "pull")["weft"]
         super().on_new_request(request)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         held, params = super().request_finished(request, block_ids)
         if held and params:
-            params["remote_block_ids"] = (params["weft"]["blocks"],)
+            params["remote_block_ids"] = (list(block_ids),)
         return held, params
 
 

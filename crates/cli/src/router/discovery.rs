@@ -12,7 +12,6 @@ use std::time::Duration;
 use weft::rendezvous::Rendezvous;
 
 use super::instances::{Instance, Instances, Role};
-use super::request::Offer;
 
 /// No instance has more workers.
 const RANKS_MAX: usize = 4096;
@@ -25,7 +24,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(60);
 pub struct Found {
     pub url: String,
     pub role: Role,
-    pub offer: Option<Offer>,
+    /// Where its agents are.
+    pub agents: Vec<String>,
 }
 
 /// What a worker says of itself by its name.
@@ -94,15 +94,11 @@ fn whole(mut workers: Vec<(Worker<'_>, &str)>) -> Option<Found> {
     if !alike || workers.len() != first.ranks {
         return None;
     }
-    let offer = first.pushes.then(|| Offer {
-        version: first.version,
-        addresses: workers.iter().map(|(_, address)| (*address).to_owned()).collect(),
-    });
     Some(Found {
         // As it is written everywhere else; what is no address of an instance is passed over.
         url: Instance::new(first.url, first.role).ok()?.url().to_owned(),
         role: first.role,
-        offer,
+        agents: workers.iter().map(|(_, address)| (*address).to_owned()).collect(),
     })
 }
 
@@ -132,6 +128,7 @@ impl Worker<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::request::Offer;
     use super::*;
 
     #[test]
@@ -139,16 +136,13 @@ mod tests {
         let push = |rank: usize| format!("vllm/2/push/prefill/{rank}/2/http://a:8100");
         let (zero, one) = (push(0), push(1));
         let whole = present([(one.as_str(), "tcp:1"), (zero.as_str(), "tcp:0")].into_iter());
-        let offer = Some(Offer {
-            version: 2,
-            addresses: vec!["tcp:0".to_owned(), "tcp:1".to_owned()],
-        });
+        let agents = vec!["tcp:0".to_owned(), "tcp:1".to_owned()];
         let url = "http://a:8100".to_owned();
         let role = Role::Prefill;
-        assert_eq!(whole, [Found { url, role, offer }]);
+        assert_eq!(whole, [Found { url, role, agents }]);
         assert_eq!(present([(zero.as_str(), "tcp:0")].into_iter()), []);
-        let pull = present([("vllm/2/pull/decode/0/1/http://b:8200/", "tcp:0")].into_iter());
-        assert_eq!((pull[0].url.as_str(), &pull[0].offer), ("http://b:8200", &None));
+        let pull = present([("vllm/2/pull/decode/0/1/https://b:8200/", "tcp:0")].into_iter());
+        assert_eq!(pull[0].url, "https://b:8200");
     }
 
     #[test]
@@ -178,10 +172,12 @@ mod tests {
         let found = |addresses: &[&str]| Found {
             url: "http://found:1".to_owned(),
             role: Role::Prefill,
-            offer: Some(Offer {
-                version: 2,
-                addresses: addresses.iter().map(|one| (*one).to_owned()).collect(),
-            }),
+            agents: addresses.iter().map(|one| (*one).to_owned()).collect(),
+        };
+        let offer = || Offer {
+            version: 3,
+            sealed: "sealed".to_owned(),
+            until: std::time::Instant::now() + Duration::from_secs(60),
         };
         instances.reconcile(&[found(&["x"])]);
         assert_eq!(urls(), ["http://named:1", "http://found:1"]);
@@ -189,10 +185,12 @@ mod tests {
         assert!(instances.next(Role::Prefill, &[]).is_none());
         instances.present()[1].seen(true);
         let taken = instances.next(Role::Prefill, &[]).unwrap();
-        assert_eq!(taken.0.offer(), found(&["x"]).offer);
+        taken.0.offers(Some(offer()));
+        instances.reconcile(&[found(&["x"])]);
+        assert!(taken.0.offer().is_some());
         // It comes back as another process, of the same address.
         instances.reconcile(&[found(&["y"])]);
-        assert_eq!(taken.0.offer(), found(&["y"]).offer);
+        assert_eq!(taken.0.offer(), None);
         // It is gone, but somebody is still waiting for its answer.
         instances.reconcile(&[]);
         assert!(instances.next(Role::Prefill, &[]).is_none());

@@ -8,36 +8,52 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING};
-use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
-use axum::response::Response;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::response::{IntoResponse, Response};
 use http_body::Frame;
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use thiserror::Error;
 use tokio::time::{Sleep, timeout};
 
+use super::body::{self, Content, Pieces};
+use super::connect::Connector;
+use super::guests::{Guest, Guests};
 use super::instances::{Assigned, Instance, Instances, Role};
+use super::listen::Host;
+use super::paths::Paths;
 use super::request::{self, Completion, Offer};
-use super::{BODY_BYTES_MAX, Patience, complaint, full};
+use super::{Options, complaint, headers};
 
 /// Who answered a request, in its headers.
 const PREFILL: HeaderName = HeaderName::from_static("x-weft-prefill");
 const DECODE: HeaderName = HeaderName::from_static("x-weft-decode");
 
+/// What clients may do with what a path names.
+const METHODS: [Method; 5] = [Method::GET, Method::HEAD, Method::POST, Method::DELETE, Method::OPTIONS];
+
+/// An answer of a prefill instance is one token, and where its prompt is.
+const PREFILL_BYTES_MAX: usize = 16 << 20;
+
+/// What a connection to an instance reads ahead.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Connections to an instance that nothing is asked on: so many stay, and for so long.
+const IDLE_MAX: usize = 32;
+const IDLE: Duration = Duration::from_secs(30);
+
 #[derive(Debug)]
 pub struct Forwarder {
-    client: Client<HttpConnector, Body>,
+    client: Client<Connector, Body>,
     instances: Arc<Instances>,
-    patience: Patience,
+    guests: Arc<Guests>,
+    options: Options,
     counts: Counts,
 }
 
-/// Completions, by how they were answered.
+/// Requests, by how they were answered.
 #[derive(Debug, Default)]
 struct Counts {
     handed_off: AtomicU64,
@@ -45,6 +61,7 @@ struct Counts {
     without_prefill: AtomicU64,
     plain: AtomicU64,
     refused: AtomicU64,
+    unacceptable: AtomicU64,
 }
 
 #[derive(Debug, Error)]
@@ -54,9 +71,17 @@ enum Unanswered {
     #[error("it did not answer in time")]
     Silent,
     #[error("its answer broke off: {0}")]
-    BrokeOff(#[from] hyper::Error),
+    BrokeOff(Box<dyn std::error::Error + Send + Sync>),
     #[error("it answered {0}")]
     Failed(StatusCode),
+}
+
+/// A request without its body, as instances are asked.
+struct Asked {
+    method: Method,
+    /// With what follows it.
+    path: String,
+    headers: HeaderMap,
 }
 
 /// An answer of which something is there.
@@ -69,7 +94,7 @@ struct Begun {
 /// How a prefill instance has taken a request.
 enum Heard {
     /// It has computed the prompt, and says where it is, if it says that.
-    Computed(Option<serde_json::Value>),
+    Computed(Option<Bytes>),
     /// The request itself is at fault, so that its sender is told.
     Refused(Response),
     Nothing,
@@ -77,21 +102,32 @@ enum Heard {
 
 /// What became of asking the prefill side.
 enum Prefilled {
-    At(Assigned, serde_json::Value),
+    At(Assigned, Bytes),
     Nobody,
     /// The request itself is at fault, so that its sender is told.
     Refused(Response),
 }
 
+impl Host for Arc<Forwarder> {
+    async fn answer(&self, request: Request<Incoming>, guest: Arc<Guest>) -> Response {
+        self.respond(request.map(Body::new), &guest).await
+    }
+}
+
 impl Forwarder {
-    pub fn new(instances: Arc<Instances>, patience: Patience) -> Forwarder {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(Duration::from_secs(2)));
-        connector.set_nodelay(true);
+    pub fn new(instances: Arc<Instances>, guests: Arc<Guests>, options: Options) -> Forwarder {
+        let connector = Connector::new(Arc::clone(&options.instance_tls));
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(IDLE_MAX)
+            .http1_max_buf_size(BUFFER_BYTES)
+            .build(connector);
         Forwarder {
-            client: Client::builder(TokioExecutor::new()).build(connector),
+            client,
             instances,
-            patience,
+            guests,
+            options,
             counts: Counts::default(),
         }
     }
@@ -102,6 +138,7 @@ impl Forwarder {
 
     /// Looks after the health of all instances, for ever.
     pub async fn watch(self: Arc<Forwarder>) {
+        let pause = self.options.patience.health;
         loop {
             let looks: Vec<_> = self
                 .instances
@@ -116,69 +153,107 @@ impl Forwarder {
                 // A look that panicked has seen nothing.
                 let _ = look.await;
             }
-            tokio::time::sleep(self.patience.health).await;
+            tokio::time::sleep(pause).await;
         }
     }
 
     async fn look(&self, instance: &Instance) {
-        let asked = self.ask(instance, Method::GET, "/health", HeaderMap::new(), Body::empty());
-        let well = matches!(timeout(self.patience.health.max(Duration::from_secs(1)), asked).await,
+        let asked = Asked {
+            method: Method::GET,
+            path: "/health".to_owned(),
+            headers: HeaderMap::new(),
+        };
+        let answer = self.ask(instance, &asked, Pieces::default());
+        let well = matches!(timeout(self.options.patience.health.max(Duration::from_secs(1)), answer).await,
             Ok(Ok(answer)) if answer.status().is_success());
         instance.seen(well);
     }
 
-    pub async fn complete(&self, asked: axum::extract::Request) -> Response {
-        let (parts, body) = asked.into_parts();
-        let Ok(body) = axum::body::to_bytes(body, BODY_BYTES_MAX).await else {
-            return complaint(StatusCode::PAYLOAD_TOO_LARGE, "the request is too long, or broke off");
-        };
-        let completion = Completion::parse(&body);
-        let Some(completion) = completion else {
-            return self.answer(&parts, &body, Role::Decode, None, &self.counts.plain).await;
-        };
-        if completion.can_be_split()
-            && let Some(answer) = self.push(&parts, &completion).await
-        {
-            return answer;
+    /// Answers a client, or has somebody answer it.
+    async fn respond(&self, request: Request, guest: &Guest) -> Response {
+        let (parts, body) = request.into_parts();
+        if parts.uri.path() == "/health" {
+            return self.health();
         }
-        let prefilled = match completion.can_be_split() {
-            true => self.prefill(&parts, &completion).await,
-            false => Prefilled::Nobody,
+        let Some(path) = self.options.paths.passed(parts.uri.path()) else {
+            return complaint(StatusCode::NOT_FOUND, "there is nothing at this path");
         };
-        match prefilled {
-            Prefilled::At(instance, origin) => {
-                let body = Bytes::from(completion.for_decode(Some(origin)));
-                let from = Some(instance.0.url().to_owned());
-                self.answer(&parts, &body, Role::Decode, from, &self.counts.handed_off)
+        if !METHODS.contains(&parts.method) {
+            return complaint(StatusCode::METHOD_NOT_ALLOWED, "this is not what clients do");
+        }
+        let content = match body::read(&parts.headers, body, guest, self.options.body).await {
+            Ok(content) => content,
+            Err(error) => {
+                self.counts.unacceptable.fetch_add(1, Ordering::Relaxed);
+                return complaint(error.status(), &error.to_string());
+            }
+        };
+        guest.is_served();
+        let completes = parts.method == Method::POST && Paths::is_completion(path);
+        let asked = Asked {
+            method: parts.method,
+            path: match parts.uri.query() {
+                Some(query) => format!("{path}?{query}"),
+                None => path.to_owned(),
+            },
+            headers: headers::of_request(parts.headers, content.content_type()),
+        };
+        match content {
+            Content::Json(document) if completes => self.complete(&asked, Completion::new(document)).await,
+            content => {
+                let count = &self.counts.plain;
+                self.answer(&asked, content.into_pieces(), Role::Decode, None, count)
                     .await
             }
+        }
+    }
+
+    /// Whether a request that came now would be answered.
+    fn health(&self) -> Response {
+        match self.instances.anybody_up() {
+            true => StatusCode::OK.into_response(),
+            false => complaint(StatusCode::SERVICE_UNAVAILABLE, "no instance is up"),
+        }
+    }
+
+    async fn complete(&self, asked: &Asked, completion: Completion) -> Response {
+        let mut prefilled = Prefilled::Nobody;
+        // Without a decode instance, whoever computes the prompt may as well go on.
+        if completion.can_be_split()
+            && self.instances.anybody(Role::Decode)
+            && let Some(prefill) = self.instances.next(Role::Prefill, &[])
+        {
+            prefilled = match prefill.0.offer() {
+                Some(offer) => match self.push(asked, &completion, prefill, &offer).await {
+                    Some(answer) => return answer,
+                    None => self.prefill(asked, &completion, None).await,
+                },
+                None => self.prefill(asked, &completion, Some(prefill)).await,
+            };
+        }
+        match prefilled {
+            Prefilled::At(instance, origin) => {
+                let body = completion.for_decode(Some(origin));
+                let from = Some(instance.0.url().to_owned());
+                let count = &self.counts.handed_off;
+                self.answer(asked, body, Role::Decode, from, count).await
+            }
             Prefilled::Nobody => {
-                let body = Bytes::from(completion.for_decode(None));
+                let body = completion.for_decode(None);
                 let count = &self.counts.without_prefill;
-                self.answer(&parts, &body, Role::Plain, None, count).await
+                self.answer(asked, body, Role::Plain, None, count).await
             }
             Prefilled::Refused(response) => response,
         }
     }
 
-    /// Sends what is no completion to whoever is there.
-    pub async fn pass_on(&self, asked: axum::extract::Request) -> Response {
-        let (parts, body) = asked.into_parts();
-        match axum::body::to_bytes(body, BODY_BYTES_MAX).await {
-            Ok(body) => self.answer(&parts, &body, Role::Decode, None, &self.counts.plain).await,
-            Err(_) => complaint(StatusCode::PAYLOAD_TOO_LARGE, "the request is too long, or broke off"),
-        }
-    }
-
     /// Asks both sides at once, where the prefill side offers to push: the decode side makes room and tells the prefill side where, which
     /// fills it while it computes. `None` where that cannot be, or has failed before the client has seen anything.
-    async fn push(&self, parts: &Parts, completion: &Completion) -> Option<Response> {
-        let prefill = self.instances.next(Role::Prefill, &[])?;
-        let offer = prefill.0.offer()?;
+    async fn push(&self, asked: &Asked, completion: &Completion, prefill: Assigned, offer: &Offer) -> Option<Response> {
         let decode = self.instances.next(Role::Decode, &[])?;
         let hand_off = name_of_hand_off()?;
         let begun = self
-            .both(parts, completion, &hand_off, (&prefill.0, &decode.0), &offer)
+            .both(asked, completion, &hand_off, (&prefill.0, &decode.0), offer)
             .await?;
         match begun {
             Ok(begun) => {
@@ -193,15 +268,15 @@ impl Forwarder {
     /// dropped, so that its instance ends the request.
     async fn both(
         &self,
-        parts: &Parts,
+        asked: &Asked,
         completion: &Completion,
         hand_off: &str,
         (prefill, decode): (&Instance, &Instance),
         offer: &Offer,
     ) -> Option<Result<Begun, Response>> {
         // Room should be there when the first layer is computed, so that the decode side is asked first.
-        let mut decoding = pin!(self.begun(decode, parts, completion.for_landing(hand_off, offer)));
-        let mut prefilling = pin!(self.prefill_at(prefill, parts, completion.for_pushing(hand_off, offer)));
+        let mut decoding = pin!(self.begun(decode, asked, completion.for_landing(hand_off, offer)));
+        let mut prefilling = pin!(self.prefill_at(prefill, asked, completion.for_pushing(hand_off, offer)));
         let mut computed = false;
         loop {
             tokio::select! {
@@ -225,32 +300,28 @@ impl Forwarder {
     }
 
     /// The answer of an instance, from its first piece on.
-    async fn begun(&self, instance: &Instance, parts: &Parts, body: Vec<u8>) -> Result<Begun, Unanswered> {
+    async fn begun(&self, instance: &Instance, asked: &Asked, body: Pieces) -> Result<Begun, Unanswered> {
         let begun = async {
-            let path = path_of(&parts.uri);
-            let asked = self.ask(instance, parts.method.clone(), path, parts.headers.clone(), full(body));
-            let (head, mut body) = asked.await?.into_parts();
+            let (head, mut body) = self.ask(instance, asked, body).await?.into_parts();
             if head.status.is_server_error() {
                 return Err(Unanswered::Failed(head.status));
             }
-            let first = body.frame().await.transpose()?;
+            let first = body.frame().await.transpose();
+            let first = first.map_err(|error| Unanswered::BrokeOff(error.into()))?;
             Ok(Begun { head, first, body })
         };
         // It is rightly silent while the prompt is computed elsewhere.
-        timeout(self.patience.prefill + self.patience.decode, begun)
+        let patience = self.options.patience;
+        timeout(patience.prefill + patience.decode, begun)
             .await
             .unwrap_or(Err(Unanswered::Silent))
     }
 
     /// Asks one prefill instance after the other, until one has computed the prompt.
-    async fn prefill(&self, parts: &Parts, completion: &Completion) -> Prefilled {
+    async fn prefill(&self, asked: &Asked, completion: &Completion, mut first: Option<Assigned>) -> Prefilled {
         let mut tried = Vec::new();
-        // Without a decode instance, whoever computes the prompt may as well go on.
-        if self.instances.next(Role::Decode, &[]).is_none() {
-            return Prefilled::Nobody;
-        }
-        while let Some(assigned) = self.instances.next(Role::Prefill, &tried) {
-            match self.prefill_at(&assigned.0, parts, completion.for_prefill()).await {
+        while let Some(assigned) = first.take().or_else(|| self.instances.next(Role::Prefill, &tried)) {
+            match self.prefill_at(&assigned.0, asked, completion.for_prefill()).await {
                 Heard::Computed(Some(origin)) => return Prefilled::At(assigned, origin),
                 // It speaks, but not of where its blocks are: then they are of no use.
                 Heard::Computed(None) => return Prefilled::Nobody,
@@ -262,25 +333,22 @@ impl Forwarder {
     }
 
     /// Has one prefill instance compute the prompt, and takes note of what that says of the instance.
-    async fn prefill_at(&self, instance: &Instance, parts: &Parts, body: Vec<u8>) -> Heard {
-        let path = path_of(&parts.uri);
+    async fn prefill_at(&self, instance: &Instance, asked: &Asked, body: Pieces) -> Heard {
         let whole = async {
-            let asked = self.ask(instance, parts.method.clone(), path, parts.headers.clone(), full(body));
-            let (answer, body) = asked.await?.into_parts();
+            let (answer, body) = self.ask(instance, asked, body).await?.into_parts();
             if answer.status.is_server_error() {
                 return Err(Unanswered::Failed(answer.status));
             }
-            Ok((answer, body.collect().await?.to_bytes()))
+            let body = Limited::new(body, PREFILL_BYTES_MAX).collect().await;
+            Ok((answer, body.map_err(Unanswered::BrokeOff)?.to_bytes()))
         };
-        let answered = timeout(self.patience.prefill, whole).await;
+        let answered = timeout(self.options.patience.prefill, whole).await;
         match answered.unwrap_or(Err(Unanswered::Silent)) {
-            Ok((head, body)) if head.status.is_client_error() => {
-                Heard::Refused(response(head.status, &head.headers, full(body.to_vec())))
-            }
+            Ok((head, body)) if head.status.is_client_error() => Heard::Refused(response(head, Body::from(body))),
             Ok((_, body)) => {
-                let origin = request::origin(&body);
+                let origin = request::origin(body.into());
                 // It may be another process than the one that was asked.
-                instance.offers(origin.as_ref().and_then(request::offer));
+                instance.offers(origin.as_deref().and_then(request::offer));
                 Heard::Computed(origin)
             }
             Err(error) => {
@@ -296,8 +364,8 @@ impl Forwarder {
     /// instance that answers at all.
     async fn answer(
         &self,
-        parts: &Parts,
-        body: &Bytes,
+        asked: &Asked,
+        body: Pieces,
         first: Role,
         prefill: Option<String>,
         count: &AtomicU64,
@@ -309,14 +377,7 @@ impl Forwarder {
         let mut tried = Vec::new();
         for role in order {
             while let Some(assigned) = self.instances.next(role, &tried) {
-                let asked = self.ask(
-                    &assigned.0,
-                    parts.method.clone(),
-                    path_of(&parts.uri),
-                    parts.headers.clone(),
-                    Body::from(body.clone()),
-                );
-                let answer = timeout(self.patience.decode, asked).await;
+                let answer = timeout(self.options.patience.decode, self.ask(&assigned.0, asked, body.clone())).await;
                 match answer.unwrap_or(Err(Unanswered::Silent)) {
                     Ok(answer) => {
                         count.fetch_add(1, Ordering::Relaxed);
@@ -339,14 +400,15 @@ impl Forwarder {
     fn hand_back(&self, begun: Begun, assigned: Assigned, prefill: Option<&str>) -> Response {
         let Begun { head, first, body } = begun;
         let decode = assigned.0.url().to_owned();
+        let idle = self.options.patience.decode;
         let watched = Watched {
             first,
             body,
-            idle: self.patience.decode,
-            sleep: Box::pin(tokio::time::sleep(self.patience.decode)),
+            idle,
+            sleep: Box::pin(tokio::time::sleep(idle)),
             _assigned: assigned,
         };
-        let mut response = response(head.status, &head.headers, Body::new(watched));
+        let mut response = response(head, Body::new(watched));
         let mut say = |name: HeaderName, value: &str| {
             if let Ok(value) = HeaderValue::from_str(value) {
                 response.headers_mut().insert(name, value);
@@ -359,50 +421,64 @@ impl Forwarder {
         response
     }
 
-    async fn ask(
-        &self,
-        instance: &Instance,
-        method: Method,
-        path: &str,
-        mut headers: HeaderMap,
-        body: Body,
-    ) -> Result<Response<Incoming>, Unanswered> {
-        // These belong to the connection, and this is another one.
-        for name in [HOST, CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING] {
-            headers.remove(name);
-        }
-        let uri = format!("http://{}{path}", instance.authority);
-        let mut request = axum::http::Request::new(body);
-        *request.method_mut() = method;
+    async fn ask(&self, instance: &Instance, asked: &Asked, body: Pieces) -> Result<Response<Incoming>, Unanswered> {
+        let uri = format!("{}{}", instance.url(), asked.path);
+        let mut request = Request::new(body.into_body());
+        *request.method_mut() = asked.method.clone();
         *request.uri_mut() = uri.parse().unwrap_or_default();
-        *request.headers_mut() = headers;
+        *request.headers_mut() = asked.headers.clone();
         Ok(self.client.request(request).await?)
     }
 
     /// The counts as Prometheus reads them.
     pub fn metrics(&self) -> String {
-        let mut text = String::from(
-            "# HELP weft_router_requests Requests, by how they were answered.\n# TYPE weft_router_requests counter\n",
-        );
+        let mut text = String::new();
+        let mut about = |name: &str, kind: &str, help: &str, values: &[(String, u64)]| {
+            writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("a string takes everything");
+            let suffix = if kind == "counter" { "_total" } else { "" };
+            for (labels, value) in values {
+                writeln!(text, "{name}{suffix}{labels} {value}").expect("a string takes everything");
+            }
+        };
         let counts = &self.counts;
-        for (how, count) in [
+        let how = [
             ("handed_off", &counts.handed_off),
             ("pushed", &counts.pushed),
             ("without_prefill", &counts.without_prefill),
             ("plain", &counts.plain),
             ("refused", &counts.refused),
-        ] {
-            let count = count.load(Ordering::Relaxed);
-            writeln!(text, "weft_router_requests_total{{how=\"{how}\"}} {count}").expect("a string takes everything");
-        }
-        text.push_str(
-            "# HELP weft_router_instance_up Whether an instance is up.\n# TYPE weft_router_instance_up gauge\n",
+            ("unacceptable", &counts.unacceptable),
+        ]
+        .map(|(how, count)| (format!("{{how=\"{how}\"}}"), count.load(Ordering::Relaxed)));
+        about(
+            "weft_router_requests",
+            "counter",
+            "Requests, by how they were answered.",
+            &how,
         );
-        for instance in self.instances.present() {
-            let (url, role, up) = (instance.url(), instance.role, u8::from(instance.is_up()));
-            writeln!(text, "weft_router_instance_up{{url=\"{url}\",role=\"{role}\"}} {up}")
-                .expect("a string takes everything");
-        }
+        let up: Vec<_> = self
+            .instances
+            .present()
+            .iter()
+            .map(|instance| {
+                let labels = format!("{{url=\"{}\",role=\"{}\"}}", instance.url(), instance.role);
+                (labels, u64::from(instance.is_up()))
+            })
+            .collect();
+        about("weft_router_instance_up", "gauge", "Whether an instance is up.", &up);
+        let crowd = self.guests.crowd();
+        let one = |value: u64| [(String::new(), value)];
+        about(
+            "weft_router_clients",
+            "gauge",
+            "Clients that are connected.",
+            &one(crowd.guests as u64),
+        );
+        let pushed_out = one(crowd.pushed_out);
+        let help = "Clients that had to leave because there was no room for others.";
+        about("weft_router_clients_pushed_out", "counter", help, &pushed_out);
+        let help = "Bytes of long bodies that are being read or passed on.";
+        about("weft_router_body_bytes", "gauge", help, &one(crowd.bytes as u64));
         text
     }
 }
@@ -414,18 +490,10 @@ fn name_of_hand_off() -> Option<String> {
     Some(format!("{:032x}", u128::from_le_bytes(random)))
 }
 
-fn path_of(uri: &Uri) -> &str {
-    uri.path_and_query().map_or("/", |path| path.as_str())
-}
-
-fn response(status: StatusCode, headers: &HeaderMap, body: Body) -> Response {
+fn response(head: axum::http::response::Parts, body: Body) -> Response {
     let mut response = Response::new(body);
-    *response.status_mut() = status;
-    for (name, value) in headers {
-        if *name == CONTENT_TYPE || name.as_str().starts_with("x-") {
-            response.headers_mut().append(name.clone(), value.clone());
-        }
-    }
+    *response.status_mut() = head.status;
+    *response.headers_mut() = headers::of_answer(head.headers);
     response
 }
 

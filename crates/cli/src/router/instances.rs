@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use axum::http::Uri;
+use axum::http::uri::{Authority, PathAndQuery};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -24,7 +26,7 @@ pub enum Role {
 }
 
 #[derive(Debug, Error)]
-#[error("`{url}` is not the address of an instance, which looks like http://host:8000")]
+#[error("`{url}` is not the address of an instance, which looks like http://host:8000 or https://host:8000")]
 pub struct UrlError {
     url: String,
 }
@@ -32,16 +34,19 @@ pub struct UrlError {
 #[derive(Debug)]
 pub struct Instance {
     url: String,
-    pub authority: String,
     pub role: Role,
     up: AtomicBool,
     draining: AtomicBool,
     under_way: AtomicU32,
+    /// When it was last given a request, as the number of that request.
+    turn: AtomicU64,
     failures: AtomicU32,
     /// Whether it was found, and goes when it is not found any more. Others were named by somebody.
     found: bool,
     /// Known from its last answer, and forgotten when it is down: another process may come up in its place.
     offer: Mutex<Option<Offer>>,
+    /// Where the agents of one that was found are. When they are elsewhere, it is another process.
+    agents: Mutex<Vec<String>>,
 }
 
 /// What is said of an instance.
@@ -63,6 +68,8 @@ pub struct Assigned(pub Arc<Instance>);
 #[derive(Debug, Default)]
 pub struct Instances {
     all: Mutex<Vec<Arc<Instance>>>,
+    /// Requests that have been given to anybody.
+    turns: AtomicU64,
     /// Which of those that are found somebody has drained.
     left_out: Mutex<HashSet<String>>,
 }
@@ -71,19 +78,25 @@ impl Instance {
     pub fn new(url: &str, role: Role) -> Result<Instance, UrlError> {
         let wrong = || UrlError { url: url.to_owned() };
         let parsed = Uri::from_str(url).map_err(|_| wrong())?;
-        let plain = parsed.scheme_str() == Some("http") && matches!(parsed.path(), "" | "/");
-        let authority = parsed.authority().filter(|_| plain).ok_or_else(wrong)?;
+        let scheme = parsed.scheme_str().filter(|scheme| matches!(*scheme, "http" | "https"));
+        let scheme = scheme.ok_or_else(wrong)?;
+        let plain = |authority: &&Authority| !authority.as_str().contains('@');
+        let authority = parsed.authority().filter(plain).ok_or_else(wrong)?;
+        if !matches!(parsed.path_and_query().map(PathAndQuery::as_str), None | Some("/")) {
+            return Err(wrong());
+        }
         Ok(Instance {
-            url: format!("http://{authority}"),
-            authority: authority.to_string(),
+            url: format!("{scheme}://{authority}"),
             role,
             // Until somebody has looked.
             up: AtomicBool::new(true),
             draining: AtomicBool::new(false),
             under_way: AtomicU32::new(0),
+            turn: AtomicU64::new(0),
             failures: AtomicU32::new(0),
             found: false,
             offer: Mutex::new(None),
+            agents: Mutex::default(),
         })
     }
 
@@ -92,7 +105,7 @@ impl Instance {
         Ok(Instance {
             up: AtomicBool::new(false),
             found: true,
-            offer: Mutex::new(found.offer.clone()),
+            agents: Mutex::new(found.agents.clone()),
             ..Instance::new(&found.url, found.role)?
         })
     }
@@ -113,15 +126,22 @@ impl Instance {
         }
     }
 
-    /// What it offers, as far as that is known.
+    /// What it offers, as far as that is known and not too old.
     pub fn offer(&self) -> Option<Offer> {
-        self.offer
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .clone()
+        let offer = self.offer.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        offer.clone().filter(|offer| Instant::now() < offer.until)
     }
     pub fn offers(&self, offer: Option<Offer>) {
         *self.offer.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = offer;
+    }
+
+    /// Where its agents are now. What another process has offered is of no use.
+    fn has_agents(&self, agents: &[String]) {
+        let mut known = self.agents.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if *known != agents {
+            *known = agents.to_vec();
+            self.offers(None);
+        }
     }
 
     fn takes_requests(&self) -> bool {
@@ -179,7 +199,7 @@ impl Instances {
     pub fn new(instances: Vec<Instance>) -> Instances {
         Instances {
             all: Mutex::new(instances.into_iter().map(Arc::new).collect()),
-            left_out: Mutex::default(),
+            ..Instances::default()
         }
     }
 
@@ -227,22 +247,35 @@ impl Instances {
                 .iter()
                 .find(|known| (&known.url, known.role) == (&one.url, one.role))
             {
-                Some(known) => known.offers(one.offer.clone()),
+                Some(known) => known.has_agents(&one.agents),
                 // What is found has been checked to be an address.
                 None => all.extend(Instance::found(one).ok().map(Arc::new)),
             }
         }
     }
 
-    /// The one with the fewest requests, of a role, that has not been tried yet.
+    /// The one with the fewest requests, of a role, that has not been tried yet; of several the one that was idle for the longest time.
     pub fn next(&self, role: Role, tried: &[Arc<Instance>]) -> Option<Assigned> {
         let all = self.all();
         let able = all
             .iter()
             .filter(|instance| instance.role == role && instance.takes_requests());
         let fresh = able.filter(|instance| !tried.iter().any(|other| Arc::ptr_eq(instance, other)));
-        let least = fresh.min_by_key(|instance| instance.under_way.load(Ordering::Relaxed));
-        least.map(Assigned::to)
+        let least = fresh.min_by_key(|instance| {
+            let (load, turn) = (&instance.under_way, &instance.turn);
+            (load.load(Ordering::Relaxed), turn.load(Ordering::Relaxed))
+        })?;
+        // Whoever chooses holds the lock, so that two do not choose the same.
+        let turn = 1 + self.turns.fetch_add(1, Ordering::Relaxed);
+        least.turn.store(turn, Ordering::Relaxed);
+        Some(Assigned::to(least))
+    }
+
+    /// Whether there is one of a role that takes requests.
+    pub fn anybody(&self, role: Role) -> bool {
+        let all = self.all();
+        all.iter()
+            .any(|instance| instance.role == role && instance.takes_requests())
     }
 
     pub fn anybody_up(&self) -> bool {

@@ -1,8 +1,16 @@
 //! The router between real HTTP servers that answer as engines do.
 
+mod hostile;
+mod tls;
+
+use std::net::SocketAddr;
 use std::sync::Mutex;
 
-use axum::extract::Request;
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::HeaderMap;
+use axum::routing::get;
 use http_body_util::BodyExt;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -12,14 +20,21 @@ use tokio::sync::oneshot;
 
 use super::*;
 
+const TOKEN: &str = "the token of these tests";
+
 /// An engine that keeps what it was asked.
 #[derive(Clone, Default)]
 struct Engine {
     asked: Arc<Mutex<Vec<Value>>>,
+    /// As it came.
+    heard: Arc<Mutex<Vec<(String, HeaderMap, Bytes)>>>,
 }
 
 async fn answer(State((name, engine)): State<(&'static str, Engine)>, request: Request) -> Response {
-    let body = axum::body::to_bytes(request.into_body(), 1 << 20).await.unwrap();
+    let (parts, body) = request.into_parts();
+    let body = axum::body::to_bytes(body, 8 << 20).await.unwrap();
+    let path = parts.uri.to_string();
+    engine.heard.lock().unwrap().push((path, parts.headers, body.clone()));
     let asked: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
     engine.asked.lock().unwrap().push(asked.clone());
     if asked["prompt"] == "refuse" {
@@ -28,82 +43,135 @@ async fn answer(State((name, engine)): State<(&'static str, Engine)>, request: R
     if asked["prompt"] == "fail" && name == "prefill" {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
+    if asked["prompt"] == "never" {
+        std::future::pending::<()>().await;
+    }
     if asked["kv_transfer_params"]["do_remote_decode"] == true {
         if asked["prompt"] == "slow" {
             // A prompt that is never computed, until whoever asked has gone.
             std::future::pending::<()>().await;
         }
+        let mut weft = json!({"version": 3, "mode": "pull", "origin": name});
         if name == "pushing" {
-            let weft = json!({"engine": name, "version": 2, "mode": "push", "addresses": ["tcp:127.0.0.1:1"]});
-            return Json(json!({"kv_transfer_params": {"do_remote_prefill": true, "weft": weft}})).into_response();
+            weft = json!({"version": 3, "mode": "push", "origin": name, "offer": "sealed", "offer_seconds": 300});
         }
-        return Json(json!({"kv_transfer_params": {"do_remote_prefill": true, "weft": {"engine": name}}}))
-            .into_response();
+        return Json(json!({"kv_transfer_params": {"do_remote_prefill": true, "weft": weft}})).into_response();
     }
-    Json(json!({"by": name, "from": asked["kv_transfer_params"]["weft"]["engine"]})).into_response()
+    Json(json!({"by": name, "from": asked["kv_transfer_params"]["weft"]["origin"]})).into_response()
 }
 
-async fn start(name: &'static str, engine: &Engine) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let app = Router::new()
+fn engine(name: &'static str, engine: &Engine) -> Router {
+    Router::new()
         .route("/health", get(|| async {}))
         .fallback(answer)
-        .with_state((name, engine.clone()));
+        .with_state((name, engine.clone()))
+}
+
+async fn start(name: &'static str, kept: &Engine) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let app = engine(name, kept);
     tokio::spawn(async move { axum::serve(listener, app).await });
     format!("http://{address}")
 }
 
 struct Running {
     url: String,
+    address: SocketAddr,
+    admin: String,
     instances: Arc<Instances>,
     client: Client<HttpConnector, Body>,
     _stop: oneshot::Sender<()>,
 }
 
-async fn route(instances: Vec<Instance>) -> Running {
-    route_found(instances, None).await
+/// As short as a test wants them, and long enough for a crowded machine.
+fn options() -> Options {
+    Options {
+        patience: Patience {
+            prefill: Duration::from_secs(5),
+            decode: Duration::from_secs(5),
+            health: Duration::from_millis(50),
+        },
+        manners: Manners {
+            head: Duration::from_secs(30),
+            take: Duration::from_secs(30),
+        },
+        body: BodyLimits {
+            bytes: 4 << 20,
+            time: Duration::from_secs(30),
+        },
+        clients_max: 64,
+        bodies_bytes_max: 16 << 20,
+        paths: Paths::default(),
+        instance_tls: client(None).unwrap(),
+    }
 }
 
-async fn route_found(instances: Vec<Instance>, place: Option<Rendezvous>) -> Running {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
+async fn route(instances: Vec<Instance>) -> Running {
+    route_with(instances, None, options(), None).await
+}
+
+async fn route_with(
+    instances: Vec<Instance>,
+    place: Option<Rendezvous>,
+    options: Options,
+    tls: Option<TlsAcceptor>,
+) -> Running {
+    let doors = Doors {
+        clients: TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        administration: TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        token: Token::new(&TOKEN.replace(' ', "-")).unwrap(),
+    };
+    let address = doors.clients.local_addr().unwrap();
+    let admin = format!("http://{}", doors.administration.local_addr().unwrap());
     let instances = Arc::new(Instances::new(instances));
     let (stop, stopped) = oneshot::channel();
-    let patience = Patience {
-        prefill: Duration::from_secs(5),
-        decode: Duration::from_secs(5),
-        health: Duration::from_millis(50),
-    };
     let all = Arc::clone(&instances);
-    tokio::spawn(serve(listener, all, place, patience, async {
+    tokio::spawn(serve(doors, tls, all, place, options, async {
         let _ = stopped.await;
     }));
-    let client = Client::builder(TokioExecutor::new()).build_http();
     Running {
-        url,
+        url: format!("http://{address}"),
+        address,
+        admin,
         instances,
-        client,
+        client: Client::builder(TokioExecutor::new()).build_http(),
         _stop: stop,
     }
 }
 
 impl Running {
     async fn ask(&self, method: &str, path: &str, body: &Value) -> (StatusCode, Value) {
-        let request = axum::http::Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.url))
-            .header("content-type", "application/json")
-            .body(Body::from(body.to_string()))
-            .unwrap();
-        let response = self.client.request(request).await.unwrap();
-        let status = response.status();
-        let bytes = response.into_body().collect().await.unwrap().to_bytes();
-        (status, serde_json::from_slice(&bytes).unwrap_or(Value::Null))
+        let body = body.to_string();
+        let json = [("content-type", "application/json")];
+        self.send(method, &format!("{}{path}", self.url), &json, body).await
+    }
+    /// Asks at the address of administration.
+    async fn administer(&self, method: &str, path: &str, body: &Value) -> (StatusCode, Value) {
+        let bearer = format!("Bearer {}", TOKEN.replace(' ', "-"));
+        let headers = [("content-type", "application/json"), ("authorization", bearer.as_str())];
+        self.send(method, &format!("{}{path}", self.admin), &headers, body.to_string())
+            .await
     }
     async fn complete(&self, prompt: &str) -> (StatusCode, Value) {
         let body = json!({"prompt": prompt, "max_tokens": 7, "stream": false});
         self.ask("POST", "/v1/completions", &body).await
+    }
+    async fn send(
+        &self,
+        method: &str,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Body>,
+    ) -> (StatusCode, Value) {
+        let mut request = axum::http::Request::builder().method(method).uri(url);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = self.client.request(request.body(body.into()).unwrap()).await.unwrap();
+        let status = response.status();
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        (status, serde_json::from_slice(&bytes).unwrap_or(Value::Null))
     }
 }
 
@@ -179,8 +247,8 @@ async fn a_prefill_side_that_pushes_is_asked_together_with_the_decode_side() {
     assert_eq!(router.complete("second").await.1["by"], "decode");
     let asked = decode.asked.lock().unwrap()[1].clone();
     let push = &asked["kv_transfer_params"]["weft"]["push"];
-    assert_eq!(push["addresses"], json!(["tcp:127.0.0.1:1"]));
-    assert_eq!(asked["kv_transfer_params"]["weft"]["version"], 2);
+    assert_eq!(push["offer"], "sealed");
+    assert_eq!(asked["kv_transfer_params"]["weft"]["version"], 3);
     let hand_off = push["hand_off"].clone();
     assert!(hand_off.as_str().is_some_and(|name| name.len() == 32));
     // Where the answer is there first, the prefill side may not even have been asked.
@@ -189,7 +257,7 @@ async fn a_prefill_side_that_pushes_is_asked_together_with_the_decode_side() {
         assert_eq!(asked["kv_transfer_params"]["weft"]["push"]["hand_off"], hand_off);
         assert_eq!(asked["max_tokens"], 1);
     }
-    let listed = router.ask("GET", "/weft/instances", &Value::Null).await.1;
+    let listed = router.administer("GET", "/weft/instances", &Value::Null).await.1;
     assert_eq!(
         (&listed[0]["pushes"], &listed[1]["pushes"]),
         (&json!(true), &json!(false))
@@ -224,11 +292,11 @@ async fn instances_are_added_and_drained_while_it_runs() {
     assert_eq!(router.complete("a").await.1["by"], "first");
     let other = start("second", &second).await;
     let (status, _) = router
-        .ask("POST", "/weft/instances", &json!({"url": other, "role": "plain"}))
+        .administer("POST", "/weft/instances", &json!({"url": other, "role": "plain"}))
         .await;
     assert_eq!(status, StatusCode::OK);
     let (status, _) = router
-        .ask("DELETE", &format!("/weft/instances?url={url}"), &Value::Null)
+        .administer("DELETE", &format!("/weft/instances?url={url}"), &Value::Null)
         .await;
     assert_eq!(status, StatusCode::OK);
     for _ in 0..4 {
@@ -239,7 +307,7 @@ async fn instances_are_added_and_drained_while_it_runs() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let (status, _) = router
-        .ask("POST", "/weft/instances", &json!({"url": "ftp://x", "role": "plain"}))
+        .administer("POST", "/weft/instances", &json!({"url": "ftp://x", "role": "plain"}))
         .await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
 }
@@ -247,7 +315,7 @@ async fn instances_are_added_and_drained_while_it_runs() {
 /// Instances that come and go with the names of their agents, wherever these are held.
 async fn come_and_go(place: impl Fn() -> Rendezvous) {
     let (first, second) = (Engine::default(), Engine::default());
-    let router = route_found(Vec::new(), Some(place())).await;
+    let router = route_with(Vec::new(), Some(place()), options(), None).await;
     assert_eq!(router.complete("a").await.0, StatusCode::SERVICE_UNAVAILABLE);
     let (urls, names) = (place(), place());
     let (one, other) = (start("first", &first).await, start("second", &second).await);
@@ -332,16 +400,57 @@ async fn with_nobody_up_it_says_so() {
     );
 }
 
-#[test]
-fn what_two_cannot_share_is_not_split() {
-    let split = |body: Value| {
-        let completion = super::request::Completion::parse(body.to_string().as_bytes());
-        completion.unwrap().can_be_split()
-    };
-    assert!(split(json!({"prompt": "a"})));
-    assert!(split(json!({"prompt": [1, 2, 3], "n": 1})));
-    assert!(split(json!({"messages": []})));
-    assert!(!split(json!({"prompt": ["a", "b"]})));
-    assert!(!split(json!({"prompt": "a", "n": 2})));
-    assert!(!split(json!({"prompt": "a", "echo": true})));
+#[tokio::test]
+async fn equally_idle_instances_take_turns_and_a_busy_one_is_spared() {
+    let engines = [Engine::default(), Engine::default(), Engine::default()];
+    let mut instances = Vec::new();
+    for (kept, name) in engines.iter().zip(["a", "b", "c"]) {
+        instances.push(Instance::new(&start(name, kept).await, Role::Plain).unwrap());
+    }
+    let router = route(instances).await;
+    for _ in 0..9 {
+        assert_eq!(router.complete("one after the other").await.0, StatusCode::OK);
+    }
+    let counts = || engines.each_ref().map(|kept| kept.asked.lock().unwrap().len());
+    assert_eq!(counts(), [3, 3, 3]);
+    // One has something to do for as long as this test lasts.
+    let (address, body) = (router.url.clone(), json!({"prompt": "never"}).to_string());
+    let client = router.client.clone();
+    let stuck = tokio::spawn(async move {
+        let request = axum::http::Request::post(format!("{address}/v1/completions"));
+        client.request(request.body(Body::from(body)).unwrap()).await
+    });
+    while router
+        .instances
+        .list()
+        .iter()
+        .all(|said| serde_json::to_value(said).unwrap()["under_way"] == 0)
+    {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for _ in 0..8 {
+        assert_eq!(router.complete("beside it").await.0, StatusCode::OK);
+    }
+    let mut counts = counts();
+    counts.sort_unstable();
+    assert_eq!(counts, [4, 7, 7]);
+    stuck.abort();
+}
+
+#[tokio::test]
+async fn prefill_sides_take_turns_too() {
+    let (one, other, decode) = (Engine::default(), Engine::default(), Engine::default());
+    let instances = vec![
+        Instance::new(&start("one", &one).await, Role::Prefill).unwrap(),
+        Instance::new(&start("other", &other).await, Role::Prefill).unwrap(),
+        Instance::new(&start("decode", &decode).await, Role::Decode).unwrap(),
+    ];
+    let router = route(instances).await;
+    for _ in 0..8 {
+        assert_eq!(router.complete("hello").await.1["by"], "decode");
+    }
+    assert_eq!(
+        (one.asked.lock().unwrap().len(), other.asked.lock().unwrap().len()),
+        (4, 4)
+    );
 }

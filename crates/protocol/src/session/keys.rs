@@ -123,7 +123,7 @@ fn code(key: &SipHasher24, label: u64, message: &[u8]) -> u128 {
     hasher.finish128().as_u128()
 }
 
-fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+pub(super) fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
     for part in parts {
         mac.update(part);

@@ -44,6 +44,7 @@ pub(crate) mod harness;
 mod keys;
 mod leases;
 mod paths;
+mod seal;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -63,6 +64,7 @@ pub use event::{
     Via,
 };
 pub use keys::{PROOF_BYTES, Proof, Role, Transcript, same_proof};
+pub use seal::{MAX_SEALED_BYTES, Seal, SealError};
 pub use wire::{Peek, peek};
 
 use crate::error::Refusal;

@@ -125,6 +125,13 @@ class OsFailure(Error, OSError):
     """The operating system refused something; `errno` says what, where it gave a number."""
 
 
+class NotBelieved(Error):
+    """Sealed words that nobody with the secret has written so, for this, and not too long ago."""
+
+    reason: str
+    """forged, expired, about another or malformed."""
+
+
 class Stopped(Error):
     """The agent has been closed."""
 

@@ -265,6 +265,18 @@ class Spans:
         """Pieces at a regular stride count as one here, and travel as one."""
     def __len__(self) -> int: ...
 
+class Seal:
+    """Closes words that strangers carry, and opens those that others with the same secret have closed under the same label.
+
+    Keywords are settings, as those of `Agent`; what counts of them is the secret. What cannot be believed raises `NotBelieved`.
+    """
+
+    def __new__(cls, label: str, **settings: object) -> Self: ...
+    def close(self, words: bytes, about: bytes, seconds: float) -> bytes:
+        """Seals words about something, which whoever opens them has to name, for so many seconds of the wall clock."""
+    def open(self, sealed: bytes, about: bytes) -> bytes:
+        """The words, where they are to be believed."""
+
 class Pages:
     """One layer of a paged KV cache as one end holds it: `blocks` of `tokens`, of which this end has the `heads` from the first up to
     but not including the second, `parts` (two where K and V are apart), `unit_bytes` for one token of one head of one part, and in bytes

@@ -14,6 +14,8 @@ use super::{Setting, TABLE};
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The one variable with our prefix that is not a setting: it names the file.
 const FILE_VARIABLE: &str = "WEFT_CONFIG";
+/// Not settings of an agent: where the file is, and the token by which the router of the command is administered.
+const OTHER_VARIABLES: [&str; 2] = [FILE_VARIABLE, "WEFT_ADMIN_TOKEN"];
 /// How much of a bad value an error repeats.
 const SHOWN_CHARS_MAX: usize = 80;
 
@@ -104,7 +106,7 @@ impl Sources {
     /// An environment variable; those without our prefix are passed over.
     pub fn variable(mut self, name: impl Into<String>, value: impl Into<String>) -> Sources {
         let name = name.into();
-        if name.starts_with("WEFT_") && name != FILE_VARIABLE {
+        if name.starts_with("WEFT_") && !OTHER_VARIABLES.contains(&name.as_str()) {
             self.variables.push((name, value.into()));
         }
         self
@@ -344,7 +346,9 @@ mod tests {
         );
         assert!(load(Sources::default().file("f", "[tpc]")).is_err());
         assert!(load(Sources::default().file("f", "[tcp]")).is_ok());
-        assert!(load(Sources::default().variable("WEFT_CONFIG", "x").variable("PATH", "y")).is_ok());
+        for name in ["WEFT_CONFIG", "WEFT_ADMIN_TOKEN", "PATH"] {
+            assert!(load(Sources::default().variable(name, "x")).is_ok(), "{name}");
+        }
     }
 
     #[test]

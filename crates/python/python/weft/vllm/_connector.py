@@ -88,7 +88,8 @@ class WeftConnector(KVConnectorBase_V1):
         return self._worker.reports()
 
     def get_kv_connector_stats(self) -> Stats | None:
-        return self._worker.stats() if self._worker else None
+        # The scheduler counts what it did not even hand to its workers.
+        return (self._worker or self._scheduler).stats()
 
     def shutdown(self) -> None:
         if self._worker:

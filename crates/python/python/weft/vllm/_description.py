@@ -15,7 +15,7 @@ from typing import Any
 import weft
 
 # Raised with every change of what descriptions or messages say.
-VERSION = 2
+VERSION = 3
 
 # No description is longer, whatever a peer says.
 MAX_BYTES = 4 << 20

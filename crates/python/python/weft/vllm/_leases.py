@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import weft
 
-from ._messages import SLOTS, Lease
+from ._origin import SLOTS, Lease
 
 
 @dataclass

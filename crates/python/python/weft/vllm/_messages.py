@@ -1,4 +1,4 @@
-"""What travels between scheduler, workers and engines beside the KV cache itself."""
+"""What travels between the scheduler of an engine and its workers."""
 
 from __future__ import annotations
 
@@ -11,105 +11,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from ._description import VERSION, Mismatch
 from ._landing import Awaited
+from ._origin import Lease, Origin, Push
 from ._push import Computed
-
-# The key under which a request's parameters hold what is said here.
-KEY = "weft"
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The right to read a request's blocks: as long as the word in the slot is not past the stamp, the bytes are the request's."""
-
-    slot: int
-    stamp: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where the KV cache of a prompt is to be had: what the prefill side answers, and the decode side is asked with."""
-
-    engine: str
-    request: str
-    addresses: list[str]
-    blocks: list[int]
-    tokens: int
-    lease: Lease
-
-    def to_params(self, mode: str) -> dict[str, Any]:
-        return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            KEY: {
-                "version": VERSION,
-                # For the router, which may arrange for the next prompt to be pushed.
-                "mode": mode,
-                "engine": self.engine,
-                "request": self.request,
-                "addresses": self.addresses,
-                "blocks": self.blocks,
-                "tokens": self.tokens,
-                "lease": [self.lease.slot, self.lease.stamp, self.lease.seconds],
-            },
-        }
-
-    @classmethod
-    def from_params(cls, params: dict[str, Any]) -> Origin:
-        """Raises `Mismatch` where they say nothing, or nothing that this version understands. They come from outside."""
-        said = _said(params)
-        try:
-            slot, stamp, seconds = said["lease"]
-            origin = cls(
-                str(said["engine"]),
-                str(said["request"]),
-                [str(address) for address in said["addresses"]],
-                [int(block) for block in said["blocks"]],
-                int(said["tokens"]),
-                Lease(int(slot), int(stamp), float(seconds)),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise Mismatch(f"the parameters of the hand-off cannot be read: {error!r}") from error
-        if not origin.addresses or not 0 <= origin.lease.slot < SLOTS or origin.tokens < 0 or min(origin.blocks, default=0) < 0:
-            raise Mismatch("the parameters of the hand-off make no sense")
-        return origin
-
-
-@dataclass(frozen=True)
-class Push:
-    """A hand-off that was arranged beforehand: both sides are asked with its name, and the decode side with where the prefill side is."""
-
-    hand_off: str
-    addresses: list[str]
-
-    @classmethod
-    def from_params(cls, params: dict[str, Any]) -> Push | None:
-        """`None` where nothing was arranged. Raises `Mismatch` where what was cannot be understood."""
-        if not isinstance(params.get(KEY), dict) or "push" not in params[KEY]:
-            return None
-        said = _said(params)["push"]
-        try:
-            push = cls(str(said["hand_off"]), [str(address) for address in said.get("addresses", [])])
-        except (AttributeError, KeyError, TypeError) as error:
-            raise Mismatch(f"the parameters of the hand-off cannot be read: {error!r}") from error
-        if not 0 < len(push.hand_off) <= 256:
-            raise Mismatch("the hand-off has no name")
-        return push
-
-
-def _said(params: dict[str, Any]) -> dict[str, Any]:
-    said = params.get(KEY)
-    if not isinstance(said, dict):
-        raise Mismatch("the request asks for a remote prefill, but says nothing of where it is")
-    if said.get("version") != VERSION:
-        raise Mismatch(f"the other side speaks version {said.get('version')!r} of the hand-off, this side {VERSION}")
-    return said
-
-
-# How many requests an engine can hold for others at a time.
-SLOTS = 1 << 16
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
+import weft
+
 from ._description import Mismatch
 from ._landing import Awaited
-from ._messages import KEY, SLOTS, Address, HandOff, Lease, Load, Orders, Origin, Push, Reports, summary
+from ._messages import Address, HandOff, Load, Orders, Reports, summary
 from ._options import Options
+from ._origin import KEY, SLOTS, Lease, Origin, Push, Trust, parameters, subject
 from ._push import Computed
+from ._stats import Stats
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,6 +45,7 @@ class Scheduler:
         self.engine = engine
         self.options = options
         self.addresses: list[str] = []
+        self._trust = Trust(options.agent_settings())
         self._orders = Orders()
         # As decode side: requests whose prompt is elsewhere, until it has been fetched or given up; and how many of their tokens are here.
         self._wanted: dict[str, Origin | Push] = {}
@@ -61,17 +65,25 @@ class Scheduler:
         self.addresses = [metadata[rank].address for rank in sorted(metadata)]
 
     def on_new_request(self, request: Request) -> None:
-        params = request.kv_transfer_params or {}
+        name = request.request_id
         try:
-            push = Push.from_params(params)
-            if params.get("do_remote_prefill"):
-                self._wanted[request.request_id] = push or Origin.from_params(params)
-            elif push is not None and params.get("do_remote_decode"):
-                if any(pushed.hand_off == push.hand_off for pushed in self._pushed.values()):
-                    raise Mismatch(f"hand-off {push.hand_off} is under way already")
-                self._pushed[request.request_id] = _Pushed(push.hand_off, request.num_prompt_tokens, _digest(request))
+            if wanted := self._trust.wanted(request):
+                self._wanted[name] = wanted
+            elif hand_off := self._trust.pushed(request):
+                if any(pushed.hand_off == hand_off for pushed in self._pushed.values()):
+                    raise Mismatch(f"hand-off {hand_off} is under way already")
+                if (digest := subject(request)) is None:
+                    raise Mismatch("the prompt of the request is not made of tokens alone")
+                self._pushed[name] = _Pushed(hand_off, request.num_prompt_tokens, digest)
         except Mismatch as mismatch:
-            logger.error("weft: request %s is computed here: %s", request.request_id, mismatch)
+            self._told[name] = [HandOff(0.0, 0, "", self._trust.doubt(name, mismatch))]
+
+    def stats(self) -> Stats | None:
+        """Of what workers never hear of."""
+        stats = Stats()
+        for kind, times in self._trust.failures().items():
+            stats.fail(kind, times)
+        return None if stats.is_empty() else stats
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int, bool]:
         origin = self._wanted.get(request.request_id)
@@ -101,9 +113,9 @@ class Scheduler:
         if isinstance(origin, Origin):
             self._orders.loads[name] = Load(origin, here, tokens)
         else:
-            self._orders.awaited[name] = Awaited(
-                origin.hand_off, origin.addresses, here, tokens, request.num_prompt_tokens, _digest(request)
-            )
+            digest = subject(request)
+            assert digest is not None, "a prompt without one is not waited for"
+            self._orders.awaited[name] = Awaited(origin.hand_off, origin.addresses, here, tokens, request.num_prompt_tokens, digest)
 
     def orders(self, output: SchedulerOutput) -> Orders:
         now = time.monotonic()
@@ -151,7 +163,7 @@ class Scheduler:
                 self._free_slots.append(slot)
 
     def on_finished(self, request: Request, blocks: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        name, params = request.request_id, request.kv_transfer_params or {}
+        name, params = request.request_id, parameters(request)
         origin = self._wanted.pop(name, None)
         if origin is not None and name not in self._tried:
             # It ended before it was ever scheduled.
@@ -165,25 +177,30 @@ class Scheduler:
         if not params.get("do_remote_decode"):
             return False, {KEY: summary(hand_offs)} if hand_offs else None
         pushed = self._pushed.pop(name, None)
-        lease = self._hold(request, blocks)
-        if lease is None:
-            return self._stop(name, pushed), None
-        self._slots[name] = lease.slot
-        self._orders.holds[name] = lease
-        tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-        held = Origin(self.engine, name, self.addresses, list(blocks), tokens, lease)
-        return True, held.to_params(self.options.mode)
+        held = self._hold(request, blocks)
+        return (self._stop(name, pushed), None) if held is None else (True, held)
 
-    def _hold(self, request: Request, blocks: list[int]) -> Lease | None:
-        """A lease on the blocks of a request, where it was computed whole and somebody may have it."""
+    def _hold(self, request: Request, blocks: list[int]) -> dict[str, Any] | None:
+        """Holds the blocks of a request under a lease, where it was computed whole and somebody may have it. Says where they are."""
+        name, about = request.request_id, subject(request)
         completed = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
-        if not completed or not blocks or not self.addresses:
+        if not completed or not blocks or not self.addresses or about is None:
             return None
         if not self._free_slots:
-            logger.error("weft: %d requests are held for others already; %s is not", SLOTS, request.request_id)
+            logger.error("weft: %d requests are held for others already; %s is not", SLOTS, name)
             return None
         self._stamp = max(self._stamp + 2, time.time_ns())
-        return Lease(self._free_slots.pop(), self._stamp, self.options.lease)
+        lease = Lease(self._free_slots[-1], self._stamp, self.options.lease)
+        tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        origin = Origin(self.engine, name, self.addresses, list(blocks), tokens, lease)
+        try:
+            params = self._trust.seals.params(origin, about, self.options.mode)
+        except weft.NotBelieved as error:
+            logger.error("weft: request %s has %d blocks, and is not held for others: %s", name, len(blocks), error)
+            return None
+        self._slots[name] = self._free_slots.pop()
+        self._orders.holds[name] = lease
+        return params
 
     def _stop(self, name: str, pushed: _Pushed | None) -> bool:
         """Ends the pushing of a prompt that will not be whole. Whether its blocks have to wait for that."""
@@ -200,9 +217,3 @@ class Scheduler:
             self._orders.releases.append(origin)
         else:
             self._orders.left.append(origin)
-
-
-def _digest(request: Request) -> str:
-    """By which both sides know that they were asked for the same prompt."""
-    tokens = request.prompt_token_ids or []
-    return hashlib.sha256(",".join(map(str, tokens)).encode()).hexdigest()[:32]

@@ -21,12 +21,14 @@ class Stats(KVConnectorStats):
 
     def add(self, hand_off: HandOff) -> None:
         if hand_off.failure:
-            kind = hand_off.failure.partition(":")[0]
-            self.data["failures"][kind] = self.data["failures"].get(kind, 0) + 1
+            self.fail(hand_off.failure.partition(":")[0])
             return
         self.data["seconds"].append(hand_off.seconds)
         self.data["bytes"].append(hand_off.bytes)
         self.data["transports"][hand_off.transport] = self.data["transports"].get(hand_off.transport, 0) + 1
+
+    def fail(self, kind: str, times: int = 1) -> None:
+        self.data["failures"][kind] = self.data["failures"].get(kind, 0) + times
 
     def hold(self, held: int, expired: int) -> None:
         self.data["held"], self.data["expired"] = held, expired

@@ -17,8 +17,9 @@ import weft
 from ._description import VERSION, Description, Layer, Meaning, Mismatch, legs, sources
 from ._landing import Landed, Landings, PushAborted, PushFailed, PushLate, Surroundings
 from ._leases import Leases
-from ._messages import Address, HandOff, Load, Orders, Origin, Reports
+from ._messages import Address, HandOff, Load, Orders, Reports
 from ._options import Options
+from ._origin import Origin
 from ._partner import Partners, left
 from ._push import Loop, Pushes
 from ._stats import Stats
