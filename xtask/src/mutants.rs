@@ -157,7 +157,7 @@ impl Tree {
         let mut checks: Vec<&Mutant> = Vec::new();
         for mutant in mutants {
             let same = |other: &&Mutant| (&other.package, &other.tests) == (&mutant.package, &mutant.tests);
-            if !checks.iter().any(|other| same(other)) {
+            if !checks.iter().any(same) {
                 checks.push(mutant);
             }
         }

@@ -58,7 +58,7 @@ pub fn follow(place: Rendezvous, instances: Weak<Instances>, pause: Duration) ->
                 }
                 Err(error) => {
                     if reachable {
-                        eprintln!("instances cannot be found: {error}");
+                        note!("instances cannot be found: {error}");
                     }
                     reachable = false;
                     std::thread::sleep(pause);

@@ -284,7 +284,7 @@ impl Forwarder {
                 begun = &mut decoding => match begun {
                     Ok(begun) => return Some(Ok(begun)),
                     Err(error) => {
-                        eprintln!("decode at {} failed: {error}", decode.url());
+                        note!("decode at {} failed: {error}", decode.url());
                         // One that answers with an error is there.
                         decode.seen(matches!(error, Unanswered::Failed(_)));
                         return None;
@@ -352,7 +352,7 @@ impl Forwarder {
                 Heard::Computed(origin)
             }
             Err(error) => {
-                eprintln!("prefill at {} failed: {error}", instance.url());
+                note!("prefill at {} failed: {error}", instance.url());
                 // One that answers with an error is there.
                 instance.seen(matches!(error, Unanswered::Failed(_)));
                 Heard::Nothing
@@ -386,7 +386,7 @@ impl Forwarder {
                         return self.hand_back(Begun { head, first, body }, assigned, prefill.as_deref());
                     }
                     Err(error) => {
-                        eprintln!("{role} at {} failed: {error}", assigned.0.url());
+                        note!("{role} at {} failed: {error}", assigned.0.url());
                         assigned.0.seen(false);
                         tried.push(Arc::clone(&assigned.0));
                     }
