@@ -15,7 +15,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The one variable with our prefix that is not a setting: it names the file.
 const FILE_VARIABLE: &str = "WEFT_CONFIG";
 /// Not settings of an agent: where the file is, and the token by which the router of the command is administered.
-const OTHER_VARIABLES: [&str; 2] = [FILE_VARIABLE, "WEFT_ADMIN_TOKEN"];
+const OTHER_VARIABLES: [&str; 4] = [FILE_VARIABLE, "WEFT_ADMIN_TOKEN", "WEFT_REQUIRE", "WEFT_LEFT_OUT"];
 /// How much of a bad value an error repeats.
 const SHOWN_CHARS_MAX: usize = 80;
 
@@ -346,7 +346,13 @@ mod tests {
         );
         assert!(load(Sources::default().file("f", "[tpc]")).is_err());
         assert!(load(Sources::default().file("f", "[tcp]")).is_ok());
-        for name in ["WEFT_CONFIG", "WEFT_ADMIN_TOKEN", "PATH"] {
+        for name in [
+            "WEFT_CONFIG",
+            "WEFT_ADMIN_TOKEN",
+            "WEFT_REQUIRE",
+            "WEFT_LEFT_OUT",
+            "PATH",
+        ] {
             assert!(load(Sources::default().variable(name, "x")).is_ok(), "{name}");
         }
     }
