@@ -115,6 +115,7 @@ struct Manner<'a> {
     /// The name of an algorithm, or a `Schedule`.
     algorithm: Option<&'a Bound<'a, PyAny>>,
     deterministic: bool,
+    all_or_nothing: bool,
     deadline: Option<f64>,
     wait: bool,
 }
@@ -221,12 +222,27 @@ impl Communicator {
         self.inner.size()
     }
 
+    /// How many calls have ended well on this rank. It is also the number of the first that has not, as errors tell it.
+    #[getter]
+    fn calls_ended(&self, py: Python<'_>) -> PyResult<u64> {
+        self.inner.calls_ended().map_err(|error| raise(py, &error))
+    }
+
+    /// In a group that is what is left of another (`shrink`): how many calls of that one have ended well on every rank of this; else None.
+    /// A rank whose old group had ended more has results that others do not have.
+    #[getter]
+    fn calls_ended_before(&self) -> Option<u64> {
+        self.inner.calls_ended_before()
+    }
+
     /// Every rank ends with the reduction of all data; in place where there is no output.
     ///
     /// `deterministic` chooses the algorithm by size and number of ranks alone, so that the result has the same bits wherever the ranks
-    /// are. `quantized` sends f32 as codes of eight bits, `block` of which share a scale, for sum and avg: with m the sum over all ranks of
-    /// the greatest magnitude in an element's block, a sum is off by at most about m/127 (int8) or m/14 (fp8_e4m3). Such a call waits.
-    #[pyo3(signature = (data, output = None, *, op = "sum", datatype = None, algorithm = None, deterministic = false, quantized = None, block = 128, deadline = None, wait = true))]
+    /// are. With `all_or_nothing` the output holds what it held before, or all of the result, at the price of memory of its size and a copy;
+    /// without, it is partly written when the call fails, and in place the data is lost with it. `quantized` sends f32 as codes of eight
+    /// bits, `block` of which share a scale, for sum and avg: with m the sum over all ranks of the greatest magnitude in an element's block,
+    /// a sum is off by at most about m/127 (int8) or m/14 (fp8_e4m3). Such a call waits.
+    #[pyo3(signature = (data, output = None, *, op = "sum", datatype = None, algorithm = None, deterministic = false, quantized = None, block = 128, all_or_nothing = false, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn all_reduce(
         &self,
@@ -239,14 +255,17 @@ impl Communicator {
         deterministic: bool,
         quantized: Option<&str>,
         block: u32,
+        all_or_nothing: bool,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
         let output = output.unwrap_or(data);
         let data = Elements::of(data, datatype, false)?;
         if let Some(code) = quantized {
-            if algorithm.is_some() || !wait {
-                return Err(invalid("a quantised call takes no algorithm, and waits".to_owned()));
+            if algorithm.is_some() || all_or_nothing || !wait {
+                return Err(invalid(
+                    "a quantised call takes no algorithm, waits, and is not all or nothing".to_owned(),
+                ));
             }
             let output = Elements::of(output, datatype, true)?;
             return self.quantized(py, data, output, op, (code, block), deadline);
@@ -261,6 +280,7 @@ impl Communicator {
             &Manner {
                 algorithm,
                 deterministic,
+                all_or_nothing,
                 deadline,
                 wait,
             },
@@ -268,7 +288,7 @@ impl Communicator {
     }
 
     /// Every rank ends with all data, one after the other. `counts` are the elements of each rank, where they differ.
-    #[pyo3(signature = (data, output, *, counts = None, datatype = None, algorithm = None, deadline = None, wait = true))]
+    #[pyo3(signature = (data, output, *, counts = None, datatype = None, algorithm = None, all_or_nothing = false, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn all_gather(
         &self,
@@ -278,6 +298,7 @@ impl Communicator {
         counts: Option<Vec<u64>>,
         datatype: Option<&str>,
         algorithm: Option<&Bound<'_, PyAny>>,
+        all_or_nothing: bool,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -292,6 +313,7 @@ impl Communicator {
             &Manner {
                 algorithm,
                 deterministic: false,
+                all_or_nothing,
                 deadline,
                 wait,
             },
@@ -299,7 +321,7 @@ impl Communicator {
     }
 
     /// Each rank ends with the reduction of everyone's block for it.
-    #[pyo3(signature = (data, output, *, op = "sum", counts = None, datatype = None, algorithm = None, deadline = None, wait = true))]
+    #[pyo3(signature = (data, output, *, op = "sum", counts = None, datatype = None, algorithm = None, all_or_nothing = false, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn reduce_scatter(
         &self,
@@ -310,6 +332,7 @@ impl Communicator {
         counts: Option<Vec<u64>>,
         datatype: Option<&str>,
         algorithm: Option<&Bound<'_, PyAny>>,
+        all_or_nothing: bool,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -325,6 +348,7 @@ impl Communicator {
             &Manner {
                 algorithm,
                 deterministic: false,
+                all_or_nothing,
                 deadline,
                 wait,
             },
@@ -332,7 +356,7 @@ impl Communicator {
     }
 
     /// Every rank ends with the root's data, in the same place.
-    #[pyo3(signature = (data, root = 0, *, datatype = None, algorithm = None, deadline = None, wait = true))]
+    #[pyo3(signature = (data, root = 0, *, datatype = None, algorithm = None, all_or_nothing = false, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn broadcast(
         &self,
@@ -341,6 +365,7 @@ impl Communicator {
         root: u32,
         datatype: Option<&str>,
         algorithm: Option<&Bound<'_, PyAny>>,
+        all_or_nothing: bool,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -355,6 +380,7 @@ impl Communicator {
             &Manner {
                 algorithm,
                 deterministic: false,
+                all_or_nothing,
                 deadline,
                 wait,
             },
@@ -362,7 +388,7 @@ impl Communicator {
     }
 
     /// The root ends with the reduction of all data; others give no output.
-    #[pyo3(signature = (data, output = None, root = 0, *, op = "sum", datatype = None, algorithm = None, deadline = None, wait = true))]
+    #[pyo3(signature = (data, output = None, root = 0, *, op = "sum", datatype = None, algorithm = None, all_or_nothing = false, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn reduce(
         &self,
@@ -373,6 +399,7 @@ impl Communicator {
         op: &str,
         datatype: Option<&str>,
         algorithm: Option<&Bound<'_, PyAny>>,
+        all_or_nothing: bool,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -389,6 +416,7 @@ impl Communicator {
             &Manner {
                 algorithm,
                 deterministic: false,
+                all_or_nothing,
                 deadline,
                 wait,
             },
@@ -396,7 +424,7 @@ impl Communicator {
     }
 
     /// The root ends with all data, one after the other; others give no output.
-    #[pyo3(signature = (data, output = None, root = 0, *, counts = None, datatype = None, algorithm = None, deadline = None, wait = true))]
+    #[pyo3(signature = (data, output = None, root = 0, *, counts = None, datatype = None, algorithm = None, all_or_nothing = false, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn gather(
         &self,
@@ -407,6 +435,7 @@ impl Communicator {
         counts: Option<Vec<u64>>,
         datatype: Option<&str>,
         algorithm: Option<&Bound<'_, PyAny>>,
+        all_or_nothing: bool,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -423,6 +452,7 @@ impl Communicator {
             &Manner {
                 algorithm,
                 deterministic: false,
+                all_or_nothing,
                 deadline,
                 wait,
             },
@@ -430,7 +460,7 @@ impl Communicator {
     }
 
     /// Each rank ends with the root's block for it; others give no data.
-    #[pyo3(signature = (data, output, root = 0, *, counts = None, datatype = None, algorithm = None, deadline = None, wait = true))]
+    #[pyo3(signature = (data, output, root = 0, *, counts = None, datatype = None, algorithm = None, all_or_nothing = false, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn scatter(
         &self,
@@ -441,6 +471,7 @@ impl Communicator {
         counts: Option<Vec<u64>>,
         datatype: Option<&str>,
         algorithm: Option<&Bound<'_, PyAny>>,
+        all_or_nothing: bool,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -458,6 +489,7 @@ impl Communicator {
             &Manner {
                 algorithm,
                 deterministic: false,
+                all_or_nothing,
                 deadline,
                 wait,
             },
@@ -465,7 +497,7 @@ impl Communicator {
     }
 
     /// Block r of rank s becomes block s of rank r. `sent` and `received` are elements by rank, where they differ.
-    #[pyo3(signature = (data, output, *, sent = None, received = None, datatype = None, algorithm = None, deadline = None, wait = true))]
+    #[pyo3(signature = (data, output, *, sent = None, received = None, datatype = None, algorithm = None, all_or_nothing = false, deadline = None, wait = true))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn all_to_all(
         &self,
@@ -476,6 +508,7 @@ impl Communicator {
         received: Option<Vec<u64>>,
         datatype: Option<&str>,
         algorithm: Option<&Bound<'_, PyAny>>,
+        all_or_nothing: bool,
         deadline: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<Pending>> {
@@ -494,6 +527,7 @@ impl Communicator {
             &Manner {
                 algorithm,
                 deterministic: false,
+                all_or_nothing,
                 deadline,
                 wait,
             },
@@ -657,7 +691,7 @@ impl Communicator {
     fn make(&self, py: Python<'_>, request: Request, manner: &Manner<'_>) -> PyResult<Option<Pending>> {
         let way = manner.algorithm.map(way).transpose()?;
         let deadline = manner.deadline.map(duration).transpose()?;
-        let deterministic = manner.deterministic;
+        let (deterministic, all_or_nothing) = (manner.deterministic, manner.all_or_nothing);
         let wait = manner.wait;
         let pending = waiting(py, || {
             let mut call = request.call(&self.inner);
@@ -668,6 +702,9 @@ impl Communicator {
             };
             if deterministic {
                 call = call.deterministic();
+            }
+            if all_or_nothing {
+                call = call.all_or_nothing();
             }
             if let Some(deadline) = deadline {
                 call = call.deadline(deadline);
@@ -698,6 +735,7 @@ impl Manner<'_> {
         Manner {
             algorithm: None,
             deterministic: false,
+            all_or_nothing: false,
             deadline,
             wait,
         }

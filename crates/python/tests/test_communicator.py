@@ -6,6 +6,7 @@ import concurrent.futures
 import itertools
 import json
 import threading
+import time
 
 import pytest
 
@@ -238,6 +239,37 @@ def test_a_rank_that_does_not_come_is_named():
             come.set()
 
     on_ranks(3, body)
+
+
+def test_another_root_is_named_by_the_next_call(way):
+    def body(group, agent):
+        data = ints(group.rank)
+        try:
+            group.broadcast(data, 2 if group.rank == 2 else 0, deadline=2)
+            group.barrier(deadline=5)
+        except weft.CollectiveError as error:
+            return error.rank, error.cause
+        return None
+
+    assert on_ranks(3, body, **way) == [(2, "wrong call")] * 3
+
+
+def test_all_or_nothing_and_what_all_have_ended(way):
+    def body(group, agent):
+        data, output = ints(*[1] * 3000), ints(*[9] * 3000)
+        group.all_reduce(data, output, all_or_nothing=True)
+        assert set(output) == {3}
+        before = group.calls_ended
+        if group.rank == 2:
+            time.sleep(0.6)
+        with pytest.raises(weft.CollectiveError) as told:
+            group.all_reduce(output, algorithm="ring", all_or_nothing=True, deadline=0.2)
+        assert set(output) == {3} and group.calls_ended == before
+        left = group.shrink(10)
+        assert left.size == 3 and left.calls_ended_before == before and group.calls_ended_before is None
+        return told.value.rank
+
+    assert on_ranks(3, body, **way) == [2] * 3
 
 
 def test_calls_that_make_no_sense():

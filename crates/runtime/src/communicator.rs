@@ -74,6 +74,8 @@ pub(crate) struct Inner {
     ranks: u32,
     options: JoinOptions,
     nothing: Memory,
+    /// How many calls had ended well on all its ranks in the group that it is what is left of.
+    inherited: OnceLock<u64>,
     member: OfProcess<Membership>,
 }
 
@@ -239,6 +241,15 @@ impl Communicator {
     pub fn size(&self) -> u32 {
         self.inner.ranks
     }
+    /// How many calls have ended well on this rank. It is also the number of the first that has not, as errors tell it.
+    pub fn calls_ended(&self) -> Result<u64, Error> {
+        Ok(self.inner.member()?.lock().ended_well())
+    }
+    /// In a group that is [what is left](Communicator::shrink) of another: how many calls of that one have ended well on every rank of
+    /// this. Whoever has got further has results that others do not have.
+    pub fn calls_ended_before(&self) -> Option<u64> {
+        self.inner.inherited.get().copied()
+    }
     pub fn agent(&self) -> &Agent {
         &self.inner.agent
     }
@@ -319,6 +330,7 @@ impl Communicator {
             agent,
             options,
             nothing,
+            inherited: OnceLock::new(),
             member: OfProcess::new(Membership {
                 board,
                 parent,

@@ -877,3 +877,145 @@ fn a_second_rank_may_die_while_the_others_come_together() {
         end(processes.into_iter().chain([dies, killed]));
     }
 }
+
+/// A rooted collective, by number.
+fn rooted(group: &Communicator, which: usize, root: Rank, one: &Memory, all: &Memory) -> Result<(), Error> {
+    let call = match which {
+        0 => group.broadcast(one, root, Datatype::U64),
+        1 => group.scatter(all, one, root, Datatype::U64),
+        2 => group.gather(one, all, root, Datatype::U64),
+        _ => group.reduce(one, one, root, Datatype::U64, Reduction::Sum),
+    };
+    call.deadline(Duration::from_millis(400)).run()
+}
+
+#[test]
+fn another_root_is_found_out_by_the_next_call_and_blamed_on_who_named_it() {
+    for way in WAYS {
+        for which in 0..4 {
+            let errors = ranks(4, way, |group| {
+                let (one, all) = (longs(&group, &[7]), longs(&group, &[7; 4]));
+                group.barrier().run().unwrap();
+                let number = group.calls_ended().unwrap();
+                let root = Rank(if group.rank().0 == 3 { 3 } else { 0 });
+                let outcome = rooted(&group, which, root, &one, &all);
+                let next = || group.barrier().deadline(Duration::from_secs(5)).run();
+                (failed(outcome.and_then(|()| next())), number)
+            });
+            for (error, number) in errors {
+                let told = (error.blamed(), error.cause());
+                assert_eq!(told, (Rank(3), Cause::WrongCall), "{way:?}, {which}: {error}");
+                // The call that they parted in, though they may have been in another one when it came out.
+                assert_eq!(error.abort.called.number, number, "{way:?}, {which}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_ran_ahead_still_know_who_named_another_root() {
+    for way in WAYS {
+        let errors = ranks(4, way, |group| {
+            let (one, all) = (longs(&group, &[7]), longs(&group, &[7; 4]));
+            let broadcast = |root| rooted(&group, 0, Rank(root), &one, &all);
+            broadcast(0).unwrap();
+            if group.rank().0 == 3 {
+                // The others have begun many more by then.
+                std::thread::sleep(Duration::from_millis(100));
+                broadcast(3).unwrap();
+            }
+            let outcome = (0..6).try_for_each(|_| broadcast(0));
+            let next = || group.barrier().deadline(Duration::from_secs(5)).run();
+            failed(outcome.and_then(|()| next()))
+        });
+        for error in errors {
+            let told = (error.blamed(), error.cause());
+            assert_eq!(told, (Rank(3), Cause::WrongCall), "{way:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_comes_late_is_told_what_the_others_are() {
+    for way in WAYS {
+        let told = ranks(4, way, |group| {
+            let data = longs(&group, &[1]);
+            let all_reduce = || group.all_reduce(&data, &data, Datatype::U64, Reduction::Sum);
+            all_reduce().run().unwrap();
+            let before = group.calls_ended().unwrap();
+            let is_late = group.rank().0 == 3;
+            if is_late {
+                std::thread::sleep(Duration::from_millis(700));
+            }
+            let patience = if is_late { 5000 } else { 200 };
+            let error = failed(all_reduce().deadline(Duration::from_millis(patience)).run());
+            assert_eq!(group.calls_ended().unwrap(), before);
+            // It is alive, and one of those that are left.
+            let left = group.shrink(Duration::from_secs(10)).unwrap();
+            (error, left.size(), left.calls_ended_before() == Some(before))
+        });
+        for (error, left, all_ended) in told {
+            assert_eq!(
+                (error.blamed(), error.cause()),
+                (Rank(3), Cause::Late),
+                "{way:?}: {error}"
+            );
+            assert_eq!((left, all_ended), (4, true), "{way:?}");
+        }
+    }
+}
+
+#[test]
+fn what_some_ranks_have_ended_and_others_have_not_is_known_after_a_shrink() {
+    for way in WAYS {
+        let ended = ranks(3, way, |group| {
+            let data = longs(&group, &[1]);
+            group.barrier().run().unwrap();
+            let before = group.calls_ended().unwrap();
+            let broadcast = || group.broadcast(&data, Rank(0), Datatype::U64);
+            match group.rank().0 {
+                // The root has nothing to wait for. It goes on when the others have failed.
+                0 => {
+                    broadcast().run().unwrap();
+                    std::thread::sleep(Duration::from_millis(300));
+                }
+                // This one waits for what never comes, and everybody is told.
+                1 => drop(failed(group.barrier().deadline(Duration::from_millis(200)).run())),
+                _ => std::thread::sleep(Duration::from_millis(400)),
+            }
+            let own = group.calls_ended().unwrap() - before;
+            let left = group.shrink(Duration::from_secs(10)).unwrap();
+            (own, left.calls_ended_before().map(|all| all - before))
+        });
+        assert_eq!(ended, [(1, Some(0)), (0, Some(0)), (0, Some(0))], "{way:?}");
+    }
+}
+
+#[test]
+fn all_or_nothing_leaves_an_output_as_it_was_or_writes_all_of_it() {
+    const COUNT: usize = 3 << 14;
+    for way in WAYS {
+        ranks(3, way, |group| {
+            let (data, output) = (longs(&group, &[1; COUNT]), longs(&group, &[9; COUNT]));
+            let ring = |output| {
+                let call = group.all_reduce(&data, output, Datatype::U64, Reduction::Sum);
+                call.algorithm(Algorithm::Ring).all_or_nothing()
+            };
+            ring(&output).run().unwrap();
+            assert!(read_longs(&output).iter().all(|sum| *sum == 3), "{way:?}");
+            // In place: the sum of what was there.
+            ring(&data).run().unwrap();
+            assert!(read_longs(&data).iter().all(|sum| *sum == 3), "{way:?}");
+            if group.rank().0 == 2 {
+                std::thread::sleep(Duration::from_millis(400));
+            }
+            // A ring gets some way without the last rank.
+            let deadline = Duration::from_millis(200);
+            failed(ring(&data).deadline(deadline).run());
+            assert!(
+                read_longs(&data).iter().all(|sum| *sum == 3),
+                "{way:?}: in place, and given up"
+            );
+        });
+    }
+}

@@ -17,8 +17,8 @@ const NOBODY: u64 = (NOWHERE as u64 >> 1) << 32;
 pub(super) struct Sticky(Option<Trouble>);
 
 impl Arena {
-    /// Whether a neighbour has given up.
-    pub(super) fn check(&mut self) -> Result<(), Trouble> {
+    /// Whether a neighbour has told everybody that a call has failed. It costs a look at a word of each.
+    pub fn check_told(&mut self) -> Result<(), Trouble> {
         if let Some(trouble) = &self.trouble.0 {
             return Err(trouble.clone());
         }
@@ -45,7 +45,7 @@ impl Board for Arena {
             Some(neighbour) => &neighbour.segment,
             None => &self.own,
         };
-        let (call, detail) = segment.status()?;
+        let (call, detail, recent) = segment.status()?;
         let peer = detail & NOBODY;
         Some(Status {
             call,
@@ -54,6 +54,7 @@ impl Board for Arena {
                 step: detail as u32,
                 peer: (peer != NOBODY).then_some(Rank((peer >> 32) as u32)),
             },
+            recent,
         })
     }
 

@@ -431,11 +431,11 @@ impl Exchange for Arena {
                 }
             }
         }
-        let renamed = call.signature != self.call.signature || call.words != self.call.words;
-        match renamed {
-            true => self.call = *call,
-            false => self.call.number = call.number,
+        let renamed = call.words != self.call.words;
+        if renamed {
+            self.call.words = call.words;
         }
+        (self.call.number, self.call.signature) = (call.number, call.signature);
         self.own.set_status(call, board::UNDER_WAY, renamed);
         Ok(())
     }
@@ -546,7 +546,7 @@ impl Exchange for Arena {
                 let left = |n: &Neighbour| n.segment.is_withdrawn() || n.segment.has_abort();
                 if self.neighbours[place].as_ref().is_none_or(left) {
                     // Whoever was first says why.
-                    self.check()?;
+                    self.check_told()?;
                     return Err(Trouble::Withdrew { rank: lane.peer });
                 }
                 (len, taken + len == head.len)
@@ -573,7 +573,7 @@ impl Exchange for Arena {
             neighbour.news = neighbour.segment.news().load(Ordering::Relaxed);
         }
         fence(Ordering::Acquire);
-        self.check()?;
+        self.check_told()?;
         let mut progress = Progress::Idle;
         if self.pushing > 0 {
             for index in 0..self.outgoing.len() {

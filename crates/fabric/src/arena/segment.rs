@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use weft_protocol::Memory;
-use weft_protocol::group::{Abort, CallRecord, MessageHead};
+use weft_protocol::group::{Abort, CallRecord, MessageHead, Recent};
 use weft_protocol::region::{Epoch, RegionKey};
 
 use super::Seen;
@@ -43,6 +43,7 @@ mod header {
     pub const RESTING: usize = 2 * LINE;
     pub const WITHDRAWN: usize = 3 * LINE;
     pub const STATUS: usize = 4 * LINE;
+    pub const RECENT: usize = 8 * LINE;
     pub const ABORT: usize = 16 * LINE;
 }
 
@@ -263,7 +264,7 @@ impl Segment {
         fence(Ordering::SeqCst);
     }
 
-    /// Writes a status. `words` only where they have changed.
+    /// Writes a status. `words` only where they have changed. Whoever begins a call also says so among its recent ones.
     pub(super) fn set_status(&self, call: &CallRecord, detail: u64, words: bool) {
         let set = |index: usize, value: u64| self.word(header::STATUS + index * 8).store(value, Ordering::Relaxed);
         let version = self.word(header::STATUS).load(Ordering::Relaxed);
@@ -272,6 +273,12 @@ impl Segment {
         set(1, call.number);
         set(2, call.signature);
         set(3, detail);
+        if call.number != CallRecord::PAIRWISE {
+            let place = header::RECENT + 8 * (1 + Recent::place(call.number));
+            self.word(header::RECENT)
+                .store(call.number.wrapping_add(1), Ordering::Relaxed);
+            self.word(place).store(call.signature, Ordering::Relaxed);
+        }
         if words {
             for (index, bytes) in call.words.chunks_exact(8).enumerate() {
                 set(4 + index, u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
@@ -285,8 +292,8 @@ impl Segment {
         self.read(header::STATUS)
     }
 
-    /// A status with its detail; `None` while it is being written, or where there is none yet.
-    pub(super) fn status(&self) -> Option<(CallRecord, u64)> {
+    /// A status with its detail and the calls before; `None` while it is being written, or where there is none yet.
+    pub(super) fn status(&self) -> Option<(CallRecord, u64, Recent)> {
         let before = self.read(header::STATUS);
         let word = |index: usize| self.word(header::STATUS + index * 8).load(Ordering::Relaxed);
         let mut words = [0; CallRecord::WORDS];
@@ -294,6 +301,13 @@ impl Segment {
             bytes.copy_from_slice(&word(4 + index).to_le_bytes());
         }
         let (number, signature, detail) = (word(1), word(2), word(3));
+        let mut recent = Recent {
+            begun: self.word(header::RECENT).load(Ordering::Relaxed),
+            ..Recent::NONE
+        };
+        for (index, signature) in recent.signatures.iter_mut().enumerate() {
+            *signature = self.word(header::RECENT + 8 * (1 + index)).load(Ordering::Relaxed);
+        }
         fence(Ordering::Acquire);
         let whole = before != 0 && before & 1 == 0 && self.word(header::STATUS).load(Ordering::Relaxed) == before;
         let call = CallRecord {
@@ -301,7 +315,7 @@ impl Segment {
             signature,
             words,
         };
-        whole.then_some((call, detail))
+        whole.then_some((call, detail, recent))
     }
 
     /// Writes the one abort that an owner ever has to tell, with the time at which it noticed.
@@ -337,6 +351,7 @@ impl fmt::Debug for Segment {
 }
 
 const _: () = assert!(CallRecord::WORDS.is_multiple_of(8) && Abort::BYTES.is_multiple_of(8));
-const _: () = assert!(header::STATUS + 4 * 8 + CallRecord::WORDS <= header::ABORT);
+const _: () = assert!(header::STATUS + 4 * 8 + CallRecord::WORDS <= header::RECENT);
+const _: () = assert!(header::RECENT + 8 * (1 + Recent::CALLS) <= header::ABORT);
 const _: () = assert!(header::ABORT + 8 + Abort::BYTES <= PAGE);
 const _: () = assert!(10 * 8 <= HEAD_BYTES);

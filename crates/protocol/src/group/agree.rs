@@ -27,17 +27,27 @@ pub struct Agreement {
     suspected: Vec<bool>,
     /// By rank: who has ever said anything.
     heard: Vec<bool>,
-    /// By rank: whom it follows in this round, and whether it is content.
-    promised: Vec<Option<(Rank, bool)>>,
+    /// By rank: what it has promised in this round.
+    promised: Vec<Option<Promised>>,
     /// Whom this rank follows in this round.
     follows: Rank,
     content: bool,
+    /// How many calls of the old group have ended well here.
+    ended: u64,
     /// By round. There is one for every round before the present one.
     decisions: Vec<Decision>,
     round: u32,
     /// The last word of each rank about the next round.
     early: Vec<Option<AgreementMessage>>,
     outbox: VecDeque<(Rank, AgreementMessage)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Promised {
+    /// Whom it follows.
+    to: Rank,
+    content: bool,
+    ended: u64,
 }
 
 /// What a round has led to.
@@ -50,6 +60,8 @@ pub struct Decision {
     pub members: Vec<Rank>,
     /// All of them are content with the group that the round before has led to: there is no further round.
     pub content: bool,
+    /// How many calls of the old group have ended well on every one of them.
+    pub ended: u64,
 }
 
 /// What ranks say to each other.
@@ -61,14 +73,16 @@ pub enum AgreementMessage {
         to: Rank,
         /// With the group that the round before has led to.
         content: bool,
+        /// How many calls of the old group have ended well at the sender.
+        ended: u64,
         suspected: Vec<Rank>,
     },
     Decided(Decision),
 }
 
 impl Agreement {
-    /// Among so many ranks, of which some are known to be lost.
-    pub fn new(own: Rank, ranks: u32, lost: &[Rank]) -> Agreement {
+    /// Among so many ranks, of which some are known to be lost. `ended` calls of theirs have ended well here.
+    pub fn new(own: Rank, ranks: u32, lost: &[Rank], ended: u64) -> Agreement {
         let ranks = ranks as usize;
         let mut agreement = Agreement {
             own,
@@ -77,6 +91,7 @@ impl Agreement {
             promised: vec![None; ranks],
             follows: Rank(0),
             content: false,
+            ended,
             decisions: Vec::new(),
             round: 0,
             early: vec![None; ranks],
@@ -166,6 +181,7 @@ impl Agreement {
                 round,
                 to,
                 content,
+                ended,
                 ref suspected,
             } => {
                 if let Some(decision) = self.decisions.get(round as usize) {
@@ -176,7 +192,7 @@ impl Agreement {
                     self.outbox.push_back((from, AgreementMessage::Decided(decision)));
                 } else if round == self.round {
                     let suspected: Vec<bool> = suspected.iter().map(|rank| self.suspect(*rank)).collect();
-                    self.promised[from.0 as usize] = Some((to, content));
+                    self.promised[from.0 as usize] = Some(Promised { to, content, ended });
                     match suspected.contains(&true) {
                         true => self.promise(),
                         false => self.decide_if_all_follow(),
@@ -235,7 +251,11 @@ impl Agreement {
             return;
         }
         self.follows = self.follows.max(self.coordinator());
-        self.promised[self.own.0 as usize] = Some((self.follows, self.content));
+        self.promised[self.own.0 as usize] = Some(Promised {
+            to: self.follows,
+            content: self.content,
+            ended: self.ended,
+        });
         self.say_promise();
         self.decide_if_all_follow();
     }
@@ -246,6 +266,7 @@ impl Agreement {
             round: self.round,
             to: self.follows,
             content: self.content,
+            ended: self.ended,
             suspected: self.ranks_where(|rank| self.suspected[rank]),
         };
         for to in self.ranks_where(|rank| !self.suspected[rank] && rank != self.own.0 as usize) {
@@ -258,16 +279,15 @@ impl Agreement {
             return;
         }
         let members = self.ranks_where(|rank| !self.suspected[rank]);
-        let promised = |rank: &Rank| self.promised[rank.0 as usize];
-        if !members
-            .iter()
-            .all(|rank| promised(rank).is_some_and(|(to, _)| to == self.own))
-        {
+        let promised = members.iter().map(|rank| self.promised[rank.0 as usize]);
+        let Some(promised) = promised.collect::<Option<Vec<Promised>>>() else {
+            return;
+        };
+        if promised.iter().any(|promised| promised.to != self.own) {
             return;
         }
-        let all_content = members
-            .iter()
-            .all(|rank| promised(rank).is_some_and(|(_, content)| content));
+        let all_content = promised.iter().all(|promised| promised.content);
+        let ended = promised.iter().map(|promised| promised.ended).min();
         let before = self.decisions.last();
         let content = all_content && before.is_some_and(|before| before.members == members);
         self.decide(Decision {
@@ -275,6 +295,7 @@ impl Agreement {
             by: self.own,
             members,
             content,
+            ended: ended.unwrap_or(0),
         });
     }
 
@@ -308,26 +329,29 @@ impl AgreementMessage {
                 w.varint(rank.0.into());
             }
         };
-        let (kind, content, round, rank, list) = match self {
+        let (kind, content, round, rank, ended, list) = match self {
             AgreementMessage::Promise {
                 round,
                 to,
                 content,
+                ended,
                 suspected,
-            } => (0, content, round, to, suspected),
+            } => (0, content, round, to, ended, suspected),
             AgreementMessage::Decided(decision) => {
                 let Decision {
                     round,
                     by,
                     members,
                     content,
+                    ended,
                 } = decision;
-                (2, content, round, by, members)
+                (2, content, round, by, ended, members)
             }
         };
         w.u8(kind | u8::from(*content));
         w.varint(u64::from(*round));
         w.varint(rank.0.into());
+        w.varint(*ended);
         ranks(&mut w, list);
         w.buf
     }
@@ -343,6 +367,7 @@ impl AgreementMessage {
         }
         let content = kind & 1 != 0;
         let (round, rank) = (number(&mut r)?, Rank(number(&mut r)?));
+        let ended = r.varint()?;
         let count = r.varint()?;
         if count > RANKS_MAX || count > r.remaining() as u64 {
             return Err(DecodeError::TooLong);
@@ -355,6 +380,7 @@ impl AgreementMessage {
                 round,
                 to: rank,
                 content,
+                ended,
                 suspected: list,
             },
             _ => AgreementMessage::Decided(Decision {
@@ -362,6 +388,7 @@ impl AgreementMessage {
                 by: rank,
                 members: list,
                 content,
+                ended,
             }),
         })
     }
@@ -387,8 +414,13 @@ mod tests {
         alive: bool,
         /// Never calls, though it is alive.
         hangs: bool,
-        answer: Option<Vec<Rank>>,
+        answer: Option<(Vec<Rank>, u64)>,
         left_out: bool,
+    }
+
+    /// How many calls had ended well at a rank before they began to agree.
+    fn ended_at(rank: usize) -> u64 {
+        100 - (rank as u64 * 7) % 5
     }
 
     impl World {
@@ -462,7 +494,7 @@ mod tests {
             if !decision.members.contains(&Rank(own as u32)) {
                 self.ranks[own].left_out = true;
             } else if decision.content {
-                self.ranks[own].answer = Some(decision.members);
+                self.ranks[own].answer = Some((decision.members, decision.ended));
             } else {
                 let alive = decision.members.iter().all(|rank| self.ranks[rank.0 as usize].alive);
                 let formed = alive && self.chance.chance(0.8);
@@ -497,7 +529,7 @@ mod tests {
                 let late = turn > 4_000;
                 self.ranks[own]
                     .part
-                    .get_or_insert_with(|| Agreement::new(Rank(own as u32), ranks, &[]));
+                    .get_or_insert_with(|| Agreement::new(Rank(own as u32), ranks, &[], ended_at(own)));
                 let other = self.chance.below(count) as usize;
                 let gone = !self.ranks[other].alive;
                 let (again, coordinates_late) = (self.chance.chance(0.05), turn > 6_000);
@@ -537,12 +569,16 @@ mod tests {
                     first
                         .answer
                         .as_ref()
-                        .is_some_and(|members| members.contains(&Rank(rank as u32)))
+                        .is_some_and(|(members, _)| members.contains(&Rank(rank as u32)))
                 );
             }
             let hanging = self.ranks.iter().position(|player| player.hangs);
-            if let (Some(hanging), Some(members)) = (hanging, &first.answer) {
+            if let (Some(hanging), Some((members, _))) = (hanging, &first.answer) {
                 assert!(!members.contains(&Rank(hanging as u32)), "rank {hanging} never came");
+            }
+            if let Some((members, ended)) = &first.answer {
+                let least = members.iter().map(|rank| ended_at(rank.0 as usize)).min();
+                assert_eq!(Some(*ended), least, "what all of them have ended");
             }
         }
     }
@@ -578,7 +614,7 @@ mod tests {
     fn a_decision_that_cannot_be_is_not_heard() {
         let lists: [&[u32]; 4] = [&[], &[0, 7], &[1, 0], &[1, 1]];
         for members in lists.map(|list| list.iter().copied().map(Rank).collect::<Vec<Rank>>()) {
-            let mut part = Agreement::new(Rank(0), 3, &[]);
+            let mut part = Agreement::new(Rank(0), 3, &[], 0);
             part.on_message(
                 Rank(1),
                 AgreementMessage::Decided(Decision {
@@ -586,6 +622,7 @@ mod tests {
                     by: Rank(1),
                     members,
                     content: false,
+                    ended: 0,
                 }),
             );
             assert_eq!(part.decision(), None);
@@ -594,7 +631,7 @@ mod tests {
 
     #[test]
     fn whoever_comes_too_late_hears_that_it_is_left_out() {
-        let mut parts = [Agreement::new(Rank(1), 3, &[]), Agreement::new(Rank(2), 3, &[])];
+        let mut parts = [Agreement::new(Rank(1), 3, &[], 0), Agreement::new(Rank(2), 3, &[], 0)];
         parts.iter_mut().for_each(|part| while part.next_message().is_some() {});
         // They have heard of each other, and never of rank 0.
         for _ in 0..2 {
@@ -610,7 +647,7 @@ mod tests {
         }
         let decided = parts[0].decision().expect("a decision").clone();
         assert_eq!(decided.members, [Rank(1), Rank(2)]);
-        let mut late = Agreement::new(Rank(0), 3, &[]);
+        let mut late = Agreement::new(Rank(0), 3, &[], 0);
         let (_, promise) = late.next_message().expect("a promise");
         parts[0].on_message(Rank(0), promise);
         let (to, answer) = parts[0].outbox.pop_back().expect("an answer");

@@ -3,6 +3,7 @@
 use weft_plan::Rank;
 
 use super::exchange::Trouble;
+use super::history::{History, Recent};
 use super::record::{Abort, CallRecord, Cause, Status, Waiting};
 
 /// What the rank that gives up knows.
@@ -10,6 +11,8 @@ use super::record::{Abort, CallRecord, Cause, Status, Waiting};
 pub struct Witness<'a> {
     pub rank: Rank,
     pub call: CallRecord,
+    /// The calls of this rank, that one included.
+    pub history: &'a History,
     pub waiting: Waiting,
     /// What each rank has last published, by rank, as far as it is known. The own entry is not looked at.
     pub others: &'a [Option<Status>],
@@ -31,19 +34,20 @@ impl Witness<'_> {
     }
 
     /// What to tell everybody when the deadline has passed: whoever this rank waits for may itself wait for another, and so on, up
-    /// to one that waits for nobody. What a rank without a pulse has last published may be old: it waits for nobody either.
+    /// to one that waits for nobody. What a rank without a pulse has last published may be old: it waits for nobody either. Where ranks
+    /// have made different calls, all else comes of that.
     pub fn after_deadline(&self) -> Abort {
         let Some(mut blamed) = self.waiting.peer else {
             return self.abort(self.rank, Cause::Late);
         };
+        if self.parted().is_some() {
+            return self.wrong_call(blamed);
+        }
         let mut seen = vec![self.rank];
         loop {
             let Some(status) = self.status(blamed) else {
                 return self.abort(blamed, Cause::Late);
             };
-            if self.differs(status) {
-                return self.wrong_call(blamed);
-            }
             seen.push(blamed);
             let here = status.call.number == self.call.number && !status.ended && !self.is_still(blamed);
             match status.waiting.peer.filter(|_| here) {
@@ -64,27 +68,63 @@ impl Witness<'_> {
         ranks.find(|rank| *rank != self.rank && self.is_still(*rank))
     }
 
-    /// Of those who called something else at this point, the one that most others disagree with; of equals, the peer that it was
-    /// noticed with.
+    /// The ranks have parted: blames one that most others disagree with. Of several the peer that it was noticed with, then this rank, then
+    /// the lowest; and where there are as many on each side, the peer.
     fn wrong_call(&self, peer: Rank) -> Abort {
-        let called = |rank: Rank| match rank == self.rank {
-            true => Some(self.call.signature),
-            false => self
-                .status(rank)
-                .filter(|status| status.call.number == self.call.number)
-                .map(|status| status.call.signature),
+        let Some(number) = self.parted() else {
+            return self.abort(peer, Cause::WrongCall);
         };
-        let ranks = || (0..self.others.len() as u32).map(Rank);
-        let likes = |rank: Rank| ranks().filter(|&other| called(other) == called(rank)).count();
-        let blamed = match (called(peer), likes(peer) > likes(self.rank)) {
-            (Some(_), true) => self.rank,
-            _ => peer,
+        let called = |rank: Rank| self.recent(rank)?.signature(number);
+        let likes = |rank: Rank| {
+            let same = |other: &Rank| called(rank).is_some() && called(*other) == called(rank);
+            self.ranks().filter(same).count()
         };
-        self.abort(blamed, Cause::WrongCall)
+        let most = self.ranks().map(likes).max().unwrap_or(0);
+        let is_odd = |rank: &Rank| (1..most).contains(&likes(*rank));
+        let differs = |rank: &Rank| called(*rank).is_some() && called(*rank) != called(self.rank);
+        let first = |holds: &dyn Fn(&Rank) -> bool| [peer, self.rank].into_iter().chain(self.ranks()).find(holds);
+        let blamed = first(&is_odd).or_else(|| first(&differs)).unwrap_or(peer);
+        let other = match blamed == self.rank {
+            true => first(&differs).unwrap_or(peer),
+            false => blamed,
+        };
+        let instead = self.status(other).map(|status| status.call);
+        match self.history.call(number) {
+            // They did so before, and nobody noticed then.
+            Some(called) if number != self.call.number => Abort {
+                step: 0,
+                called,
+                instead: instead.filter(|call| call.number == number),
+                ..self.abort(blamed, Cause::WrongCall)
+            },
+            _ => Abort {
+                instead,
+                ..self.abort(blamed, Cause::WrongCall)
+            },
+        }
     }
 
-    fn differs(&self, status: &Status) -> bool {
-        status.call.number == self.call.number && status.call.signature != self.call.signature
+    /// The first call that was not the same on all ranks, as far as anybody knows.
+    fn parted(&self) -> Option<u64> {
+        // Messages between two ranks are no calls of all.
+        let end = self.history.recent().begun;
+        let numbers = end.saturating_sub(Recent::CALLS as u64)..end;
+        numbers.into_iter().find(|number| {
+            let mut called = self.ranks().filter_map(|rank| self.recent(rank)?.signature(*number));
+            let first = called.next();
+            called.any(|signature| Some(signature) != first)
+        })
+    }
+
+    fn ranks(&self) -> impl Iterator<Item = Rank> {
+        (0..self.others.len() as u32).map(Rank)
+    }
+
+    fn recent(&self, rank: Rank) -> Option<&Recent> {
+        match rank == self.rank {
+            true => Some(self.history.recent()),
+            false => self.status(rank).map(|status| &status.recent),
+        }
     }
 
     fn status(&self, rank: Rank) -> Option<&Status> {
@@ -114,9 +154,17 @@ mod tests {
     use crate::error::Loss;
     use crate::group::MessageHead;
 
+    /// A rank that has called the same as this one before.
     fn status(number: u64, signature: u64, waits_for: Option<u32>, ended: bool) -> Option<Status> {
+        let mut history = History::default();
+        let mut call = CallRecord::new(number, signature, "call");
+        for before in 0..number {
+            history.begin(before, &CallRecord::new(before, before + 100, "before"), true);
+        }
+        call.signature = history.begin(number, &call, true);
         Some(Status {
-            call: CallRecord::new(number, signature, "call"),
+            call,
+            recent: *history.recent(),
             ended,
             waiting: Waiting {
                 step: 1,
@@ -125,10 +173,21 @@ mod tests {
         })
     }
 
-    fn witness(others: &[Option<Status>]) -> Witness<'_> {
+    /// This rank, in a call 5 of signature 1.
+    fn history() -> History {
+        let mut history = History::default();
+        for before in 0..5 {
+            history.begin(before, &CallRecord::new(before, before + 100, "before"), true);
+        }
+        history.begin(5, &CallRecord::new(5, 1, "call"), true);
+        history
+    }
+
+    fn witness<'a>(history: &'a History, others: &'a [Option<Status>]) -> Witness<'a> {
         Witness {
             rank: Rank(0),
-            call: CallRecord::new(5, 1, "call"),
+            call: history.call(5).unwrap(),
+            history,
             waiting: Waiting {
                 step: 2,
                 peer: Some(Rank(1)),
@@ -144,9 +203,9 @@ mod tests {
             None,
             status(5, 1, Some(2), false),
             status(5, 1, Some(3), false),
-            status(4, 9, None, true),
+            status(4, 104, None, true),
         ];
-        let abort = witness(&others).after_deadline();
+        let abort = witness(&history(), &others).after_deadline();
         assert_eq!((abort.blamed, abort.cause), (Rank(3), Cause::Late));
         assert_eq!(abort.instead.map(|call| call.number), Some(4));
     }
@@ -154,7 +213,7 @@ mod tests {
     #[test]
     fn a_chain_that_closes_blames_the_last_before_it_closes() {
         let others = [None, status(5, 1, Some(2), false), status(5, 1, Some(1), false)];
-        assert_eq!(witness(&others).after_deadline().blamed, Rank(2));
+        assert_eq!(witness(&history(), &others).after_deadline().blamed, Rank(2));
     }
 
     #[test]
@@ -162,9 +221,10 @@ mod tests {
         let round = |from: u32| status(5, 1, Some(from), false);
         // Rank 2 was waiting for rank 0 for a moment, when it was stopped.
         let others = [None, round(2), round(0), round(1)];
+        let history = history();
         let witness = Witness {
             still: &[false, false, true, false],
-            ..witness(&others)
+            ..witness(&history, &others)
         };
         assert_eq!(witness.after_deadline().blamed, Rank(2));
         // It is not in the circle of those who seem to wait for each other.
@@ -178,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_rank_of_which_nothing_is_known_is_late() {
-        assert_eq!(witness(&[None, None]).after_deadline().blamed, Rank(1));
+        assert_eq!(witness(&history(), &[None, None]).after_deadline().blamed, Rank(1));
     }
 
     #[test]
@@ -195,15 +255,76 @@ mod tests {
             found: head(2),
         };
         let mine_is_odd = [None, status(5, 2, None, false), status(5, 2, None, false)];
-        assert_eq!(witness(&mine_is_odd).after(&trouble).blamed, Rank(0));
+        assert_eq!(witness(&history(), &mine_is_odd).after(&trouble).blamed, Rank(0));
         let theirs_is_odd = [None, status(5, 2, None, false), status(5, 1, None, false)];
-        let abort = witness(&theirs_is_odd).after(&trouble);
+        let abort = witness(&history(), &theirs_is_odd).after(&trouble);
         assert_eq!((abort.blamed, abort.cause), (Rank(1), Cause::WrongCall));
         // Of two, each blames the other.
         let two = [None, status(5, 2, None, false)];
-        assert_eq!(witness(&two).after(&trouble).blamed, Rank(1));
+        assert_eq!(witness(&history(), &two).after(&trouble).blamed, Rank(1));
         let hung = [None, status(5, 2, Some(0), false)];
-        assert_eq!(witness(&hung).after_deadline().cause, Cause::WrongCall);
+        assert_eq!(witness(&history(), &hung).after_deadline().cause, Cause::WrongCall);
+    }
+
+    /// Calls in a row: what was called, and by which words.
+    fn calls(calls: &[(u64, &str)]) -> (History, Status) {
+        let mut history = History::default();
+        let mut last = CallRecord::NONE;
+        for (number, (signature, words)) in calls.iter().enumerate() {
+            last = CallRecord::new(number as u64, *signature, words);
+            last.signature = history.begin(number as u64, &last, true);
+        }
+        let recent = *history.recent();
+        let status = Status {
+            call: last,
+            ended: false,
+            waiting: Waiting { step: 1, peer: None },
+            recent,
+        };
+        (history, status)
+    }
+
+    #[test]
+    fn what_nobody_noticed_at_once_is_blamed_on_who_did_it_and_told_by_its_number() {
+        let right = [(3, "broadcast from rank 0"), (4, "barrier"), (4, "barrier")];
+        let odd = [(9, "broadcast from rank 2"), (4, "barrier")];
+        let ((history, own), (odd_history, odd)) = (calls(&right), calls(&odd));
+        // One has gone on, one is behind, and rank 2 is the one that did it.
+        let behind = calls(&right[..1]).1;
+        let others = [None, Some(behind), Some(odd), Some(own)];
+        let witness = Witness {
+            rank: Rank(0),
+            call: own.call,
+            history: &history,
+            waiting: Waiting {
+                step: 1,
+                peer: Some(Rank(1)),
+            },
+            others: &others,
+            still: &[],
+        };
+        let abort = witness.after_deadline();
+        assert_eq!((abort.blamed, abort.cause), (Rank(2), Cause::WrongCall));
+        assert_eq!(
+            abort.to_string(),
+            "rank 2 called something else; rank 0 was in step 0 of broadcast from rank 0 (call 0)"
+        );
+        // It says the same of itself.
+        let others = [Some(own), Some(behind), None, Some(own)];
+        let witness = Witness {
+            rank: Rank(2),
+            call: odd.call,
+            history: &odd_history,
+            others: &others,
+            ..witness
+        };
+        let abort = witness.after_deadline();
+        assert_eq!(abort.blamed, Rank(2));
+        assert_eq!(
+            abort.to_string(),
+            "rank 2 called something else than the others: it was in step 0 of broadcast from rank 2 (call 0), \
+             they in broadcast from rank 0 (call 0)"
+        );
     }
 
     #[test]
@@ -212,7 +333,7 @@ mod tests {
             rank: Rank(1),
             loss: Loss::ClosedByPeer,
         };
-        let abort = witness(&[None, status(5, 1, None, false)]).after(&trouble);
+        let abort = witness(&history(), &[None, status(5, 1, None, false)]).after(&trouble);
         assert_eq!((abort.blamed, abort.cause, abort.step), (Rank(1), Cause::Lost, 2));
     }
 }

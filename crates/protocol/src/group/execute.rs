@@ -50,6 +50,7 @@ use weft_plan::Rank;
 use super::combine::{At, Combiner, Kernels};
 use super::compile::{Act, Compiled, Flat};
 use super::exchange::{Exchange, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
+use super::history::History;
 use super::record::{CallRecord, Waiting};
 use crate::transport::Progress;
 
@@ -59,6 +60,7 @@ pub struct Execution {
     /// That of the last call, if none is under way: the next one is often like it.
     task: Option<Arc<Task>>,
     record: CallRecord,
+    history: History,
     under_way: bool,
     /// By op: how much it still waits for.
     waits: Vec<u32>,
@@ -79,7 +81,7 @@ pub struct Task {
     /// One a part of the call, for those that reduce; the others' are not looked at.
     pub combiners: Vec<Combiner>,
     pub ranks: u32,
-    /// With any number: each call has its own.
+    /// With any number, which each call has its own of, and with a signature of such calls alone.
     pub record: CallRecord,
 }
 
@@ -103,6 +105,7 @@ impl Default for Execution {
         Execution {
             task: None,
             record: CallRecord::NONE,
+            history: History::default(),
             under_way: false,
             waits: Vec::new(),
             ready: Vec::new(),
@@ -123,11 +126,13 @@ impl Execution {
         buffers: &mut Vec<View>,
         exchange: &mut E,
     ) -> Result<(), Trouble> {
-        if !self.task.as_ref().is_some_and(|last| Arc::ptr_eq(last, task)) {
+        let another = !self.task.as_ref().is_some_and(|last| Arc::ptr_eq(last, task));
+        if another {
             self.record = task.record;
             self.task = Some(Arc::clone(task));
         }
         self.record.number = number;
+        self.record.signature = self.history.begin(number, &task.record, another);
         let compiled = &task.compiled;
         self.waits.clear();
         self.waits.extend_from_slice(&compiled.waits);
@@ -224,6 +229,16 @@ impl Execution {
                 }
                 Act::Copy { .. } | Act::Reduce { .. } | Act::Divide { .. } => false,
             })
+    }
+
+    /// The call under way, or else the last one.
+    pub fn latest(&self) -> &CallRecord {
+        &self.record
+    }
+
+    /// The calls so far.
+    pub fn history(&self) -> &History {
+        &self.history
     }
 
     /// What is being called, while something is.

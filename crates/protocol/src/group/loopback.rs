@@ -11,6 +11,7 @@ use weft_plan::{Rank, Time};
 
 use super::combine::fold;
 use super::exchange::{Board, Exchange, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
+use super::history::Recent;
 use super::record::{Abort, CallRecord, Status, Waiting};
 use crate::error::Loss;
 use crate::seeded::Seeded;
@@ -158,10 +159,14 @@ impl Exchange for LoopbackExchange {
 
     fn begin(&mut self, call: &CallRecord, buffers: &mut Vec<View>) -> Result<(), Trouble> {
         self.buffers = std::mem::take(buffers);
-        lock(&self.world).statuses[self.rank.0 as usize] = Some(Status {
+        let status = &mut lock(&self.world).statuses[self.rank.0 as usize];
+        let mut recent = status.map_or(Recent::NONE, |status| status.recent);
+        recent.begin(call);
+        *status = Some(Status {
             call: *call,
             ended: false,
             waiting: Waiting { step: 0, peer: None },
+            recent,
         });
         Ok(())
     }

@@ -6,12 +6,14 @@ use std::fmt;
 use thiserror::Error;
 use weft_plan::Rank;
 
+use super::history::Recent;
+
 /// What a rank has called, for the others to compare and to show.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CallRecord {
     /// Which call of the group, counted from zero on every rank.
     pub number: u64,
-    /// A digest of everything that must be alike on all ranks.
+    /// A digest of everything that must be alike on all ranks, in this call and in all before it.
     pub signature: u64,
     /// What was called, in words, padded with zeros. It is shown and never interpreted.
     pub words: [u8; CallRecord::WORDS],
@@ -33,6 +35,8 @@ pub struct Status {
     /// Whether that call has ended there.
     pub ended: bool,
     pub waiting: Waiting,
+    /// Its last calls, that one included.
+    pub recent: Recent,
 }
 
 /// Why a call failed, as the rank that noticed first says it to all.

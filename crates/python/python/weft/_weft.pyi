@@ -442,6 +442,14 @@ class Communicator:
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def calls_ended(self) -> int:
+        """How many calls have ended well on this rank. It is also the number of the first that has not, as errors tell it."""
+    @property
+    def calls_ended_before(self) -> int | None:
+        """In a group that is what is left of another (`shrink`): how many calls of that one have ended well on every rank of this; else None.
+        A rank whose old group had ended more has results that others do not have.
+        """
     def all_reduce(
         self,
         data: _Buffer,
@@ -453,12 +461,15 @@ class Communicator:
         deterministic: bool = False,
         quantized: Literal["int8", "fp8_e4m3"] | None = None,
         block: Literal[32, 64, 128] = 128,
+        all_or_nothing: bool = False,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
         """Every rank ends with the reduction of all data; in place where there is no output.
 
         `deterministic` chooses the algorithm by size and number of ranks alone, so that the result has the same bits wherever the ranks are.
+        With `all_or_nothing` the output holds what it held before, or all of the result, at the price of memory of its size and a copy; without, it is
+        partly written when the call fails, and in place the data is lost with it.
         `quantized` sends f32 as codes of eight bits, `block` of which share a scale, for sum and avg: with m the sum over all ranks of the
         greatest magnitude in an element's block, a sum is off by at most about m/127 (int8) or m/14 (fp8_e4m3). Such a call waits.
         """
@@ -470,6 +481,7 @@ class Communicator:
         counts: Sequence[int] | None = None,
         datatype: str | None = None,
         algorithm: str | Schedule | None = None,
+        all_or_nothing: bool = False,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -483,6 +495,7 @@ class Communicator:
         counts: Sequence[int] | None = None,
         datatype: str | None = None,
         algorithm: str | Schedule | None = None,
+        all_or_nothing: bool = False,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -494,6 +507,7 @@ class Communicator:
         *,
         datatype: str | None = None,
         algorithm: str | Schedule | None = None,
+        all_or_nothing: bool = False,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -507,6 +521,7 @@ class Communicator:
         op: _Op = "sum",
         datatype: str | None = None,
         algorithm: str | Schedule | None = None,
+        all_or_nothing: bool = False,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -520,6 +535,7 @@ class Communicator:
         counts: Sequence[int] | None = None,
         datatype: str | None = None,
         algorithm: str | Schedule | None = None,
+        all_or_nothing: bool = False,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -533,6 +549,7 @@ class Communicator:
         counts: Sequence[int] | None = None,
         datatype: str | None = None,
         algorithm: str | Schedule | None = None,
+        all_or_nothing: bool = False,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:
@@ -546,6 +563,7 @@ class Communicator:
         received: Sequence[int] | None = None,
         datatype: str | None = None,
         algorithm: str | Schedule | None = None,
+        all_or_nothing: bool = False,
         deadline: float | None = None,
         wait: bool = True,
     ) -> Pending | None:

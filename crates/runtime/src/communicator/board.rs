@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use weft_fabric::Live;
 use weft_plan::{Rank, Time};
 use weft_protocol::agent::Core;
-use weft_protocol::group::{Abort, Agreement, AgreementMessage, CallRecord, Decision, Status, Waiting};
+use weft_protocol::group::{Abort, Agreement, AgreementMessage, CallRecord, Decision, Recent, Status, Waiting};
 use weft_protocol::transfer::PeerId;
 use weft_protocol::wire::{Reader, Writer};
 
@@ -87,12 +87,12 @@ impl Board {
     }
 
     /// Begins to find out who is left, or goes on with it.
-    pub(crate) fn agree(&self, own: Rank, lost: &[Rank]) {
+    pub(crate) fn agree(&self, own: Rank, lost: &[Rank], ended: u64) {
         let mut notes = self.lock();
         let ranks = notes.peers.len() as u32;
         match &mut notes.agreement {
             Some(agreement) => lost.iter().for_each(|rank| agreement.on_lost(*rank)),
-            none => *none = Some(Agreement::new(own, ranks, lost)),
+            none => *none = Some(Agreement::new(own, ranks, lost, ended)),
         }
         let Notes { agreement, early, .. } = &mut *notes;
         if let Some(agreement) = agreement {
@@ -208,8 +208,17 @@ impl Board {
         let notes = self.lock();
         notes.letters.iter().any(|(_, letter)| letter.first() == Some(&kind))
     }
-    pub(crate) fn set_status(&self, status: Status) {
-        self.lock().own = Some(status);
+    /// This rank begins a call.
+    pub(crate) fn begin(&self, call: &CallRecord) {
+        let own = &mut self.lock().own;
+        let mut recent = own.map_or(Recent::NONE, |own| own.recent);
+        recent.begin(call);
+        *own = Some(Status {
+            call: *call,
+            ended: false,
+            waiting: Waiting { step: 0, peer: None },
+            recent,
+        });
     }
     pub(crate) fn set_waiting(&self, waiting: Waiting) {
         if let Some(own) = &mut self.lock().own {
@@ -268,6 +277,10 @@ fn write_status(w: &mut Writer, status: &Status) {
     w.buf.extend_from_slice(&status.waiting.step.to_le_bytes());
     let peer = status.waiting.peer.map_or(u32::MAX, |rank| rank.0);
     w.buf.extend_from_slice(&peer.to_le_bytes());
+    w.varint(status.recent.begun);
+    for signature in &status.recent.signatures {
+        w.buf.extend_from_slice(&signature.to_le_bytes());
+    }
 }
 
 fn read_status(bytes: &[u8]) -> Option<Status> {
@@ -276,6 +289,13 @@ fn read_status(bytes: &[u8]) -> Option<Status> {
     let ended = r.u8().ok()? != 0;
     let mut number = || Some(u32::from_le_bytes(r.take(4).ok()?.try_into().ok()?));
     let (step, peer) = (number()?, number()?);
+    let mut recent = Recent {
+        begun: r.varint().ok()?,
+        ..Recent::NONE
+    };
+    for signature in &mut recent.signatures {
+        *signature = u64::from_le_bytes(r.take(8).ok()?.try_into().ok()?);
+    }
     r.end().ok()?;
     Some(Status {
         call,
@@ -284,6 +304,7 @@ fn read_status(bytes: &[u8]) -> Option<Status> {
             step,
             peer: (peer != u32::MAX).then_some(Rank(peer)),
         },
+        recent,
     })
 }
 
@@ -302,18 +323,24 @@ mod tests {
             None,
             "nothing to say before the first call"
         );
-        let status = Status {
-            call: CallRecord::new(3, 7, "barrier"),
-            ended: false,
-            waiting: Waiting {
-                step: 1,
-                peer: Some(Rank(0)),
-            },
+        let waiting = Waiting {
+            step: 1,
+            peer: Some(Rank(0)),
         };
-        far.set_status(status);
+        far.begin(&CallRecord::new(2, 6, "barrier"));
+        far.begin(&CallRecord::new(3, 7, "barrier"));
+        far.set_waiting(waiting);
         let answer = far.hear_one(to_near, &ask()).expect("an answer");
         near.hear_one(to_far, &answer);
-        assert_eq!(near.status(Rank(1)), Some(status));
+        let status = near.status(Rank(1)).expect("a status");
+        assert_eq!(
+            (status.call, status.waiting),
+            (CallRecord::new(3, 7, "barrier"), waiting)
+        );
+        assert_eq!(
+            [1, 2, 3, 4].map(|number| status.recent.signature(number)),
+            [None, Some(6), Some(7), None]
+        );
         far.set_ended();
         near.hear_one(to_far, &far.hear_one(to_near, &ask()).expect("an answer"));
         assert!(near.status(Rank(1)).is_some_and(|status| status.ended));
@@ -352,12 +379,13 @@ mod tests {
     fn members_that_there_are_not_are_not_told_of_a_decision() {
         let board = Board::new(2, 3);
         board.knows(Rank(1), PeerId(3));
-        board.agree(Rank(0), &[]);
+        board.agree(Rank(0), &[], 0);
         let said = AgreementMessage::Decided(Decision {
             round: 0,
             by: Rank(1),
             members: vec![Rank(0), Rank(90)],
             content: false,
+            ended: 0,
         });
         board.hear_one(PeerId(3), &[&[AGREE], &said.to_bytes()[..]].concat());
         assert_eq!(board.decision(), None);

@@ -31,6 +31,8 @@ pub(super) struct Described {
     /// What is grouped with it. A single call, which may be short, allocates nothing.
     pub(super) more: Vec<One>,
     pub(super) deadline: Time,
+    /// The outputs are written when the call has ended well, and not before.
+    pub(super) all_or_nothing: bool,
 }
 
 /// One collective, with its input and output.
@@ -70,6 +72,11 @@ impl Described {
     pub(super) fn lend(&mut self, agent: &Agent, far: bool) -> Result<(), Error> {
         self.first.lend(agent, far)?;
         self.more.iter_mut().try_for_each(|one| one.lend(agent, far))
+    }
+
+    /// The collectives with their buffers.
+    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut One> {
+        std::iter::once(&mut self.first).chain(&mut self.more)
     }
 
     /// Takes every buffer out of it: input and output of one collective after the other.
@@ -178,6 +185,19 @@ impl<'a> Call<'a> {
         self.with(|spec| spec.deterministic = true)
     }
 
+    /// The output holds what it held before the call, or all of the result: the call works in memory of its own, as large as the
+    /// output, and what it has come to is copied when it has ended well. Without this, the output of a call that fails is partly
+    /// written; in place that is also the input, which is lost. It is each rank's own affair. Not for messages between two ranks.
+    pub fn all_or_nothing(mut self) -> Call<'a> {
+        if let Ok(described) = &mut self.described {
+            described.all_or_nothing = !described.is_pairwise();
+        }
+        match &self.described {
+            Ok(described) if described.all_or_nothing => self.with(|spec| spec.problem.in_place = false),
+            _ => self,
+        }
+    }
+
     /// A part of a quantised call, which those of calls that are quantised otherwise must not be taken for.
     pub(super) fn quantized(self, quantization: Quantization) -> Call<'a> {
         self.with(|spec| spec.quantized = Some(quantization))
@@ -185,8 +205,7 @@ impl<'a> Call<'a> {
 
     fn with(mut self, change: impl Fn(&mut Spec)) -> Call<'a> {
         if let Ok(described) = &mut self.described {
-            let all = std::iter::once(&mut described.first).chain(&mut described.more);
-            all.for_each(|one| change(&mut one.spec));
+            described.all_mut().for_each(|one| change(&mut one.spec));
         }
         self
     }
@@ -600,6 +619,7 @@ impl Communicator {
             },
             more: Vec::new(),
             deadline: self.default_deadline(),
+            all_or_nothing: false,
         });
         Call { group: self, described }
     }

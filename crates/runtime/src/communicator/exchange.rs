@@ -52,6 +52,16 @@ impl GroupExchange {
         self.far.check_lost(awaited)
     }
 
+    /// Whether a rank has told everybody that a call has failed.
+    pub(super) fn check_told(&mut self) -> Result<(), Trouble> {
+        if self.far.is_used()
+            && let Some(abort) = self.far.board.abort()
+        {
+            return Err(Trouble::Aborted(Box::new(abort)));
+        }
+        self.arena.as_mut().map_or(Ok(()), Arena::check_told)
+    }
+
     /// Sleeps until something may have come, at most so long.
     pub(super) fn rest(&mut self, now: Time, max: Duration) {
         match (&mut self.arena, self.far.is_used()) {

@@ -39,7 +39,10 @@ impl fmt::Display for CollectiveFailed {
         } = &self.abort;
         // Of these it is said already where they were.
         let is_told = |rank: &Rank| *rank == self.rank || rank == by || rank == blamed && instead.is_some();
-        for (rank, Status { call, ended, waiting }) in self.others.iter().filter(|(rank, _)| !is_told(rank)) {
+        for (rank, status) in self.others.iter().filter(|(rank, _)| !is_told(rank)) {
+            let Status {
+                call, ended, waiting, ..
+            } = status;
             match (ended, waiting.peer) {
                 (true, _) => write!(f, "; rank {} had ended {call}", rank.0)?,
                 (false, Some(peer)) => write!(
@@ -59,7 +62,7 @@ impl std::error::Error for CollectiveFailed {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft_protocol::group::Waiting;
+    use weft_protocol::group::{Recent, Waiting};
 
     #[test]
     fn each_rank_is_told_of_once() {
@@ -71,6 +74,7 @@ mod tests {
                 step: 1,
                 peer: Some(Rank(peer)),
             },
+            recent: Recent::NONE,
         };
         let others = [("sum", 2), ("sum", 0), ("max", 1), ("sum", 2)];
         let others = others.iter().enumerate();

@@ -613,11 +613,7 @@ impl Far {
     }
 
     pub(super) fn begin_status(&self, call: &CallRecord) {
-        self.board.set_status(weft_protocol::group::Status {
-            call: *call,
-            ended: false,
-            waiting: weft_protocol::group::Waiting { step: 0, peer: None },
-        });
+        self.board.begin(call);
     }
 }
 

@@ -45,6 +45,9 @@ impl Communicator {
 
     /// A group of those that are left. After a failure all ranks that are alive must call this; whoever does not within half of
     /// the time is left out. Ranks keep their order. Others may fail meanwhile: then it is a group of those that are left after that.
+    ///
+    /// A call that failed may have ended well on some ranks, which had all they needed when the others gave up. Which calls have ended well
+    /// on all that are left, the new group [knows](Communicator::calls_ended_before).
     pub fn shrink(&self, timeout: Duration) -> Result<Communicator, Error> {
         let agreeing = Agreeing::begin(&self.inner, timeout)?;
         let mut formed = None;
@@ -56,7 +59,11 @@ impl Communicator {
                 });
             }
             if decision.content {
-                return formed.ok_or_else(|| Error::Formation("the group has been shrunk already".to_owned()));
+                let formed: Option<Communicator> = formed;
+                let formed = formed.ok_or_else(|| Error::Formation("the group has been shrunk already".to_owned()))?;
+                // It is this rank's first handle of the group.
+                let _ = formed.inner.inherited.set(decision.ended);
+                return Ok(formed);
             }
             // What had been formed before has lost somebody.
             drop(formed.take());
@@ -114,19 +121,23 @@ struct Agreeing<'a> {
     until: Time,
     /// From when on whoever has never been heard of is left out: by the rank that coordinates, and by those that wait for that one.
     late: [Time; 2],
+    /// How many calls have ended well here.
+    ended: u64,
     /// Who has been named as lost is, even if its session still lingers.
     named: Option<Rank>,
 }
 
 impl Agreeing<'_> {
     fn begin(group: &Inner, timeout: Duration) -> Result<Agreeing<'_>, Error> {
-        let (shared, board) = (group.agent.shared()?, &group.member()?.board);
+        let (shared, member) = (group.agent.shared()?, group.member()?);
+        let (board, ended) = (&member.board, member.lock().ended_well());
         let named = board.abort().filter(|abort| abort.cause == Cause::Lost);
         Ok(Agreeing {
             rank: group.rank,
             shared,
             board,
             until: after(shared, timeout),
+            ended,
             late: [after(shared, timeout / 2), after(shared, timeout * 3 / 4)],
             named: named.map(|abort| abort.blamed),
         })
@@ -148,7 +159,7 @@ impl Agreeing<'_> {
             }
             let decision = shared.act(|world, now| {
                 let lost = lost(world, &peers).chain(self.named);
-                board.agree(self.rank, &lost.collect::<Vec<Rank>>());
+                board.agree(self.rank, &lost.collect::<Vec<Rank>>(), self.ended);
                 board.with_agreement(|agreement| {
                     let patience = if agreement.is_coordinator() {
                         self.late[0]

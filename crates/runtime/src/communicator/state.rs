@@ -10,7 +10,8 @@ use weft_fabric::kernels::HostKernels;
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
 use weft_protocol::group::{
-    Abort, Board as _, CallRecord, Cause, Exchange as _, Execution, Status, Trouble, Turn, View, Waiting, Witness,
+    Abort, At, Board as _, CallRecord, Cause, Exchange as _, Execution, Kernels as _, Status, Trouble, Turn, View,
+    Waiting, Witness,
 };
 
 use super::Part;
@@ -63,8 +64,12 @@ pub(super) struct State {
     /// On their way to the exchange.
     buffers: Vec<View>,
     scratch: Memory,
+    /// Where calls work whose outputs are written when they have ended well. `None` before the first.
+    spare: Option<Memory>,
     /// The number of the next call.
     number: u64,
+    /// How many calls have ended as they should.
+    ended_well: u64,
     inbox: Arc<Inbox>,
     current: Option<Current>,
     queue: VecDeque<Queued>,
@@ -85,6 +90,8 @@ struct Current {
     /// By when it ends: known once it has waited for so long that reading the clock does not matter.
     deadline: Option<Time>,
     outcome: Option<Arc<Ending<()>>>,
+    /// What is written when it has ended well: from where, and to where.
+    held_back: Vec<[Part; 2]>,
 }
 
 /// What failed: the call under way, or a message beside it.
@@ -144,7 +151,9 @@ impl State {
             execution: Execution::default(),
             prepared: Vec::new(),
             buffers: Vec::new(),
+            spare: None,
             number: 0,
+            ended_well: 0,
             inbox: Arc::default(),
             current: None,
             queue: VecDeque::new(),
@@ -172,6 +181,11 @@ impl State {
     /// The number of the next call.
     pub(super) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// How many calls have ended well here. It is also the number of the first that has not.
+    pub(super) fn ended_well(&self) -> u64 {
+        self.ended_well
     }
 
     /// Whom to tell of which end, when the mutex is free.
@@ -333,6 +347,11 @@ impl State {
             larger.lent()?;
             self.scratch = larger;
         }
+        let held_back = match call.all_or_nothing {
+            true => self.hold_back(call)?,
+            false => Vec::new(),
+        };
+        let prepared = &self.prepared[0];
         // From here on nothing fails before the exchange has the buffers.
         let allowed = call.deadline;
         self.buffers.clear();
@@ -346,22 +365,43 @@ impl State {
         let begun = self
             .execution
             .begin(&prepared.task, number, &mut self.buffers, &mut self.exchange);
-        if let Err(trouble) = begun {
-            return Err(self.fail(&Stuck {
-                record: CallRecord {
-                    number,
-                    ..prepared.task.record
-                },
-                waiting: NO_WAIT,
-                trouble: Some(trouble),
-            }));
+        // Whoever comes late may find all it needs, and the others gone.
+        let told = begun.and_then(|()| self.exchange.check_told());
+        if let Err(trouble) = told {
+            return Err(self.fail(&self.stuck_latest(trouble)));
         }
         self.current = Some(Current {
             allowed,
             deadline,
             outcome,
+            held_back,
         });
         Ok(())
+    }
+
+    /// Puts memory of this rank's own in the place of the outputs.
+    fn hold_back(&mut self, call: &mut Described) -> Result<Vec<[Part; 2]>, Error> {
+        const ALIGNED: u64 = 64;
+        let outputs = call
+            .all_mut()
+            .filter_map(|one| one.parts.as_mut().map(|[_, output]| output));
+        let mut outputs: Vec<&mut Part> = outputs.collect();
+        let bytes: u64 = outputs.iter().map(|output| output.len.next_multiple_of(ALIGNED)).sum();
+        let spare = match &self.spare {
+            Some(spare) if spare.len() >= bytes => spare,
+            _ => {
+                let larger = self.agent.allocate((bytes.max(ALIGNED) as usize).next_power_of_two())?;
+                larger.lent()?;
+                self.spare.insert(larger)
+            }
+        };
+        let mut at = 0;
+        let held_back = outputs.iter_mut().map(|output| {
+            let instead = spare.part(at..at + output.len);
+            at += output.len.next_multiple_of(ALIGNED);
+            [instead.clone(), std::mem::replace(*output, instead)]
+        });
+        Ok(held_back.collect())
     }
 
     /// What a call like this would run by.
@@ -413,8 +453,20 @@ impl State {
         self.current.take().map(|_| Err(error))
     }
 
+    /// The call under way has done all that it had to. It has ended well unless others have given it up meanwhile.
     fn end_call(&mut self) -> Result<(), Error> {
-        self.current = None;
+        if let Err(trouble) = self.exchange.check_told()
+            && is_of(&trouble, self.execution.latest().number)
+        {
+            let error = self.fail(&self.stuck_latest(trouble));
+            self.current = None;
+            return Err(error);
+        }
+        let held_back = self.current.take().map(|current| current.held_back);
+        for [from, to] in held_back.iter().flatten() {
+            HostKernels.copy(at(from), at(to), to.len);
+        }
+        self.ended_well += 1;
         Ok(())
     }
 
@@ -452,6 +504,15 @@ impl State {
             record: self.execution.record().copied().unwrap_or(CallRecord::NONE),
             waiting: self.execution.waiting(),
             trouble,
+        })
+    }
+
+    /// A trouble before or after the call was under way.
+    fn stuck_latest(&self, trouble: Trouble) -> Box<Stuck> {
+        Box::new(Stuck {
+            record: *self.execution.latest(),
+            waiting: NO_WAIT,
+            trouble: Some(trouble),
         })
     }
 
@@ -568,6 +629,7 @@ impl State {
         let witness = Witness {
             rank: self.rank,
             call: *record,
+            history: self.execution.history(),
             waiting: *waiting,
             others: &inquiry.others,
             still: &inquiry.still,
@@ -663,6 +725,16 @@ impl State {
 }
 
 const NO_WAIT: Waiting = Waiting { step: 0, peer: None };
+
+fn at(part: &Part) -> At<'_> {
+    let (memory, offset) = part.bytes();
+    At { memory, offset }
+}
+
+/// Whether a trouble is that of a call, or of one before it, and not of one that others have made since.
+fn is_of(trouble: &Trouble, number: u64) -> bool {
+    !matches!(trouble, Trouble::Aborted(abort) if abort.called.number > number)
+}
 
 impl Stuck {
     fn is_lost(&self, rank: Rank) -> bool {

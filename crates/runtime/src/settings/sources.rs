@@ -12,9 +12,10 @@ use super::{Setting, TABLE};
 
 /// A settings file is written by hand; one larger than this is something else.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// The one variable with our prefix that is not a setting: it names the file.
+/// Names the file.
 const FILE_VARIABLE: &str = "WEFT_CONFIG";
-/// Not settings of an agent: where the file is, and the token by which the router of the command is administered.
+/// Variables with our prefix that are no settings of an agent: where the file is, the token by which the router of the command is administered, and
+/// what the tests have to find here and write down.
 const OTHER_VARIABLES: [&str; 4] = [FILE_VARIABLE, "WEFT_ADMIN_TOKEN", "WEFT_REQUIRE", "WEFT_LEFT_OUT"];
 /// How much of a bad value an error repeats.
 const SHOWN_CHARS_MAX: usize = 80;
