@@ -15,11 +15,14 @@
 //! - a peer that is dead is found to be, whoever plays its messages again;
 //! - nobody talks to a stranger, nor to a life of a peer that is over, and a stranger reads and writes nothing, whatever keys it has;
 //! - nothing is kept of what is over;
+//! - collectives that all ranks of a group have called alike end well and right, and a rank that has called something else is found out, named
+//!   to all and blamed by all;
 //! - when nothing goes wrong any more, everything works again.
 
 mod acts;
 mod counters;
 mod events;
+mod group;
 mod ledger;
 mod plan;
 mod play;
@@ -66,10 +69,13 @@ pub fn run(seed: u64, detail: Detail) -> Outcome {
     };
     let mut play = Play::new(seed, plan, world.clone());
     // An assertion in the code under test is a violation like any other, and its world is still there to be asked.
-    let played = catch_unwind(AssertUnwindSafe(|| play.run()));
+    let played = catch_unwind(AssertUnwindSafe(|| {
+        play.run().map_err(|violation| violation.to_string())?;
+        group::play(seed)
+    }));
     let violation = match played {
         Ok(Ok(())) => None,
-        Ok(Err(violation)) => Some(violation.to_string()),
+        Ok(Err(violation)) => Some(violation),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));

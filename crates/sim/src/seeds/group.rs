@@ -1,0 +1,412 @@
+//! A group of ranks: calls in a row, of which one rank may make a different one, and what all are told then.
+//!
+//! What is checked: calls that are the same everywhere end well and have the right results; a rank that has made another call comes out
+//! by the end of the next barrier, on all ranks, and is the one that is blamed, for that very call.
+
+use std::sync::Arc;
+
+use weft_plan::algorithms::{Algorithm, Grid};
+use weft_plan::collective::{Buffer, Collective, Counts, Layout, Partition, Problem, Sizes};
+use weft_plan::schedule::Program;
+use weft_plan::{Datatype, Rank, Reduction, Time};
+use weft_protocol::group::{
+    Abort, Board, CallRecord, Cause, Combiner, Compiled, Exchange, Execution, LoopbackExchange, LoopbackGroup,
+    LoopbackOptions, Reference, Scope, Source, Task, Trouble, Turn, View, Witness,
+};
+use weft_protocol::{Progress, Seeded, VecMemory};
+
+/// Turns in which nothing moves before a rank takes it for too long.
+const PATIENCE: u32 = 300;
+/// Turns of a world. It takes a few hundred.
+const TURNS_MAX: u32 = 2_000_000;
+
+/// A call, in the terms of this play.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Wish {
+    collective: Collective,
+    count: u64,
+    reduction: Reduction,
+    algorithm: Algorithm,
+}
+
+/// One rank that calls something else than the others, once.
+#[derive(Clone, Copy, Debug)]
+struct Odd {
+    rank: usize,
+    /// The number of the call.
+    at: usize,
+    wish: Wish,
+}
+
+#[derive(Debug)]
+struct Player {
+    rank: Rank,
+    exchange: LoopbackExchange,
+    execution: Execution,
+    /// Input, output and scratch of the present call.
+    memory: [Arc<VecMemory>; 3],
+    /// The number of the next call.
+    next: usize,
+    idle: u32,
+    /// What it has run into, and how often it still looks what the others have called: those that are behind are given a moment.
+    stuck: Option<(Option<Trouble>, u32)>,
+    told: Option<Abort>,
+}
+
+#[derive(Debug)]
+struct Play {
+    ranks: u32,
+    wishes: Vec<Wish>,
+    odd: Option<Odd>,
+    players: Vec<Player>,
+}
+
+/// Plays the group of a seed to its end. The error says what was broken.
+pub(super) fn play(seed: u64) -> Result<(), String> {
+    let mut chance = Seeded::new(seed ^ 0x6772_6f75_70);
+    let mut play = Play::new(&mut chance, seed);
+    for _ in 0..TURNS_MAX {
+        if play.players.iter().all(|player| play.is_over(player)) {
+            return play.check();
+        }
+        let rank = chance.below(play.ranks.into()) as usize;
+        // Ranks come to their calls at different times.
+        if chance.chance(0.9) {
+            play.turn(rank)?;
+        }
+    }
+    Err(format!("a group of {} ranks goes in circles", play.ranks))
+}
+
+impl Play {
+    fn new(chance: &mut Seeded, seed: u64) -> Play {
+        let ranks = 2 + chance.below(5) as u32;
+        let calls = 1 + chance.below(6) as usize;
+        let mut wishes: Vec<Wish> = (0..calls).map(|_| Wish::random(chance, ranks)).collect();
+        let odd = chance.chance(0.6).then(|| {
+            let at = chance.below(calls as u64) as usize;
+            Odd {
+                rank: chance.below(ranks.into()) as usize,
+                at,
+                wish: wishes[at].differently(chance, ranks),
+            }
+        });
+        let odd = odd.filter(|odd| odd.wish != wishes[odd.at]);
+        // Whatever came before, here all hear of all.
+        wishes.push(Wish::new(chance, Collective::Barrier, ranks, 0));
+        let options = LoopbackOptions {
+            seed,
+            room: 1 + chance.below(8) as usize,
+            delay_max: chance.below(12),
+            ..LoopbackOptions::default()
+        };
+        let group = LoopbackGroup::new(ranks, options);
+        let player = |rank| Player {
+            rank: Rank(rank),
+            exchange: group.exchange(Rank(rank)),
+            execution: Execution::default(),
+            memory: [0; 3].map(|_| Arc::new(VecMemory::zeroed(0))),
+            next: 0,
+            idle: 0,
+            stuck: None,
+            told: None,
+        };
+        Play {
+            ranks,
+            wishes,
+            odd,
+            players: (0..ranks).map(player).collect(),
+        }
+    }
+
+    fn is_over(&self, player: &Player) -> bool {
+        player.told.is_some() || player.next == self.wishes.len() && player.execution.record().is_none()
+    }
+
+    fn wish(&self, rank: usize, number: usize) -> Wish {
+        match &self.odd {
+            Some(odd) if (odd.rank, odd.at) == (rank, number) => odd.wish,
+            _ => self.wishes[number],
+        }
+    }
+
+    fn turn(&mut self, rank: usize) -> Result<(), String> {
+        if self.is_over(&self.players[rank]) {
+            return Ok(());
+        }
+        if self.players[rank].execution.record().is_none() {
+            let (number, wish) = (self.players[rank].next, self.wish(rank, self.players[rank].next));
+            return self.players[rank].begin(number, wish, self.ranks);
+        }
+        let ranks = self.ranks;
+        let player = &mut self.players[rank];
+        if player.stuck.is_some() {
+            player.inquire(ranks);
+            return Ok(());
+        }
+        match player.execution.turn(&mut player.exchange, &Reference, 1) {
+            Ok(Turn::Ended) => {
+                let number = player.next - 1;
+                match player.heard() {
+                    Some(abort) if abort.called.number <= number as u64 => player.told = Some(abort),
+                    _ => self.check_result(rank, number)?,
+                }
+            }
+            Ok(Turn::Moved) => player.idle = 0,
+            Ok(Turn::Waiting) => {
+                player.idle += 1;
+                if let Some(abort) = player.heard() {
+                    player.end(abort);
+                } else if player.idle > PATIENCE {
+                    player.stuck = Some((None, PATIENCE));
+                }
+            }
+            Err(trouble) => player.stuck = Some((Some(trouble), PATIENCE)),
+        }
+        Ok(())
+    }
+
+    /// What a call that has ended well has come to, where all have made the same.
+    fn check_result(&self, rank: usize, number: usize) -> Result<(), String> {
+        if self.odd.is_some_and(|odd| odd.at <= number) {
+            return Ok(());
+        }
+        let wish = self.wishes[number];
+        let (output, right) = (
+            self.players[rank].memory[1].snapshot(),
+            wish.result(rank, number, self.ranks),
+        );
+        match output == right {
+            true => Ok(()),
+            false => Err(format!(
+                "rank {rank} has {output:?} and not {right:?} after {wish:?}, call {number}"
+            )),
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for player in &self.players {
+            let rank = player.rank.0;
+            match (&self.odd, &player.told) {
+                (None, None) => {}
+                (None, Some(abort)) => {
+                    return Err(format!("rank {rank} was told: {abort}; and all have called the same"));
+                }
+                (Some(odd), None) => return Err(format!("rank {rank} was told nothing of {odd:?}")),
+                // Of two, who knows which is the odd one.
+                (Some(odd), Some(abort)) => {
+                    let right = self.ranks == 2 || abort.blamed.0 as usize == odd.rank;
+                    if !right || abort.cause != Cause::WrongCall || abort.called.number != odd.at as u64 {
+                        return Err(format!(
+                            "rank {rank} of {} was told: {abort}; it was {odd:?}",
+                            self.ranks
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Player {
+    fn begin(&mut self, number: usize, wish: Wish, ranks: u32) -> Result<(), String> {
+        let problem = Problem::new(wish.collective, ranks);
+        let program = wish.program(ranks);
+        let partition = Partition::new(&problem, Counts::Equal(wish.count), program.shape().pieces)
+            .map_err(|error| error.to_string())?;
+        let source = Source {
+            program: &*program,
+            partition: &partition,
+            size: Datatype::U64.size(),
+            average: false,
+            scope: Scope::Known,
+        };
+        let compiled = Compiled::new(&source, self.rank).map_err(|error| error.to_string())?;
+        let layout = Layout::new(&partition, &*program, self.rank);
+        let bytes = |buffer| layout.elements(buffer) as usize * source.size;
+        let mut input = wish.input(self.rank.0 as usize, number);
+        input.truncate(bytes(Buffer::Input));
+        self.memory = [
+            Arc::new(VecMemory::new(input)),
+            Arc::new(VecMemory::zeroed(bytes(Buffer::Output))),
+            Arc::new(VecMemory::zeroed(compiled.scratch() as usize)),
+        ];
+        let task = Arc::new(Task {
+            compiled,
+            combiners: vec![Combiner::Builtin {
+                datatype: Datatype::U64,
+                reduction: wish.reduction,
+            }],
+            ranks,
+            record: CallRecord::new(0, wish.signature(), &format!("{wish:?}")),
+        });
+        let mut views = self.memory.clone().map(|memory| View::whole(memory)).to_vec();
+        (self.next, self.idle) = (number + 1, 0);
+        let begun = self
+            .execution
+            .begin(&task, number as u64, &mut views, &mut self.exchange);
+        begun.map_err(|trouble| trouble.to_string())?;
+        if let Some(abort) = self.heard() {
+            self.end(abort);
+        }
+        Ok(())
+    }
+
+    /// What somebody has told all.
+    fn heard(&mut self) -> Option<Abort> {
+        match self.exchange.poll(Time::ZERO) {
+            Err(Trouble::Aborted(abort)) => Some(*abort),
+            _ => None,
+        }
+    }
+
+    /// Looks what the others have called, and when that is known, or has been looked for long enough, tells all.
+    fn inquire(&mut self, ranks: u32) {
+        if let Some(abort) = self.heard() {
+            return self.end(abort);
+        }
+        let number = self.execution.latest().number;
+        let is_here = |player: &mut Player, rank| {
+            let status = player.exchange.status(Rank(rank));
+            Rank(rank) == player.rank || status.is_some_and(|status| status.recent.begun > number)
+        };
+        let all_here = (0..ranks).all(|rank| is_here(self, rank));
+        match &mut self.stuck {
+            Some((_, looks)) if !all_here && *looks > 0 => *looks -= 1,
+            Some((trouble, _)) => {
+                let trouble = trouble.take();
+                self.fail(trouble.as_ref(), ranks);
+            }
+            None => {}
+        }
+    }
+
+    fn fail(&mut self, trouble: Option<&Trouble>, ranks: u32) {
+        let waiting = self.execution.waiting();
+        self.exchange.publish(waiting);
+        let others: Vec<_> = (0..ranks).map(|rank| self.exchange.status(Rank(rank))).collect();
+        let witness = Witness {
+            rank: self.rank,
+            call: *self.execution.latest(),
+            history: self.execution.history(),
+            waiting,
+            others: &others,
+            still: &[],
+        };
+        let abort = match trouble {
+            Some(trouble) => witness.after(trouble),
+            None => witness.after_deadline(),
+        };
+        self.exchange.abort(&abort);
+        let first = self.heard().unwrap_or(abort);
+        self.end(first);
+    }
+
+    fn end(&mut self, abort: Abort) {
+        while self.execution.abandon(&mut self.exchange) == Progress::Busy {}
+        self.told = Some(abort);
+    }
+}
+
+impl Wish {
+    fn new(chance: &mut Seeded, collective: Collective, ranks: u32, count: u64) -> Wish {
+        let mut wish = Wish {
+            collective,
+            count,
+            reduction: Reduction::Sum,
+            algorithm: Algorithm::ALL[0],
+        };
+        let suited = |algorithm: &&Algorithm| {
+            let problem = Problem::new(collective, ranks);
+            algorithm.program(&problem, Grid::flat(ranks)).is_some()
+        };
+        let suited: Vec<Algorithm> = Algorithm::ALL.iter().filter(suited).copied().collect();
+        wish.algorithm = suited[chance.below(suited.len() as u64) as usize];
+        wish
+    }
+
+    fn random(chance: &mut Seeded, ranks: u32) -> Wish {
+        let root = Rank(chance.below(ranks.into()) as u32);
+        let sizes = Sizes::Equal;
+        let all = [
+            Collective::AllReduce,
+            Collective::Barrier,
+            Collective::AllGather { sizes },
+            Collective::Broadcast { root },
+            Collective::Reduce { root },
+            Collective::Gather { root, sizes },
+        ];
+        let collective = all[chance.below(all.len() as u64) as usize];
+        let count = match collective {
+            Collective::Barrier => 0,
+            _ => 1 + chance.below(40),
+        };
+        Wish::new(chance, collective, ranks, count)
+    }
+
+    /// Another call where this one is due: of another root, another size, by another operator, or something else altogether.
+    fn differently(&self, chance: &mut Seeded, ranks: u32) -> Wish {
+        let other = |root: Rank| Rank((root.0 + 1) % ranks);
+        let sizes = Sizes::Equal;
+        let collective = match self.collective {
+            Collective::Broadcast { root } => Collective::Broadcast { root: other(root) },
+            Collective::Reduce { root } => Collective::Reduce { root: other(root) },
+            Collective::Gather { root, .. } => Collective::Gather {
+                root: other(root),
+                sizes,
+            },
+            same => same,
+        };
+        match (self.collective, chance.below(3)) {
+            (Collective::Barrier, _) | (_, 0) => Wish::new(chance, Collective::AllReduce, ranks, self.count + 1),
+            (Collective::AllReduce, 1) => Wish {
+                reduction: Reduction::Max,
+                ..*self
+            },
+            (Collective::AllReduce | Collective::AllGather { .. }, _) => Wish {
+                count: self.count + 1,
+                ..*self
+            },
+            _ => Wish { collective, ..*self },
+        }
+    }
+
+    fn program(&self, ranks: u32) -> Box<dyn Program> {
+        let problem = Problem::new(self.collective, ranks);
+        let program = self.algorithm.program(&problem, Grid::flat(ranks));
+        program.expect("an algorithm that was found to suit")
+    }
+
+    fn signature(&self) -> u64 {
+        let words = format!("{self:?}");
+        let mix = |digest: u64, byte: u8| (digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        words.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
+    }
+
+    /// What a rank has before call `number`.
+    fn input(&self, rank: usize, number: usize) -> Vec<u8> {
+        let values = (0..self.count).map(|at| at + 1000 * rank as u64 + 7 * number as u64);
+        values.flat_map(u64::to_le_bytes).collect()
+    }
+
+    /// What it has after it.
+    fn result(&self, rank: usize, number: usize, ranks: u32) -> Vec<u8> {
+        let inputs = || (0..ranks as usize).map(|of| self.input(of, number));
+        let sum = || {
+            let element = |at: u64| {
+                let of = |rank: u64| at + 1000 * rank + 7 * number as u64;
+                (0..u64::from(ranks)).map(of).sum::<u64>()
+            };
+            (0..self.count).flat_map(|at| element(at).to_le_bytes()).collect()
+        };
+        match self.collective {
+            Collective::AllReduce => sum(),
+            Collective::Reduce { root } if root.0 as usize == rank => sum(),
+            Collective::AllGather { .. } => inputs().flatten().collect(),
+            Collective::Gather { root, .. } if root.0 as usize == rank => inputs().flatten().collect(),
+            Collective::Broadcast { root } => self.input(root.0 as usize, number),
+            _ => Vec::new(),
+        }
+    }
+}
