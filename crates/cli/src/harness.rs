@@ -21,12 +21,14 @@ mod tests {
 
     use super::*;
 
-    const SAID: [&str; 5] = [
-        r#"{"word":"get","stream":18446744073709551615,"name":"a/\u00e4\""}"#,
-        r#"{"word":"put","stream":0,"name":"","bytes":null}"#,
+    const SAID: [&str; 7] = [
+        r#"{"word":"get","stream":18446744073709551615,"name":"a/\u00e4\"","have":null}"#,
+        r#"{"word":"get","stream":3,"name":"a","have":{"bytes":5,"checksum":18446744073709551615}}"#,
+        r#"{"word":"put","stream":0,"name":"","resume":true}"#,
+        r#"{"word":"entries","stream":1,"entries":[{"path":"a/b","bytes":4},{"path":"c","bytes":null}],"more":false,"left_out":1}"#,
         r#"{"word":"chunk","stream":1,"index":2,"slot":3,"bytes":4}"#,
         r#"{"word":"end","stream":1,"chunks":0}"#,
-        r#"{"word":"refuse","stream":7,"why":{"kind":"file","what":"no space"}}"#,
+        r#"{"word":"refuse","stream":7,"why":{"kind":"not_file","what":"a pipe"}}"#,
     ];
 
     proptest! {

@@ -297,7 +297,7 @@ fn slow_clients_and_unfinished_bodies_leave_room_for_others() {
 
 /// The figures: `cargo test --release -p weft-cli --test router -- --ignored --nocapture`.
 #[test]
-#[ignore = "prints figures, and sends 1.5 GB through loopback"]
+#[ignore = "measures, and sends 1.5 GB through loopback"]
 fn flood() {
     let router = Router::start(Some(1024), &[], &[]);
     let measure = |what: &str, seconds: u64| {

@@ -172,6 +172,7 @@ fn a_file_that_is_cut_short_is_told_over_tls_at_either_end() {
     let (mut near, mut far) = (world.end(Epoch(7)), world.end(Epoch(9)));
     let address = far.capabilities().address.clone();
     let path = near.open(&address, world.clock.now()).unwrap();
+    near.vouch(path);
     let (mut slot, mut number) = (0, 0);
     let mut carry_out =
         |near: &mut dyn Live, far: &mut dyn Live, here: &Region, there: &Region, direction, checksum| {
@@ -197,11 +198,16 @@ fn a_file_that_is_cut_short_is_told_over_tls_at_either_end() {
                     arrival: None,
                 }),
             };
-            let (mut posted, mut signals) = (false, Vec::new());
+            let (mut posted, mut signals, mut there) = (false, Vec::new(), Vec::new());
             loop {
                 posted = posted || near.post(path, std::slice::from_ref(&op), world.clock.now()).unwrap() == 1;
                 near.poll(world.clock.now(), &mut signals);
-                far.poll(world.clock.now(), &mut Vec::new());
+                far.poll(world.clock.now(), &mut there);
+                for signal in there.drain(..) {
+                    if let Signal::Accepted { path } = signal {
+                        far.vouch(path);
+                    }
+                }
                 assert!(world.clock.now() < give_up, "neither done nor failed: {signals:?}");
                 for signal in signals.drain(..) {
                     match signal {

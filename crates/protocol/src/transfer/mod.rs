@@ -34,6 +34,13 @@
 //! let leg = Leg::new(near.clone(), Spans::contiguous(0, 4096), far, Spans::contiguous(0, 4096)).unwrap();
 //!
 //! let path = here.open(&there.capabilities().address, Time::ZERO).unwrap();
+//! let mut signals = Vec::new();
+//! there.poll(Time::ZERO, &mut signals);
+//! let Some(Signal::Accepted { path: accepted }) = signals.pop() else { panic!("nobody came") };
+//! // What a session does once each has proved to the other that it knows the secret.
+//! here.vouch(path);
+//! there.vouch(accepted);
+//!
 //! let mut engine = Engine::new(Limits::default());
 //! engine.add_lane(Lane::of(here.capabilities(), LaneId(0), PeerId(0)));
 //! let request = Request {
@@ -48,7 +55,6 @@
 //! while let Some(post) = engine.next_post() {
 //!     assert_eq!(here.post(path, &[post.op], Time::ZERO), Ok(1));
 //! }
-//! let mut signals = Vec::new();
 //! here.poll(Time::ZERO, &mut signals);
 //! for signal in signals {
 //!     if let Signal::Completed { op, outcome, .. } = signal {
