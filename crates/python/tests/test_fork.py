@@ -172,7 +172,7 @@ def test_workers_read_what_weft_allocated():
 
 def process_of_its_own(address, told):
     """The target of multiprocessing: an agent that was made after the fork."""
-    with weft.Agent("worker", secret=SECRET) as agent:
+    with weft.Agent(f"worker-{os.getpid()}", secret=SECRET) as agent:
         peer = agent.connect(address)
         array = np.zeros(50_000, dtype=np.int64)
         memory = agent.register(array)
