@@ -165,6 +165,11 @@ impl Tree {
             Err(Errno::WOULDBLOCK) => return Err(TreeError::Busy),
             locked => locked?,
         }
+        // Whoever had it before may have given it its name meanwhile: then it is no part any more.
+        let (held, named) = (fstat(&file)?, statat(&parent, &part, AtFlags::SYMLINK_NOFOLLOW));
+        if !named.is_ok_and(|named| (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)) {
+            return Err(TreeError::Busy);
+        }
         Ok(NewFile {
             parent,
             name,
@@ -328,16 +333,27 @@ impl NewFile {
             }
             Form::Named(part) => {
                 self.form = Form::Named(part.clone());
-                renameat_with(&self.parent, &part, &self.parent, &self.name, how)?;
+                self.rename(&part, how)?;
             }
             Form::Resumable(part) => {
                 self.form = Form::Resumable(part.clone());
-                renameat_with(&self.parent, &part, &self.parent, &self.name, how)?;
+                self.rename(&part, how)?;
             }
             Form::Kept => {}
         }
         self.form = Form::Kept;
         Ok(())
+    }
+
+    fn rename(&self, part: &OsString, how: RenameFlags) -> Result<(), TreeError> {
+        match renameat_with(&self.parent, part, &self.parent, &self.name, how) {
+            // Some file systems, such as NFS, cannot do so without replacing. A second name that is refused where there is one does the same.
+            Err(Errno::INVAL | Errno::NOSYS) if how == RenameFlags::NOREPLACE => {
+                linkat(&self.parent, part, &self.parent, &self.name, AtFlags::empty())?;
+                Ok(unlinkat(&self.parent, part, AtFlags::empty())?)
+            }
+            renamed => Ok(renamed?),
+        }
     }
 
     /// Leaves nothing behind, also of what could be resumed.

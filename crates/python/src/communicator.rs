@@ -33,7 +33,8 @@ pub use raw::numbers;
 /// (`ring/16`), or a `Schedule`; by default the fastest by the platform file of the setting `platform` runs. With `wait=False` a call gives
 /// a `Pending` and goes on by itself; until its end nobody may touch its data.
 ///
-/// A call that fails raises `CollectiveError` on every rank, and the group is of no further use: see `shrink`.
+/// A call that fails raises `CollectiveError` on every rank, in that call or in its next one (`calls_ended` counts those that ended well); the group is
+/// of no further use then: see `shrink`.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Communicator {
@@ -225,7 +226,8 @@ impl Communicator {
     /// How many calls have ended well on this rank. It is also the number of the first that has not, as errors tell it.
     #[getter]
     fn calls_ended(&self, py: Python<'_>) -> PyResult<u64> {
-        self.inner.calls_ended().map_err(|error| raise(py, &error))
+        py.detach(|| self.inner.calls_ended())
+            .map_err(|error| raise(py, &error))
     }
 
     /// In a group that is what is left of another (`shrink`): how many calls of that one have ended well on every rank of this; else None.

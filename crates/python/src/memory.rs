@@ -86,11 +86,11 @@ impl Memory {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
-        match py.detach(|| self.inner.release(self.deadline)) {
+        waiting(py, || match self.inner.release(self.deadline) {
             // A forked child that leaves the block has nothing to release.
-            Ok(()) | Err(weft::Error::Forked(_)) => Ok(()),
-            Err(error) => Err(raise(py, &error)),
-        }
+            Err(weft::Error::Forked(_)) => Ok(()),
+            released => released,
+        })
     }
 
     /// # Safety

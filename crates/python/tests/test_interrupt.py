@@ -217,3 +217,49 @@ def test_an_interrupted_wait_in_another_thread_is_not_the_main_ones_business():
     finally:
         process.kill()
         process.wait()
+
+
+# While one thread waits and asks the interpreter now and then, nothing that another thread or a handler does may need what it holds.
+BESIDE = {
+    "a handler of a signal that uses the agent": """
+        target, initiator, peer = pair()
+        def handler(*_):
+            initiator.register(np.zeros(16))
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        try:
+            peer.region("nobody publishes this", timeout=HOUR)
+        except KeyboardInterrupt:
+            print("done")
+    """,
+    "memory that is collected by another thread": """
+        target, initiator, peer = pair()
+        def wait():
+            try: peer.region("nobody publishes this", timeout=2.0)
+            except weft.Error: pass
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        while waiter.is_alive():
+            for _ in range(50): initiator.register(np.zeros(16))
+        print("done")
+    """,
+    "a group that is asked how far it is": """
+        first, second = group(2)
+        def wait():
+            try: first.barrier(deadline=2.0)
+            except weft.CollectiveError: pass
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        while waiter.is_alive():
+            first.calls_ended
+        print("done")
+    """,
+}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+def test_a_wait_holds_nothing_that_others_need(what):
+    script = PRELUDE + textwrap.dedent(BESIDE[what]) + "\nos._exit(0)\n"
+    told = subprocess.run([sys.executable, "-u", "-c", script], capture_output=True, text=True, timeout=LONG)
+    assert (told.stdout, told.returncode) == ("done\n", 0), told.stderr

@@ -8,6 +8,14 @@
 //! the waiting threads the mutex. A thread that never stops turning can take over altogether ([`Turns`]): then there is one thread, as
 //! in a program that polls its network card itself.
 
+/// Asks whether the calling thread is wanted elsewhere; the wait looks at the answer in its next turn. Never with the world locked: the answer
+/// may wait for an interpreter, or come from a handler that uses this very agent.
+fn ask(watched: bool) {
+    if watched {
+        interrupt::is_due();
+    }
+}
+
 #[cfg(test)]
 mod tests;
 
@@ -370,7 +378,7 @@ impl Shared {
             let found = check(&mut world);
             let active = progress == Progress::Busy || any;
             stirred |= active;
-            if found.is_some() || now >= deadline || world.stopped || watched && interrupt::is_due() {
+            if found.is_some() || now >= deadline || world.stopped || watched && interrupt::has_happened() {
                 let ring = self.oversleeps(&world, stirred);
                 drop(world);
                 self.finish(&mut later);
@@ -386,6 +394,7 @@ impl Shared {
                 drop(world);
                 self.finish(&mut later);
                 cpu::look_again();
+                ask(watched);
                 continue;
             }
             // Nothing has happened for a while: leave the turning to the progress thread and sleep.
@@ -412,6 +421,7 @@ impl Shared {
             if found.is_some() {
                 return found;
             }
+            ask(watched);
             driving = Driving::start(self);
             spin_until = self.clock.now();
         }

@@ -49,7 +49,8 @@ pub(crate) fn is_watched() -> bool {
     WATCH.with_borrow(Option::is_some)
 }
 
-/// Whether waits of this thread are to end. It may be asked in every turn of a wait.
+/// Whether waits of this thread are to end. It may be asked in every turn of a wait, and never while a lock is held: whoever answers may need
+/// that lock, or wait for somebody who does.
 pub(crate) fn is_due() -> bool {
     let Some(watch) = WATCH.with_borrow(Clone::clone) else {
         return false;

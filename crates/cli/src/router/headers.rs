@@ -33,7 +33,7 @@ pub fn of_request(mut headers: HeaderMap, content_type: Option<HeaderValue>) -> 
     headers
 }
 
-/// What a client is told of an instance's head. It does not learn where instances are.
+/// What a client is told of an instance's head. It is not sent elsewhere.
 pub fn of_answer(mut headers: HeaderMap) -> HeaderMap {
     without_hops(&mut headers);
     for name in [CONTENT_LENGTH, DATE, LOCATION] {

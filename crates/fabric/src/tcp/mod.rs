@@ -319,24 +319,45 @@ impl Tcp {
     fn turn(&mut self, id: PathId, index: usize) -> Progress {
         let turned = self.with_path(id, |path, world| {
             let progress = path.turn(index, world);
-            (progress, path.is_unheard(index))
+            (progress, path.is_left(index))
         });
-        let Some((progress, unheard)) = turned else {
+        let Some((progress, left)) = turned else {
             return Progress::Idle;
         };
-        if unheard && !self.unheard.contains(&(id, index)) {
-            self.unheard.push((id, index));
+        if left {
+            self.turn_again(id, index);
         }
         progress
+    }
+
+    fn turn_again(&mut self, id: PathId, index: usize) {
+        if !self.unheard.contains(&(id, index)) {
+            self.unheard.push((id, index));
+        }
+    }
+
+    fn is_vouched(&self, id: PathId) -> bool {
+        self.paths.get(&id).is_none_or(Path::is_vouched)
+    }
+
+    /// Turns what has something to say that no event tells of: all peers, and a few strangers.
+    fn hear_the_unheard(&mut self) -> Progress {
+        let waiting = std::mem::take(&mut self.unheard);
+        let (peers, mut strangers): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(id, _)| self.is_vouched(*id));
+        let later = strangers.split_off(strangers.len().min(STRANGERS_PER_TURN));
+        let busy = !peers.is_empty() || !strangers.is_empty();
+        for (id, index) in peers.into_iter().chain(strangers) {
+            self.turn(id, index);
+        }
+        for (id, index) in later {
+            self.turn_again(id, index);
+        }
+        if busy { Progress::Busy } else { Progress::Idle }
     }
 
     /// Looks at all descriptors.
     fn look_around(&mut self, now: Time) -> Progress {
         let mut progress = Progress::Idle;
-        for (id, index) in std::mem::take(&mut self.unheard) {
-            self.turn(id, index);
-            progress = Progress::Busy;
-        }
         let mut happened = std::mem::take(&mut self.happened);
         self.epoll.look(&mut happened);
         if happened.len() == Epoll::BATCH {
@@ -346,15 +367,22 @@ impl Tcp {
         if !happened.is_empty() {
             self.hot = None;
         }
-        // Paths first, whoever else knocks.
+        // Peers first, whoever else talks or knocks.
         for &token in happened.iter().filter(|token| **token & STRANGER == 0) {
             let (id, index) = from_path_token(token);
+            if !self.is_vouched(id) {
+                self.turn_again(id, index);
+                continue;
+            }
             if self.turn(id, index) == Progress::Busy {
                 progress = Progress::Busy;
             }
             if happened.len() == 1 {
                 self.hot = Some((id, index));
             }
+        }
+        if self.hear_the_unheard() == Progress::Busy {
+            progress = Progress::Busy;
         }
         let others = happened.iter().filter(|token| **token & STRANGER != 0);
         let strangers = others.clone().filter(|token| **token != LISTENER);
@@ -415,7 +443,15 @@ impl Transport for Tcp {
 
     fn vouch(&mut self, path: PathId) {
         self.door.forget(path);
-        self.with_path(path, |path, world| path.vouch(world));
+        let left = self.with_path(path, |path, world| {
+            path.vouch(world);
+            (0..path.connections())
+                .filter(|index| path.is_left(*index))
+                .collect::<Vec<usize>>()
+        });
+        for index in left.into_iter().flatten() {
+            self.turn_again(path, index);
+        }
     }
 
     fn close(&mut self, path: PathId) {

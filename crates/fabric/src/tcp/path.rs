@@ -30,6 +30,8 @@ use atomics::Atomics;
 const SMALL_BYTES: u64 = 64 << 10;
 /// System calls to receive with, before another connection has its turn.
 const RECEIVES_PER_TURN: usize = 16;
+/// How often a send is tried whose memory was missing and is there again.
+const SENDS_TRIED_MAX: u32 = 3;
 
 #[derive(Debug)]
 pub(super) struct Path {
@@ -245,7 +247,7 @@ impl Path {
     }
 
     fn holds_plaintext(&self, index: usize) -> bool {
-        let connection = self.connections[index].as_ref();
+        let connection = self.connections.get(index).and_then(Option::as_ref);
         connection.is_some_and(|c| c.stream.holds_plaintext())
     }
 
@@ -347,6 +349,24 @@ impl Path {
     }
 
     /// Whether a stranger may have said more than it has been heard to say.
+    /// Whether something has come that no event will tell of: it is to be turned again.
+    pub(super) fn is_left(&self, index: usize) -> bool {
+        let held = self
+            .connections
+            .get(index)
+            .and_then(Option::as_ref)
+            .is_some_and(|c| c.held);
+        !held && (self.is_unheard(index) || self.holds_plaintext(index))
+    }
+
+    pub(super) fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    pub(super) fn is_vouched(&self) -> bool {
+        self.vouched
+    }
+
     pub(super) fn is_unheard(&self, index: usize) -> bool {
         let connection = self.connections.get(index).and_then(Option::as_ref);
         connection.is_some_and(|c| c.unheard)
@@ -678,6 +698,7 @@ impl Path {
     }
 
     fn flush(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Gone> {
+        let mut tries = 0;
         // A path that is closing has shut its sockets for sending; the error of trying would look like the peer's doing.
         while matches!(self.phase, Phase::Opening { .. } | Phase::Live)
             && let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut)
@@ -686,8 +707,12 @@ impl Path {
             if flushed != Flushed::Missing {
                 break;
             }
+            // A file that was cut short may have its length back by now: then it is tried again.
             if !self.end_missing(index, world) {
-                return Err(io::Error::from_raw_os_error(libc::EFAULT).into());
+                tries += 1;
+                if tries > SENDS_TRIED_MAX {
+                    return Err(io::Error::from_raw_os_error(libc::EFAULT).into());
+                }
             }
         }
         Ok(())

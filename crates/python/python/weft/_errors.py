@@ -68,7 +68,7 @@ class PeerLost(Error):
 
 
 class CollectiveError(Error, RuntimeError):
-    """A collective failed, on every rank of the group. The group is of no further use: `shrink` makes a new one."""
+    """A collective failed. Ranks for which it was over are told in their next call. The group is of no further use: `shrink` makes a new one."""
 
     rank: int
     """The rank that is to blame."""

@@ -396,7 +396,8 @@ class Communicator:
     fp8_e5m2, i8 to i64, u8 to u64). `algorithm` is the name of one, with the number of portions behind a slash where there are several
     (`ring/16`), or a `Schedule`; by default the fastest by the platform file of the setting `platform` runs. With `wait=False` a call gives a `Pending` and goes on by itself; until its end nobody may touch its data.
 
-    A call that fails raises `CollectiveError` on every rank, and the group is of no further use: see `shrink`.
+    A call that fails raises `CollectiveError` on every rank, in that call or in its next one (`calls_ended` counts those that ended well); the group is
+    of no further use then: see `shrink`.
     """
 
     def __new__(

@@ -193,29 +193,32 @@ impl State {
         std::mem::take(&mut self.ended)
     }
 
-    /// Runs a call to its end. There must be none under way. `Some`: somebody has to be told something first; the call is left to whoever
-    /// takes it further, and its outcome goes to this handle.
+    /// Runs a call to its end. There must be none under way. `Some`: somebody has to be told something first, or asked; the call is left to
+    /// whoever takes it further, and its outcome goes to this handle.
     pub(super) fn run(&mut self, call: &mut Described) -> Result<Option<Arc<Ending<()>>>, Error> {
         self.begin(call, None, None)?;
         loop {
             if let Some(outcome) = self.turn() {
                 return outcome.map(|()| None);
             }
-            // Only who waits for long asks.
-            if self.patience.looking_since.is_some() && interrupt::is_due() {
-                self.give_up();
-                return Err(Error::Interrupted);
-            }
             self.take_in();
+            let asks = self.asks();
             match &mut self.current {
                 // What was taken in has failed, and the call with it.
                 None => return self.failed.clone().map_or(Ok(None), Err),
-                Some(current) if !self.ended.is_empty() => {
+                Some(current) if asks || !self.ended.is_empty() => {
                     return Ok(Some(current.outcome.insert(Arc::default()).clone()));
                 }
                 Some(_) => {}
             }
         }
+    }
+
+    /// Whether the caller has waited so long that it has to be asked now and then whether it is wanted elsewhere. That is not done here, where
+    /// it holds the group.
+    fn asks(&self) -> bool {
+        let since = self.patience.looking_since.filter(|_| interrupt::is_watched());
+        since.is_some_and(|since| self.clock.now().saturating_sub(since) >= interrupt::ASK_EVERY.into())
     }
 
     /// Takes the calls under way a step further: looks, and if there is nothing to see, waits a little.

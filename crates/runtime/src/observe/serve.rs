@@ -95,7 +95,7 @@ struct Desk<P> {
 }
 
 struct Client {
-    stream: TcpStream,
+    stream: NotInherited<TcpStream>,
     /// By when it is done, or gone.
     until: Instant,
     state: State,
@@ -126,8 +126,8 @@ impl<P: Fn() -> String> Desk<P> {
     /// Takes in those who have come. The error: there is no room in this process.
     fn let_in(&mut self) -> std::io::Result<()> {
         for _ in 0..ACCEPTED_A_TURN {
-            let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
+            let stream = match NotInherited::open(|| self.listener.accept().map(|(stream, _)| stream)) {
+                Ok(stream) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 // A client that is gone already.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
@@ -156,7 +156,7 @@ impl Client {
     /// Does what can be done at once. False: it is done, or gone.
     fn turn(&mut self, page: impl Fn() -> String, now: Instant) -> bool {
         if let State::Asking(request) = &mut self.state {
-            let ended = match listen(&mut self.stream, request) {
+            let ended = match listen(&self.stream, request) {
                 Ok(ended) => ended,
                 Err(_) => return false,
             };
@@ -176,7 +176,7 @@ impl Client {
             return true;
         };
         while *written < answer.len() {
-            match self.stream.write(&answer[*written..]) {
+            match (&*self.stream).write(&answer[*written..]) {
                 Ok(0) => return false,
                 Ok(more) => *written += more,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -189,7 +189,7 @@ impl Client {
 }
 
 /// Takes in what has come of a request, and tells whether no more will come.
-fn listen(stream: &mut TcpStream, request: &mut Vec<u8>) -> std::io::Result<bool> {
+fn listen(mut stream: &TcpStream, request: &mut Vec<u8>) -> std::io::Result<bool> {
     let mut chunk = [0; 1024];
     while request.len() <= REQUEST_BYTES_MAX {
         match stream.read(&mut chunk) {

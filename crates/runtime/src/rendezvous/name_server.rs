@@ -37,6 +37,8 @@ const GREETINGS_MAX: usize = 64;
 /// How long members wait for rank 0 to start.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// How often a member lets itself be hung up on before it believes that its secret is wrong.
+const ATTEMPTS_MAX: u32 = 4;
 /// Threads that only move small frames need little stack.
 const STACK_BYTES: usize = 128 * 1024;
 
@@ -164,9 +166,17 @@ impl Names {
 
     fn connect(&self, patience: Duration) -> Result<TcpStream, RendezvousError> {
         let end = Instant::now() + patience;
+        let mut attempts = 1;
         loop {
             match self.try_connect() {
-                Ok(stream) => return self.greet(stream),
+                Ok(stream) => match self.greet(stream) {
+                    // It hangs up on who fails its challenge, and also on one of too many strangers: the next attempt tells which.
+                    Err(RendezvousError::WrongSecret { .. }) if attempts < ATTEMPTS_MAX && Instant::now() < end => {
+                        attempts += 1;
+                        std::thread::sleep(CONNECT_PAUSE);
+                    }
+                    greeted => return greeted,
+                },
                 Err(error) if Instant::now() >= end => return Err(self.unreachable()(error)),
                 Err(_) if interrupt::is_due() => return Err(RendezvousError::Interrupted),
                 // Rank 0 may not have started yet.
@@ -193,7 +203,7 @@ impl Names {
                 address: self.address.clone(),
             }),
             // The other side hangs up on whoever fails its challenge.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(RendezvousError::WrongSecret {
+            Err(error) if is_hung_up(&error) => Err(RendezvousError::WrongSecret {
                 address: self.address.clone(),
             }),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(self.stranger()),
@@ -278,7 +288,7 @@ struct Shared {
     stopping: AtomicBool,
     connections: AtomicUsize,
     /// Those that have not proved themselves, oldest first.
-    strangers: Mutex<VecDeque<Arc<TcpStream>>>,
+    strangers: Mutex<VecDeque<Arc<Stream>>>,
 }
 
 impl Server {
@@ -338,7 +348,8 @@ impl Drop for Server {
 
 impl Shared {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
-        for stream in listener.incoming() {
+        loop {
+            let stream = NotInherited::open(|| listener.accept().map(|(stream, _)| stream));
             if self.stopping.load(Ordering::Acquire) {
                 return;
             }
@@ -370,17 +381,24 @@ impl Shared {
     }
 
     /// One more that has to prove itself. The oldest of too many is cut off, and its thread ends.
-    fn let_in(&self, stream: &Arc<TcpStream>) {
+    fn let_in(&self, stream: &Arc<Stream>) {
         let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
         strangers.push_back(Arc::clone(stream));
-        if strangers.len() > GREETINGS_MAX
-            && let Some(oldest) = strangers.pop_front()
-        {
+        if strangers.len() <= GREETINGS_MAX {
+            return;
+        }
+        // A crowd from one address pushes out itself.
+        let address = |stream: &Stream| stream.peer_addr().ok().map(|peer| peer.ip().to_canonical());
+        let addresses: Vec<Option<IpAddr>> = strangers.iter().map(|stream| address(stream)).collect();
+        let crowd = |at: &usize| addresses.iter().filter(|other| **other == addresses[*at]).count();
+        // Of equals the first is the oldest.
+        let oldest = (0..addresses.len()).rev().max_by_key(crowd);
+        if let Some(oldest) = oldest.and_then(|at| strangers.remove(at)) {
             let _ = oldest.shutdown(Shutdown::Both);
         }
     }
 
-    fn serve(&self, stream: &Arc<TcpStream>) -> io::Result<()> {
+    fn serve(&self, stream: &Arc<Stream>) -> io::Result<()> {
         let known = receive(stream, &self.secret);
         let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
         strangers.retain(|stranger| !Arc::ptr_eq(stranger, stream));
@@ -388,7 +406,7 @@ impl Shared {
         if !known? {
             return Ok(());
         }
-        let mut stream = &**stream;
+        let mut stream: &TcpStream = stream;
         stream.set_read_timeout(Some(GREETING_TIME_MAX))?;
         let (kind, body) = read_frame(&mut stream)?;
         let Request { job, wish } = Request::decode(kind, &body).ok_or(io::ErrorKind::InvalidData)?;
@@ -463,6 +481,17 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<(Vec<u8>, String), Entry>> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A connection that a forked child of the server does not keep open.
+type Stream = NotInherited<TcpStream>;
+
+/// Whether the other end has ended a conversation without a word.
+fn is_hung_up(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+    )
 }
 
 /// The member's side of the proof: it proves itself, and then sees whether the server does.

@@ -125,11 +125,11 @@ impl Router {
             };
             let scheme = if tls.is_some() { "https" } else { "http" };
             let at = |listener: &TcpListener, named| listener.local_addr().unwrap_or(named);
-            eprintln!("Routing at {scheme}://{}", at(&doors.clients, self.listen));
+            note!("Routing at {scheme}://{}", at(&doors.clients, self.listen));
             let administration = at(&doors.administration, self.admin);
             match made_up {
-                Some(text) => eprintln!("Administration at {scheme}://{administration}, token {text}"),
-                None => eprintln!("Administration at {scheme}://{administration}"),
+                Some(text) => note!("Administration at {scheme}://{administration}, token {text}"),
+                None => note!("Administration at {scheme}://{administration}"),
             }
             let stop = async {
                 // Where the signal cannot be heard, the process ends by it.
