@@ -689,6 +689,8 @@ impl Play {
                 };
                 self.transfer_in_calm(from, peer)?;
                 self.increment(from, peer, Time::from_secs(2), true)?;
+                // Nothing is in the way now but the life that was asked for.
+                self.connect_to_the_dead(from, to, Time::from_secs(2))?;
             }
         }
         self.arrange(self.later(Time::from_secs(3)), Tick::End, 0);
