@@ -23,6 +23,8 @@ const RUST: &str = "opt/rust";
 const ENTER: &str = r#"
 root=$1 rust=$2 line=$3
 shift 3
+# The root has to be a mount of its own: namespaces that tests make begin with changing how it is shared.
+mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
 mount -t tmpfs -o mode=755 dev "$root/dev"
