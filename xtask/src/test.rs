@@ -43,7 +43,7 @@ const NEEDED: &[Needed] = &[
 /// What the Python tests may ask for beside what those in Rust do.
 const NEEDS_OF_PYTHON: [&str; 2] = ["torch", "vllm"];
 /// How long each fuzz target runs. All together they take half of that a target, because two run at a time.
-const FUZZ_SECONDS: u64 = 60;
+const FUZZ_SECONDS: u64 = 30;
 const RDMA_STEP: &str = "RDMA tests in virtual machines";
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
