@@ -117,7 +117,8 @@ fn can_make_namespaces() -> bool {
     works("ip", &["netns", "add", &name]) && works("ip", &["netns", "delete", &name])
 }
 
-fn works(program: &str, arguments: &[&str]) -> bool {
+/// Whether a program runs at all; its output is not wanted.
+pub fn works(program: &str, arguments: &[&str]) -> bool {
     let quiet = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())

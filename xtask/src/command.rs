@@ -5,6 +5,8 @@ use std::process::{Command, Stdio};
 
 use thiserror::Error;
 
+pub use weft_testing::works;
+
 #[derive(Debug, Error)]
 pub enum Error {
     #[error("{program} could not be started: {source}")]
@@ -65,17 +67,6 @@ pub fn output_so_far(command: &mut Command) -> Result<(String, bool), Error> {
         .map_err(|source| not_started(command, source))?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok((said, output.status.success()))
-}
-
-/// Whether a program runs at all; its output is not wanted.
-pub fn works(program: &str, arguments: &[&str]) -> bool {
-    let quiet = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    quiet.is_ok_and(|status| status.success())
 }
 
 /// A program to try, with its arguments, and the Debian package to install where it does not work.

@@ -16,9 +16,8 @@ pub struct Bell {
 impl Bell {
     /// Watches these descriptors until it is dropped.
     pub fn new<'a>(watched: impl Iterator<Item = BorrowedFd<'a>>) -> io::Result<Bell> {
+        let epoll = new_epoll()?;
         // SAFETY: a system call without pointers; what it returns is checked before it is owned.
-        let epoll = NotInherited::open(|| unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)) })?;
-        // SAFETY: as above.
         let event = NotInherited::open(|| unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) })?;
         let bell = Bell { epoll, event };
         bell.watch(bell.event.as_fd())?;
@@ -76,6 +75,12 @@ impl Bell {
         unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
         true
     }
+}
+
+/// Something that watches descriptors, and is one itself.
+pub(crate) fn new_epoll() -> io::Result<NotInherited<OwnedFd>> {
+    // SAFETY: a system call without pointers; what it returns is checked before it is owned.
+    NotInherited::open(|| unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)) })
 }
 
 /// # Safety

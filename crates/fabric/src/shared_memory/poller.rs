@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use weft_protocol::PathId;
 
+use crate::bell::new_epoll;
 use crate::fork::NotInherited;
 
 const LISTENER: u64 = u64::MAX;
@@ -31,16 +32,7 @@ pub(super) enum Event {
 
 impl Poller {
     pub(super) fn new() -> io::Result<Poller> {
-        let epoll = NotInherited::open(|| {
-            // SAFETY: no preconditions.
-            let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            // SAFETY: a fresh descriptor that nobody else owns.
-            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-        })?;
-        Ok(Poller { epoll })
+        Ok(Poller { epoll: new_epoll()? })
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {

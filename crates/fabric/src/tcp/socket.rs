@@ -2,12 +2,13 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockAddr, TcpKeepalive, Type};
 
 use super::TcpOptions;
+use crate::bell::new_epoll;
 use crate::fork::NotInherited;
 use crate::memory::copy_checked;
 
@@ -263,16 +264,7 @@ impl Epoll {
     pub(super) const BATCH: usize = 64;
 
     pub(super) fn new() -> io::Result<Epoll> {
-        let epoll = NotInherited::open(|| {
-            // SAFETY: no preconditions; a descriptor is returned or nothing is done.
-            let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            // SAFETY: a fresh descriptor that nobody else owns.
-            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-        })?;
-        Ok(Epoll(epoll))
+        Ok(Epoll(new_epoll()?))
     }
 
     pub(super) fn add(&self, fd: BorrowedFd<'_>, token: u64, writable: bool) -> io::Result<()> {

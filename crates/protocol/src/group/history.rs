@@ -31,9 +31,13 @@ impl Recent {
     /// Messages between two ranks are no calls of the group, and leave it as it is.
     pub fn begin(&mut self, call: &CallRecord) {
         if call.number != CallRecord::PAIRWISE {
-            self.begun = call.number + 1;
-            self.signatures[Recent::place(call.number)] = call.signature;
+            self.set(call.number, call.signature);
         }
+    }
+
+    fn set(&mut self, number: u64, signature: u64) {
+        self.begun = number + 1;
+        self.signatures[Recent::place(number)] = signature;
     }
 
     /// The signature of the call of this number, unless that is long ago or still to come.
@@ -70,8 +74,7 @@ impl History {
         let mixed = (self.signature.rotate_left(23) ^ call.signature).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         // Zero and one stand for no call and for messages between two ranks.
         self.signature = (mixed ^ mixed >> 29).max(2);
-        self.recent.begun = number + 1;
-        self.recent.signatures[Recent::place(number)] = self.signature;
+        self.recent.set(number, self.signature);
         if renamed {
             if self.words.len() == Recent::CALLS {
                 self.words.pop_front();

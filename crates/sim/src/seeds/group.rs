@@ -13,6 +13,7 @@ use weft_protocol::group::{
     Abort, Board, CallRecord, Cause, Combiner, Compiled, Exchange, Execution, LoopbackExchange, LoopbackGroup,
     LoopbackOptions, Reference, Scope, Source, Task, Trouble, Turn, View, Witness,
 };
+use weft_protocol::memory::Digest;
 use weft_protocol::{Progress, Seeded, VecMemory};
 
 /// Turns in which nothing moves before a rank takes it for too long.
@@ -379,9 +380,9 @@ impl Wish {
     }
 
     fn signature(&self) -> u64 {
-        let words = format!("{self:?}");
-        let mix = |digest: u64, byte: u8| (digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        words.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
+        let mut digest = Digest::default();
+        digest.update(format!("{self:?}").as_bytes());
+        digest.finish()
     }
 
     /// What a rank has before call `number`.
