@@ -38,17 +38,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         remote,
         Spans::contiguous(100, 64),
     )?;
-    let op = Op {
-        id: OpId(1),
-        deadline: Time::from_secs(1),
-        body: Body::Move(Move {
-            direction: Direction::Read,
-            leg: Arc::new(leg),
-            range: 0..64,
-            checksum: true,
-            arrival: None,
-        }),
-    };
+    let op = Op::new(
+        OpId(1),
+        Time::from_secs(1),
+        Body::Move(Move::new(Direction::Read, Arc::new(leg), 0..64).checksum(true)),
+    );
 
     let mut waiting = Some(op);
     let mut signals = Vec::new();
@@ -67,7 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 }
                 Signal::Completed { op, outcome, .. } => {
                     let mut first = [0];
-                    ours.memory.read(0, &mut first);
+                    ours.memory.bytes().read(0, &mut first);
                     println!("{op:?} has ended: {outcome:?}; the first byte is {}", first[0]);
                     assert_eq!(first, [100]);
                     return Ok(());

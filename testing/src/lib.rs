@@ -38,10 +38,12 @@ pub enum Need {
     Chromium,
     /// An RDMA card, and leave to pull its cables. `cargo xtask rdma-test` has both, in virtual machines.
     Rdma,
+    /// An NVIDIA GPU with its driver. `cargo xtask gpu-test` makes a bundle that is carried to a machine with one.
+    Gpu,
 }
 
 impl Need {
-    pub const ALL: [Need; 4] = [Need::Root, Need::Etcd, Need::Chromium, Need::Rdma];
+    pub const ALL: [Need; 5] = [Need::Root, Need::Etcd, Need::Chromium, Need::Rdma, Need::Gpu];
 
     /// As it stands in `WEFT_REQUIRE`.
     pub fn name(self) -> &'static str {
@@ -50,6 +52,7 @@ impl Need {
             Need::Etcd => "etcd",
             Need::Chromium => "chromium",
             Need::Rdma => "rdma",
+            Need::Gpu => "gpu",
         }
     }
 
@@ -63,6 +66,7 @@ impl Need {
             Need::Chromium => chromium().is_none().then_some("no Chromium (Debian: chromium)"),
             // A card alone is not enough: these tests take its ports down.
             Need::Rdma => Some("cargo xtask rdma-test runs them, in virtual machines"),
+            Need::Gpu => (!Path::new("/dev/nvidia0").exists()).then_some("no NVIDIA GPU"),
         }
     }
 }

@@ -29,6 +29,10 @@ pub fn root() -> PathBuf {
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
+    if std::env::var_os("CI").is_some() {
+        // Nothing is built a second time there, and what that would save takes gigabytes.
+        command.env("CARGO_INCREMENTAL", "0");
+    }
     command
 }
 

@@ -5,14 +5,24 @@
 use std::fs;
 use std::process::ExitCode;
 
-use crate::command::{Error, cargo, output, root};
+use crate::command::{Error, cargo, output_so_far, root};
 
-pub fn run() -> Result<ExitCode, Error> {
-    run_models()?;
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Only those whose name contains one of these.
+    names: Vec<String>,
+}
+
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
+    run_some(&arguments.names)?;
     Ok(ExitCode::SUCCESS)
 }
 
 pub fn run_models() -> Result<(), Error> {
+    run_some(&[])
+}
+
+fn run_some(names: &[String]) -> Result<(), Error> {
     let rooms = root().join("crates");
     let failed = |source| Error::File {
         path: rooms.clone(),
@@ -35,15 +45,26 @@ pub fn run_models() -> Result<(), Error> {
     command
         .args(["test", "--lib"])
         .args(packages.flat_map(|name| ["--package", name]))
-        .args(["--", "model::"])
+        // How many orders there were is what a model prints.
+        .args(["--", "--show-output"])
         // Models are small; most of the time goes into building what is around them.
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         // Its flags would make everything else be built again.
         .env("CARGO_TARGET_DIR", root().join("target/loom"))
         .env("RUSTFLAGS", "--cfg loom");
-    let said = output(&mut command)?;
+    match names {
+        [] => command.arg(ALL),
+        names => command.args(names),
+    };
+    let (said, well) = output_so_far(&mut command)?;
     print!("{said}");
+    if !well {
+        return Err(Error::Failed {
+            line: "cargo test of the models".to_owned(),
+            code: None,
+        });
+    }
     if models_passed(&said) == 0 {
         return Err(Error::NotUnderstood {
             program: "cargo test".to_owned(),
@@ -52,6 +73,9 @@ pub fn run_models() -> Result<(), Error> {
     }
     Ok(())
 }
+
+/// What is in the name of every model, and of no other test.
+const ALL: &str = "model::";
 
 /// How many there were. A filter that nothing matches is no failure to cargo.
 fn models_passed(said: &str) -> u32 {

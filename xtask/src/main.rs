@@ -6,6 +6,8 @@ mod compare;
 mod deny;
 mod docs;
 mod fuzz;
+mod gpu_test;
+mod kernels;
 mod left_out;
 mod loom;
 mod mutants;
@@ -38,7 +40,7 @@ enum Task {
     /// Runs the README's commands on a bare Debian that is made for it: from a clean clone, with nothing but Rust, a compiler and Python.
     BareTest(bare_test::Arguments),
     /// Runs the models of code that threads share, in every order of their steps.
-    Loom,
+    Loom(loom::Arguments),
     /// Fuzzes decoders, each for a while.
     Fuzz(fuzz::Arguments),
     /// Checks the licences and sources of all dependencies.
@@ -53,6 +55,10 @@ enum Task {
     Compare(compare::Arguments),
     /// Runs the tests that need an RDMA device, in virtual machines that have one, and installs what it needs.
     RdmaTest(rdma_test::Arguments),
+    /// Makes a bundle of the tests and benchmarks that need a GPU, and runs it where there is one.
+    GpuTest(gpu_test::Arguments),
+    /// Looks whether the kernels that are shipped are what their sources compile to, or compiles them; installs the compiler.
+    Kernels(kernels::Arguments),
     /// Takes a picture of a scenario's report, and installs Chromium where it is missing.
     Screenshot(screenshot::Arguments),
     /// Runs vLLM's prefill and decode apart, over Weft, against a single instance, and installs what it needs.
@@ -78,7 +84,7 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
     Ok(match task {
         Task::Test(arguments) => test::run(arguments)?,
         Task::BareTest(arguments) => bare_test::run(arguments)?,
-        Task::Loom => loom::run()?,
+        Task::Loom(arguments) => loom::run(arguments)?,
         Task::Fuzz(arguments) => fuzz::run(arguments)?,
         Task::Deny(arguments) => deny::run(arguments)?,
         Task::Wheel(arguments) => wheel::run(arguments)?,
@@ -87,6 +93,8 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Compare(arguments) => compare::run(arguments)?,
         Task::RdmaTest(arguments) => rdma_test::run(arguments)?,
         Task::VllmTest(arguments) => vllm_test::run(arguments)?,
+        Task::GpuTest(arguments) => gpu_test::run(arguments)?,
+        Task::Kernels(arguments) => kernels::run(arguments)?,
         Task::Screenshot(arguments) => screenshot::take(arguments)?,
         Task::Docs(arguments) => docs::build(arguments)?,
         Task::RdmaMeasure(arguments) => rdma_test::measure(arguments)?,

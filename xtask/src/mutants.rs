@@ -1,9 +1,10 @@
 //! `cargo xtask mutants`: mistakes made on purpose, one at a time, to see that something notices.
 //!
-//! Each is a small change to one file, told in `xtask/mutants.toml`, with what should catch it: worlds of seeds, or tests. It is made in a copy of
+//! Each is a small change to one file, told in `xtask/mutants.toml`, with what should catch it: worlds of seeds, tests, or models. It is made in a copy of
 //! the tree, so that nothing here changes, and what was built for one is used for the next. A mutant that nothing notices is a test that cannot
 //! fail.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -58,6 +59,8 @@ struct Mutant {
     /// The package whose tests notice, and an expression of nextest that names them. Where there is none, seeds do.
     package: Option<String>,
     tests: Option<String>,
+    /// Or the models of `cargo xtask loom` that do, by a part of their name.
+    models: Option<String>,
 }
 
 /// What became of a mutant.
@@ -113,7 +116,9 @@ impl Tree {
             built: place.join("built"),
         };
         let files = output(Command::new("git").args(["ls-files", "-z"]).current_dir(root()))?;
-        for file in files.split('\0').filter(|file| !file.is_empty()) {
+        let files: Vec<&str> = files.split('\0').filter(|file| !file.is_empty()).collect();
+        sweep(&tree.path, &files.iter().map(|file| tree.path.join(file)).collect());
+        for file in files {
             let (from, to) = (root().join(file), tree.path.join(file));
             // A file that git still lists may have been removed meanwhile.
             if let Ok(content) = fs::read(&from) {
@@ -156,7 +161,7 @@ impl Tree {
     fn check_as_it_is(&self, mutants: &[Mutant]) -> Result<(), Error> {
         let mut checks: Vec<&Mutant> = Vec::new();
         for mutant in mutants {
-            let same = |other: &&Mutant| (&other.package, &other.tests) == (&mutant.package, &mutant.tests);
+            let same = |other: &&Mutant| other.check() == mutant.check();
             if !checks.iter().any(same) {
                 checks.push(mutant);
             }
@@ -164,7 +169,7 @@ impl Tree {
         for mutant in checks {
             if let Some(said) = self.caught(mutant)? {
                 return Err(Error::AlreadyFailing {
-                    check: mutant.tests.clone().unwrap_or_else(|| "seeds".to_owned()),
+                    check: mutant.check().to_owned(),
                     said,
                 });
             }
@@ -193,8 +198,17 @@ impl Tree {
         cargo.current_dir(&self.path).env("CARGO_TARGET_DIR", &self.built);
         cargo.env("CARGO_INCREMENTAL", "0").env("CARGO_PROFILE_DEV_DEBUG", "0");
         cargo.env_remove("RUSTC_WRAPPER").env("CARGO_TERM_COLOR", "never");
-        match (&mutant.package, &mutant.tests) {
-            (Some(package), Some(tests)) => {
+        match mutant {
+            Mutant {
+                models: Some(models), ..
+            } => {
+                cargo.args(["run", "--quiet", "-p", "xtask", "--", "loom", models]);
+            }
+            Mutant {
+                package: Some(package),
+                tests: Some(tests),
+                ..
+            } => {
                 cargo.args(["nextest", "run", "--no-fail-fast", "-p", package, "-E", tests]);
                 cargo.args(["--status-level", "fail", "--final-status-level", "fail"]);
             }
@@ -221,9 +235,24 @@ fn first_complaint(said: &[String]) -> String {
     let test =
         lines().find(|line| line.starts_with("FAIL") || line.starts_with("SIGABRT") || line.starts_with("TIMEOUT"));
     let test = test.map(|line| line.rsplit(' ').next().unwrap_or(line));
+    let model = lines().find_map(|line| {
+        line.strip_prefix("thread '")?
+            .split_once("' ")?
+            .0
+            .split_once("::model::")
+    });
+    let model = model.map(|(_, name)| name);
     let error = lines().find(|line| line.starts_with("error"));
-    let text = seed.or(test).or(error).unwrap_or("failed without a word");
+    let text = seed.or(test).or(model).or(error).unwrap_or("failed without a word");
     text.chars().take(160).collect()
+}
+
+impl Mutant {
+    /// What should notice.
+    fn check(&self) -> &str {
+        let told = self.models.as_ref().or(self.tests.as_ref());
+        told.map_or("seeds", String::as_str)
+    }
 }
 
 impl Verdict {
@@ -231,6 +260,19 @@ impl Verdict {
         match &self.caught {
             Some(by) => format!("caught  {} ({:.0} s): {by}", self.name, self.seconds),
             None => format!("MISSED  {} ({:.0} s)", self.name, self.seconds),
+        }
+    }
+}
+
+/// Removes what an earlier copy has left and git knows no more: a module that has moved would be there twice.
+fn sweep(folder: &Path, known: &HashSet<PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            sweep(&path, known);
+        } else if !known.contains(&path) {
+            // What cannot be removed is told by whatever trips over it.
+            let _ = fs::remove_file(&path);
         }
     }
 }

@@ -81,6 +81,9 @@ pub enum Allocation {
     Mapped,
     /// By somebody else: the kernel copies it between processes.
     Foreign,
+    /// By Weft, on the first GPU: a peer on this machine maps it.
+    #[value(skip)]
+    Gpu,
 }
 
 pub fn acquire(agent: &Agent, bytes: u64, allocation: Allocation) -> Result<Memory, Complaint> {
@@ -88,6 +91,7 @@ pub fn acquire(agent: &Agent, bytes: u64, allocation: Allocation) -> Result<Memo
     match allocation {
         Allocation::Mapped => agent.allocate(len),
         Allocation::Foreign => agent.register_vec(vec![0; len]),
+        Allocation::Gpu => agent.allocate_device(0, bytes),
     }
     .map_err(|error| explain(&error, &format!("{} could not be had.", weft_plan::Bytes(bytes))))
 }

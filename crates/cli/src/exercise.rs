@@ -303,7 +303,7 @@ fn is_near(found: &[u8], expected: &[u8], quantization: Quantization, ranks: u64
 /// Memory for a buffer, which begins with a page, as those of others who measure collectives do.
 fn acquire(agent: &Agent, bytes: u64, allocation: Allocation) -> Result<Stretch, Complaint> {
     let spare = match allocation {
-        Allocation::Mapped => 0,
+        Allocation::Mapped | Allocation::Gpu => 0,
         Allocation::Foreign => PAGE_BYTES,
     };
     let memory = ends::acquire(agent, bytes.max(1) + spare, allocation)?;

@@ -19,9 +19,18 @@ pub enum Way {
     /// Between processes of one machine, memory that somebody else allocated
     #[value(name = "shared_memory.foreign")]
     SharedMemoryForeign,
+    /// Between processes of one machine, memory of the first GPU at both ends
+    #[value(name = "shared_memory.gpu")]
+    SharedMemoryGpu,
+    /// Between processes of one machine, memory of the first GPU here and host memory there
+    #[value(name = "shared_memory.gpu_host")]
+    SharedMemoryGpuHost,
     /// Through a socket
     #[value(name = "tcp")]
     Tcp,
+    /// Through a socket, memory of the first GPU here and host memory there, by way of host memory here
+    #[value(name = "tcp.gpu")]
+    TcpGpu,
     /// By RDMA network cards, over all their rails
     #[value(name = "verbs")]
     Verbs,
@@ -31,16 +40,22 @@ impl Way {
     /// The transport's name in the settings.
     pub fn transport(self) -> &'static str {
         match self {
-            Way::SharedMemory | Way::SharedMemoryForeign => "shared_memory",
-            Way::Tcp => "tcp",
+            Way::SharedMemory | Way::SharedMemoryForeign | Way::SharedMemoryGpu | Way::SharedMemoryGpuHost => {
+                "shared_memory"
+            }
+            Way::Tcp | Way::TcpGpu => "tcp",
             Way::Verbs => "verbs",
         }
     }
 
-    fn allocation(self) -> Allocation {
+    /// Here and there.
+    fn allocations(self) -> (Allocation, Allocation) {
         match self {
-            Way::SharedMemory | Way::Tcp | Way::Verbs => Allocation::Mapped,
-            Way::SharedMemoryForeign => Allocation::Foreign,
+            Way::SharedMemory | Way::Tcp | Way::Verbs => (Allocation::Mapped, Allocation::Mapped),
+            Way::SharedMemoryForeign => (Allocation::Foreign, Allocation::Foreign),
+            Way::SharedMemoryGpu => (Allocation::Gpu, Allocation::Gpu),
+            // A staged transfer stops here, so the other end of a socket has host memory.
+            Way::SharedMemoryGpuHost | Way::TcpGpu => (Allocation::Gpu, Allocation::Mapped),
         }
     }
 }
@@ -50,7 +65,10 @@ impl fmt::Display for Way {
         f.write_str(match self {
             Way::SharedMemory => "shared_memory",
             Way::SharedMemoryForeign => "shared_memory.foreign",
+            Way::SharedMemoryGpu => "shared_memory.gpu",
+            Way::SharedMemoryGpuHost => "shared_memory.gpu_host",
             Way::Tcp => "tcp",
+            Way::TcpGpu => "tcp.gpu",
             Way::Verbs => "verbs",
         })
     }
@@ -84,10 +102,11 @@ pub struct Pair {
 impl Pair {
     pub fn start(way: Way, cast: Cast<'_>, overrides: &Overrides) -> Result<Pair, Complaint> {
         let overrides = overrides.with("transports", way.transport());
+        let (here, there) = way.allocations();
         let role = Role {
             name: cast.there,
             region_bytes: cast.region_bytes,
-            allocation: way.allocation(),
+            allocation: there,
             echo: cast.echo,
         };
         let partner = match cast.at {
@@ -95,7 +114,7 @@ impl Pair {
             None => Partner::spawn(role, &overrides)?,
         };
         let agent = overrides.start(cast.here)?;
-        let local = ends::acquire(&agent, cast.region_bytes, way.allocation())?;
+        let local = ends::acquire(&agent, cast.region_bytes, here)?;
         let peer = agent
             .connect(partner.address())
             .map_err(|error| ends::explain(&error, &format!("The two processes did not connect over {way}.")))?;

@@ -144,8 +144,14 @@ impl Partner {
         command.args(overrides.as_flags());
         command.args(["partner", "--name", role.name]);
         command.args(["--bytes", &role.region_bytes.to_string()]);
-        if role.allocation == Allocation::Foreign {
-            command.arg("--foreign");
+        match role.allocation {
+            Allocation::Mapped => {}
+            Allocation::Foreign => {
+                command.arg("--foreign");
+            }
+            Allocation::Gpu => {
+                command.arg("--gpu");
+            }
         }
         if role.echo {
             command.arg("--echo");

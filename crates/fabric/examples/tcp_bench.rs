@@ -201,7 +201,7 @@ impl Bench {
         let part = std::env::var("PART")
             .ok()
             .and_then(|p| p.parse().ok())
-            .unwrap_or(self.tcp.capabilities().max_op_bytes);
+            .unwrap_or(self.tcp.capabilities().carries[0].max_op_bytes);
         let start = Instant::now();
         let deadline = self.clock.now().saturating_add(Time::from_secs(10));
         let (mut at, mut open) = (0, 0);
@@ -210,17 +210,11 @@ impl Bench {
             while at < leg.bytes() {
                 self.next += 1;
                 let end = (at + part).min(leg.bytes());
-                let op = Op {
-                    id: OpId(self.next),
+                let op = Op::new(
+                    OpId(self.next),
                     deadline,
-                    body: Body::Move(Move {
-                        direction,
-                        leg: leg.clone(),
-                        range: at..end,
-                        checksum: false,
-                        arrival: None,
-                    }),
-                };
+                    Body::Move(Move::new(direction, leg.clone(), at..end)),
+                );
                 if self.tcp.post(self.path, &[op], self.clock.now())? == 0 {
                     break;
                 }

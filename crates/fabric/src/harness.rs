@@ -4,6 +4,11 @@
 //! weft_fabric::harness::shared_memory_frames(b"anything");
 //! ```
 
+/// Frames of a TCP connection are refused, or stay within their limits and mean the same when they are written again.
+pub fn tcp_frames(bytes: &[u8]) {
+    crate::tcp::frame::check_frames(bytes);
+}
+
 /// A datagram of shared memory is refused, or stays within its limits and means the same when it is written again.
 pub fn shared_memory_frames(bytes: &[u8]) {
     crate::shared_memory::check_frame(bytes);

@@ -6,6 +6,7 @@ pub mod calibrate;
 pub mod clock;
 pub mod copy;
 pub mod cpu;
+pub mod cuda;
 pub mod discover;
 mod far_clock;
 pub mod fork;
@@ -14,6 +15,7 @@ pub mod kernels;
 pub mod memory;
 pub mod reduce;
 pub mod shared_memory;
+mod sync;
 pub mod tcp;
 pub mod verbs;
 
@@ -24,8 +26,8 @@ use weft_plan::{LinkCost, Platform, Time};
 use weft_protocol::{Failure, PathId, Progress, Refusal, RegionKey, Transport};
 
 pub use clock::Clock;
-pub use memory::HostMemory;
-pub use shared_memory::{BorrowedMapping, SharedMemory, SharedMemoryOptions};
+pub use memory::{HostMemory, Seen};
+pub use shared_memory::{SharedMemory, SharedMemoryOptions};
 
 /// What a transport is taken to cost where nobody has measured it.
 fn cost_unmeasured(transport: &str) -> LinkCost {
@@ -49,7 +51,7 @@ pub trait Live: Transport {
         Progress::Idle
     }
     /// A peer's region where it lies, read-only and without a copy. `None` until the peer has answered: ask again.
-    fn borrow(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<BorrowedMapping>>, Failure> {
+    fn borrow(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<dyn Seen>>, Failure> {
         let _ = (path, key);
         Err(Refusal::Unsupported.into())
     }

@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use weft_fabric::memory::{AllocateOptions, HostMemory};
-//! use weft_protocol::Memory;
+//! use weft_protocol::HostBytes;
 //! let memory = HostMemory::allocate(8192, AllocateOptions::default())?;
 //! memory.write(4096, b"paged");
 //! let mut back = [0; 5];
@@ -16,6 +16,7 @@
 
 mod dma_buf;
 mod mapping;
+mod seen;
 mod vanishing;
 
 use std::any::Any;
@@ -29,7 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 use weft_protocol::atomic::WORD_BYTES;
 use weft_protocol::memory::Digest;
-use weft_protocol::{AtomicAct, Memory, Refusal};
+use weft_protocol::{AtomicAct, HostBytes, Memory, Refusal};
 
 use crate::copy::{self, copy_cached};
 use crate::fork::NotInherited;
@@ -40,6 +41,7 @@ pub(crate) use dma_buf::udmabuf;
 pub(crate) use mapping::{
     Mapping, Protection, file_bytes, is_shared_memory, memory_file, page_bytes, seal, sealed_bytes,
 };
+pub use seen::Seen;
 pub(crate) use vanishing::{copy_checked, own_number};
 
 /// Host memory with a stable address for as long as the value lives.
@@ -291,6 +293,15 @@ impl Memory for HostMemory {
     fn len(&self) -> u64 {
         self.len as u64
     }
+    fn host(&self) -> Option<&dyn HostBytes> {
+        Some(self)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl HostBytes for HostMemory {
     fn read(&self, offset: u64, into: &mut [u8]) {
         // SAFETY: `at` checked the bounds; `into` is a unique borrow of memory that is not ours, so they do not overlap.
         unsafe { copy_cached(into.as_mut_ptr(), self.at(offset, into.len()), into.len()) }
@@ -322,9 +333,6 @@ impl Memory for HostMemory {
         }
         // SAFETY: `at` checked the bounds, and the memory lives as long as `self`.
         unsafe { word_atomic(word, act) }
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

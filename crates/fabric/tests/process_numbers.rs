@@ -59,7 +59,7 @@ fn a_stranger_with_the_number_of_a_dead_owner_is_neither_read_nor_written() {
         let warm = near.op(Direction::Read, &leg, 0..1, deadline);
         near.carry_out(warm).unwrap();
         let mut byte = [0];
-        local.memory.read(0, &mut byte);
+        local.memory.bytes().read(0, &mut byte);
         assert_eq!(byte, [OWNER]);
 
         parent.command("die");

@@ -10,7 +10,7 @@ use weft_fabric::shared_memory::{Foreign, host_identity};
 use weft_fabric::{Clock, HostMemory, SharedMemory, SharedMemoryOptions};
 use weft_plan::Time;
 use weft_protocol::{
-    Arrival, Body, Direction, Epoch, Failure, Loss, Op, PeerAddress, Progress, Refusal, Signal, Transport,
+    Arrival, Body, Direction, Epoch, Failure, Loss, PeerAddress, Progress, Refusal, Signal, Transport,
 };
 
 const LEN: usize = 24 << 20;
@@ -52,12 +52,12 @@ fn bytes_go_both_ways_between_processes() {
         let read = near.op(Direction::Read, &leg, 0..LEN as u64, deadline);
         near.carry_out(read).unwrap();
         let mut bytes = vec![0; LEN];
-        local.memory.read(0, &mut bytes);
+        local.memory.bytes().read(0, &mut bytes);
         assert!(
             bytes.iter().enumerate().all(|(i, &b)| b == pattern(i)),
             "{kind:?} {foreign:?}"
         );
-        local.memory.write(0, &vec![0xee; LEN]);
+        local.memory.bytes().write(0, &vec![0xee; LEN]);
         let mut write = near.op(Direction::Write, &leg, 0..LEN as u64, deadline);
         if let Body::Move(part) = &mut write.body {
             part.arrival = Some(Arrival { tag: 77, index: 3 });
@@ -65,7 +65,7 @@ fn bytes_go_both_ways_between_processes() {
         }
         let done = near.carry_out(write).unwrap();
         let mut digest = weft_protocol::memory::Digest::default();
-        local.memory.digest(0, LEN as u64, &mut digest).unwrap();
+        local.memory.bytes().digest(0, LEN as u64, &mut digest).unwrap();
         assert_eq!(done.far_sum, Some(digest.finish()));
         let mut peer = peer;
         assert_eq!(peer.reply(), "arrived 77 3");
@@ -143,21 +143,18 @@ fn a_frozen_peer_that_must_help_costs_no_more_than_the_deadline_and_writes_nothi
         let deadline = near.clock.now().saturating_add(Time::from_ms(50));
         let op = near.op(direction, &leg, 0..LEN as u64, deadline);
         assert_eq!(near.carry_out(op), Err(Failure::Expired));
-        local.memory.write(0, &vec![0x11; LEN]);
+        local.memory.bytes().write(0, &vec![0x11; LEN]);
         peer.thaw();
         // The thawed peer answers in order, so after this everything from before has been dealt with.
         let deadline = near.soon();
-        let late = near.op(Direction::Read, &leg, 0..1, deadline);
-        let message = Op {
-            body: Body::Message(Arc::from(&b"echo"[..])),
-            ..late
-        };
+        let mut message = near.op(Direction::Read, &leg, 0..1, deadline);
+        message.body = Body::Message(Arc::from(&b"echo"[..]));
         near.carry_out(message).unwrap();
         near.until(|s| matches!(s, Signal::Message { .. }));
         peer.command("intact");
         assert_eq!(peer.reply(), "true", "{direction:?}");
         let mut bytes = vec![0; LEN];
-        local.memory.read(0, &mut bytes);
+        local.memory.bytes().read(0, &mut bytes);
         assert!(bytes.iter().all(|&b| b == 0x11));
     }
 }
@@ -207,13 +204,13 @@ fn a_borrowed_region_is_read_where_it_lies() {
         }
     };
     let mut bytes = [0; 100];
-    borrowed.read(5000, &mut bytes);
+    borrowed.copy_out(5000, &mut bytes);
     assert!(bytes.iter().enumerate().all(|(i, &b)| b == pattern(5000 + i)));
     // What the owner writes is seen without any transfer.
     peer.command("stamp");
     peer.command("intact");
     peer.reply();
-    borrowed.read(5000, &mut bytes);
+    borrowed.copy_out(5000, &mut bytes);
     assert_eq!(bytes, [0xee; 100]);
     let refused = loop {
         near.transport.poll(near.clock.now(), &mut near.signals);
@@ -240,7 +237,7 @@ fn a_borrowed_region_is_read_where_it_lies() {
     assert!(!borrowed.is_live());
     // The pages outlive even their owner's process.
     peer.kill();
-    borrowed.read(0, &mut bytes);
+    borrowed.copy_out(0, &mut bytes);
     assert_eq!(bytes, [0xee; 100]);
 }
 

@@ -139,17 +139,11 @@ fn a_leg_of_hundreds_of_thousands_of_spans() {
     while at < leg.bytes() || done < posted {
         while at < leg.bytes() {
             let end = (at + part).min(leg.bytes());
-            let op = Op {
-                id: OpId(at),
-                deadline: give_up,
-                body: Body::Move(Move {
-                    direction: Direction::Read,
-                    leg: leg.clone(),
-                    range: at..end,
-                    checksum: false,
-                    arrival: None,
-                }),
-            };
+            let op = Op::new(
+                OpId(at),
+                give_up,
+                Body::Move(Move::new(Direction::Read, leg.clone(), at..end)),
+            );
             if ends[0].post(path, &[op], clock.now()).expect("the path lives") == 0 {
                 break;
             }
@@ -174,7 +168,7 @@ fn a_leg_of_hundreds_of_thousands_of_spans() {
         );
     }
     let mut got = vec![0; bytes.len()];
-    near.memory.read(0, &mut got);
+    near.memory.bytes().read(0, &mut got);
     for span in spans.pieces(0..spans.bytes()) {
         let range = span.offset as usize..(span.offset + span.len) as usize;
         assert_eq!(got[range.clone()], bytes[range]);

@@ -5,10 +5,10 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use weft_fabric::tcp::frame::{self, AtomicRequest, Ended, Frame, ReadRequest, WriteRequest};
 use weft_fabric::tcp::{Tcp, TcpOptions};
 use weft_fabric::{Clock, HostMemory};
 use weft_plan::{Place, Spans, Time};
-use weft_protocol::frame::{self, AtomicRequest, Ended, Frame, ReadRequest, WriteRequest};
 use weft_protocol::{
     Access, Arrival, Atomic, AtomicAct, Body, Direction, Done, Epoch, Failure, Leg, Loss, Move, Op, OpId, PathId,
     PeerAddress, Refusal, Region, RegionKey, RemoteRegion, Signal, Transport,
@@ -108,17 +108,7 @@ impl Honest {
         let spans = Spans::contiguous(0, len);
         let leg = Arc::new(Leg::new(local.clone(), spans.clone(), remote, spans).unwrap());
         self.ops += 1;
-        let op = Op {
-            id: OpId(self.ops),
-            deadline,
-            body: Body::Move(Move {
-                direction,
-                leg,
-                range: 0..len,
-                checksum: false,
-                arrival: None,
-            }),
-        };
+        let op = Op::new(OpId(self.ops), deadline, Body::Move(Move::new(direction, leg, 0..len)));
         assert_eq!(self.tcp.post(path, &[op], self.clock.now()), Ok(1));
         OpId(self.ops)
     }
@@ -138,15 +128,15 @@ impl Honest {
             grants: Arc::from([]),
         };
         self.ops += 1;
-        let op = Op {
-            id: OpId(self.ops),
+        let op = Op::new(
+            OpId(self.ops),
             deadline,
-            body: Body::Atomic(Atomic {
+            Body::Atomic(Atomic {
                 region: Arc::new(region),
                 offset: 8,
                 act: AtomicAct::FetchAdd(1),
             }),
-        };
+        );
         assert_eq!(self.tcp.post(path, &[op], self.clock.now()), Ok(1));
         OpId(self.ops)
     }
@@ -300,7 +290,7 @@ fn write_request(region: &Region, op: u64, deadline: Time) -> Frame {
 
 fn bytes_of(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.memory.len() as usize];
-    region.memory.read(0, &mut bytes);
+    region.memory.bytes().read(0, &mut bytes);
     bytes
 }
 
@@ -439,11 +429,7 @@ fn messages_to_a_peer_that_never_reads_are_refused_before_long() {
     let payload: Arc<[u8]> = vec![1; frame::MESSAGE_BYTES_MAX].into();
     // What sockets hold is a few megabytes.
     let refused = (0..1024).position(|nth| {
-        let op = Op {
-            id: OpId(nth),
-            deadline: honest.soon(),
-            body: Body::Message(payload.clone()),
-        };
+        let op = Op::new(OpId(nth), honest.soon(), Body::Message(payload.clone()));
         honest.tcp.post(path, &[op], honest.clock.now()) == Ok(0)
     });
     assert!(refused.is_some(), "256 MiB were taken for somebody who reads nothing");
@@ -532,7 +518,7 @@ fn an_answer_that_is_released_in_the_middle_ends_with_zeros_and_a_refusal() {
                 raw.skip(&mut honest, len as usize);
                 if heard == 0 {
                     honest.tcp.release(&region.key).unwrap();
-                    region.memory.write(0, &vec![0xee; len as usize]);
+                    region.memory.bytes().write(0, &vec![0xee; len as usize]);
                 }
                 heard += len;
             }
@@ -612,7 +598,7 @@ fn a_cancelled_read_never_touches_its_buffer_again() {
     honest.until(|_| (bytes_of(&local)[29_999] == 7).then_some(()));
     honest.tcp.cancel(path, op, honest.clock.now());
     assert_eq!(honest.until(|h| h.outcome(op)), Err(Failure::Cancelled));
-    local.memory.write(0, &[0xaa; 100_000]);
+    local.memory.bytes().write(0, &[0xaa; 100_000]);
     raw.say_bytes(&[7; 70_000]);
     raw.say(&Frame::ReadEnd {
         op: wire,
@@ -644,7 +630,7 @@ fn a_cancelled_write_sends_zeros_and_waits_for_the_last_word() {
     };
     honest.tcp.cancel(path, op, honest.clock.now());
     // Were any of these read after the cancel, it would be seen at the other end.
-    local.memory.write(0, &vec![0xaa; 16 << 20]);
+    local.memory.bytes().write(0, &vec![0xaa; 16 << 20]);
     let mut received = 0;
     loop {
         match raw.hear(&mut honest) {

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
+use weft_fabric::tcp::frame::{self, Frame, ReadRequest};
 use weft_fabric::tcp::{Tcp, TcpOptions};
 use weft_fabric::{Clock, HostMemory};
 use weft_plan::{Place, Spans, Time};
-use weft_protocol::frame::{self, Frame, ReadRequest};
 use weft_protocol::{Access, Epoch, Region, RegionKey, Signal, Transport};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

@@ -187,17 +187,11 @@ fn a_file_that_is_cut_short_is_told_over_tls_at_either_end() {
             let leg = Arc::new(Leg::new(here.clone(), spans.clone(), remote, spans).unwrap());
             number += 1;
             let give_up = world.clock.now().saturating_add(Time::from_secs(30));
-            let op = Op {
-                id: OpId(number),
-                deadline: give_up,
-                body: Body::Move(Move {
-                    direction,
-                    leg,
-                    range: 0..LEN as u64,
-                    checksum,
-                    arrival: None,
-                }),
-            };
+            let op = Op::new(
+                OpId(number),
+                give_up,
+                Body::Move(Move::new(direction, leg, 0..LEN as u64).checksum(checksum)),
+            );
             let (mut posted, mut signals, mut there) = (false, Vec::new(), Vec::new());
             loop {
                 posted = posted || near.post(path, std::slice::from_ref(&op), world.clock.now()).unwrap() == 1;

@@ -47,7 +47,7 @@ fn impatient() -> VerbsOptions {
 
 fn contents(memory: &dyn Memory) -> Vec<u8> {
     let mut bytes = vec![0; memory.len() as usize];
-    memory.read(0, &mut bytes);
+    memory.bytes().read(0, &mut bytes);
     bytes
 }
 
@@ -77,8 +77,8 @@ fn a_key_that_the_device_no_longer_knows_is_refused_and_costs_the_path() {
         let leg = whole_leg(&local, &remote(&theirs));
         carry(&mut near, &mut far, path, Direction::Read, &leg);
         assert_eq!(far.verbs.release(&theirs.key), Ok(Progress::Idle));
-        theirs.memory.write(0, &vec![0xa5; LEN]);
-        local.memory.write(0, &vec![0x5a; LEN]);
+        theirs.memory.bytes().write(0, &vec![0xa5; LEN]);
+        local.memory.bytes().write(0, &vec![0x5a; LEN]);
         // Not polled in between, so it does not know.
         let op = near.op(direction, &leg, 0..4096);
         let behind = near.op(direction, &leg, 4096..8192);
@@ -130,7 +130,7 @@ fn memory_that_goes_away_under_traffic_is_left_alone() {
         near.post(path, &ops);
         near.poll();
         assert_eq!(far.verbs.release(&theirs.key), Ok(Progress::Idle));
-        theirs.memory.write(0, &vec![0xa5; LEN]);
+        theirs.memory.bytes().write(0, &vec![0xa5; LEN]);
         until(&mut near, &mut far, "every move to end", |near, _| {
             ops.iter().all(|op| near.outcome(op.id).is_some())
         });
@@ -149,7 +149,7 @@ fn memory_that_goes_away_under_traffic_is_left_alone() {
             "written after its release"
         );
         let stamp = vec![0x5a; LEN];
-        local.memory.write(0, &stamp);
+        local.memory.bytes().write(0, &stamp);
         for _ in 0..50 {
             near.poll();
             far.poll();
@@ -188,7 +188,7 @@ fn a_closed_path_is_a_fence() {
         far.verbs.close(far_path);
         // An emulated device may be in the middle of a packet.
         std::thread::sleep(std::time::Duration::from_millis(5));
-        theirs.memory.write(0, &vec![0xa5; LEN]);
+        theirs.memory.bytes().write(0, &vec![0xa5; LEN]);
         until(&mut near, &mut far, "both ends to lose the path", |near, far| {
             near.lost(path).is_some() && far.lost(far_path).is_some()
         });
@@ -263,7 +263,7 @@ fn a_killed_peer_is_found_silent() {
         near.until("the loss of the path", |near| near.lost(path).is_some());
         assert_eq!(near.lost(path).map(|(loss, _)| loss), Some(Loss::Silent));
         let stamp = vec![0x5a; LEN];
-        local.memory.write(0, &stamp);
+        local.memory.bytes().write(0, &stamp);
         for op in &ops {
             match near.outcome(op.id).expect("completed before the path was lost") {
                 Ok(_) => {}
@@ -331,7 +331,7 @@ fn a_frozen_peer_delays_only_what_needs_it() {
     if let Body::Move(part) = &mut write.body {
         part.arrival = Some(Arrival { tag: 77, index: 3 });
     }
-    local.memory.write(0, &[9; 8192]);
+    local.memory.bytes().write(0, &[9; 8192]);
     let mut ops = vec![near.op(Direction::Write, &known, 0..4096), write];
     ops.push(near.op(Direction::Read, &known, 8192..65536));
     near.post(path, &ops);
@@ -459,7 +459,7 @@ fn a_rail_that_goes_down_fails_fast_and_comes_back() {
         }
     }
     let stamp = vec![0x5a; LEN];
-    local.memory.write(0, &stamp);
+    local.memory.bytes().write(0, &stamp);
     let address = far.address();
     assert_eq!(near.verbs.open(&address, clock.now()), Err(down));
     set("up");
@@ -510,7 +510,7 @@ fn atomics_are_carried_out_by_whom_both_ends_choose() {
             assert_eq!(near.outcome(op.id), Some(Ok(Done::found(before))));
         }
         let mut word = [0; 8];
-        theirs.memory.read(8, &mut word);
+        theirs.memory.bytes().read(8, &mut word);
         assert_eq!(u64::from_le_bytes(word), 9);
         assert_eq!(
             near.verbs.counters().device_atomics,

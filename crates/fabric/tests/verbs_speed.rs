@@ -133,7 +133,7 @@ fn scattered_blocks() {
         let spans = |step| Spans::paged(0, 4096, order(step));
         let leg = Leg::new(bench.local.clone(), spans(387), remote(&bench.theirs), spans(129)).expect("a leg");
         let leg = Arc::new(leg);
-        let part = bench.near.verbs.capabilities().max_op_bytes;
+        let part = bench.near.verbs.capabilities().carries[0].max_op_bytes;
         let mut at = 0;
         let before = bench.near.verbs.counters();
         let (bytes, _) = bench.pour(|near| {
@@ -226,12 +226,12 @@ fn latency() {
 
 fn seen(memory: &dyn Memory) -> u64 {
     let mut word = [0; 8];
-    memory.read(0, &mut word);
+    memory.bytes().read(0, &mut word);
     u64::from_le_bytes(word)
 }
 
 fn write(end: &mut End, path: PathId, from: &Region, leg: &Arc<Leg>, round: u64) {
-    from.memory.write(0, &round.to_le_bytes());
+    from.memory.bytes().write(0, &round.to_le_bytes());
     let mut op = end.op(Direction::Write, leg, 0..8);
     op.id = OpId(1 << 40 | round);
     while end

@@ -1,6 +1,5 @@
 //! What a movement costs on a link, and a program on a platform: the one place where time is predicted from size.
 
-mod critical;
 pub mod device;
 mod fit;
 mod handover;
@@ -13,7 +12,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{Bandwidth, Bytes, Picos};
 
-pub use critical::critical_path;
 pub use fit::{Fit, FitError, Measurement, fit};
 pub use handover::{handover, handover_rate};
 pub use placement::{CHANNELS, Placement, PlacementError};

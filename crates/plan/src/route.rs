@@ -4,17 +4,19 @@
 //! the other, as if the next began when the last byte of the one before had come: a bound that overlapping them only improves.
 //!
 //! ```
-//! use weft_plan::route::{Carrier, Journey, Kinds, Reach, Route, route};
+//! use weft_plan::route::{Carrier, Distance, Journey, Kinds, Reach, Route, route};
 //! use weft_plan::{Bytes, Place, Platform};
 //! let costs = Platform::laptop().transports;
 //! let tcp = Carrier { transport: "tcp", reach: Reach::Anywhere, from: Kinds::DRAM, to: Kinds::DRAM, cost: costs["tcp"] };
 //! let shared = Carrier { transport: "shared_memory", reach: Reach::SameHost, cost: costs["shared_memory"], ..tcp };
-//! let mut journey = Journey { from: Place::DRAM, to: Place::DRAM, same_host: true, bytes: Bytes(1 << 20), spans: 1 };
+//! let mut journey = Journey { from: Place::DRAM, to: Place::DRAM, distance: Distance::SameHost, bytes: Bytes(1 << 20), spans: 1 };
 //! assert_eq!(route(&journey, &[tcp, shared])?, Route::Direct { transport: "shared_memory" });
-//! journey.same_host = false;
+//! journey.distance = Distance::OtherHost;
 //! assert_eq!(route(&journey, &[tcp, shared])?, Route::Direct { transport: "tcp" });
 //! # Ok::<(), weft_plan::route::NoRoute>(())
 //! ```
+
+use std::fmt;
 
 use thiserror::Error;
 
@@ -27,8 +29,7 @@ use crate::units::{Bytes, Picos};
 pub struct Journey {
     pub from: Place,
     pub to: Place,
-    /// Whether both places are on one host.
-    pub same_host: bool,
+    pub distance: Distance,
     pub bytes: Bytes,
     pub spans: u64,
 }
@@ -47,19 +48,45 @@ pub struct Carrier<'a> {
 /// How far a transport reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
+    /// Among the places of this agent, which needs no peer.
+    Here,
+    /// Among the places of the agent at the far end, by that agent's own doing.
+    There,
     SameHost,
     OtherHost,
+    /// Any other agent.
     Anywhere,
 }
 
+/// How far apart two agents are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Distance {
+    /// They are one.
+    Here,
+    SameHost,
+    OtherHost,
+}
+
 impl Reach {
-    /// Whether it joins two ends that are on one host, or that are not.
-    pub const fn joins(self, same_host: bool) -> bool {
+    /// Whether it joins two agents that are so far apart, where the first is the one that has the transport.
+    pub const fn joins(self, distance: Distance) -> bool {
         match self {
-            Reach::SameHost => same_host,
-            Reach::OtherHost => !same_host,
-            Reach::Anywhere => true,
+            Reach::Here => matches!(distance, Distance::Here),
+            Reach::There => false,
+            Reach::SameHost => matches!(distance, Distance::SameHost),
+            Reach::OtherHost => matches!(distance, Distance::OtherHost),
+            Reach::Anywhere => !matches!(distance, Distance::Here),
         }
+    }
+}
+
+impl fmt::Display for Distance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Distance::Here => "of this agent",
+            Distance::SameHost => "of an agent on the same host",
+            Distance::OtherHost => "of an agent on another host",
+        })
     }
 }
 
@@ -86,34 +113,32 @@ pub struct Stage<'a> {
 
 /// Nothing that is there can do it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("no transport here moves bytes from {from} to {to} {}, not even through host memory",
-    if *same_host { "of the same host" } else { "of another host" })]
+#[error("no transport here moves bytes from {from} to {to} {distance}, not even through host memory")]
 pub struct NoRoute {
     pub from: Place,
     pub to: Place,
-    pub same_host: bool,
+    pub distance: Distance,
 }
 
 /// The cheapest way. Of equal ones, the one with fewer stages; of those, the one whose transports were named first.
 pub fn route<'a>(journey: &Journey, carriers: &[Carrier<'a>]) -> Result<Route<'a>, NoRoute> {
-    let Journey {
-        from, to, same_host, ..
-    } = *journey;
+    let Journey { from, to, distance, .. } = *journey;
+    let apart = distance != Distance::Here;
     let near = |place| Site { place, far: false };
-    let far = |place| Site { place, far: !same_host };
+    let far = |place| Site { place, far: apart };
     let (start, goal) = (near(from), far(to));
 
     // Host memory on the way helps only where the bytes are not in that host memory already.
     let stops_near = from.kind() != PlaceKind::Dram;
     let stops_far = to.kind() != PlaceKind::Dram;
     let mut ways: Vec<Vec<Site>> = vec![vec![start, goal]];
-    if stops_near && (stops_far || !same_host) {
+    if stops_near && (stops_far || apart) {
         ways.push(vec![start, near(Place::DRAM), goal]);
     }
-    if stops_far && !same_host {
+    if stops_far && apart {
         ways.push(vec![start, far(Place::DRAM), goal]);
     }
-    if stops_near && stops_far && !same_host {
+    if stops_near && stops_far && apart {
         ways.push(vec![start, near(Place::DRAM), far(Place::DRAM), goal]);
     }
 
@@ -132,7 +157,7 @@ pub fn route<'a>(journey: &Journey, carriers: &[Carrier<'a>]) -> Result<Route<'a
             },
             _ => Route::Staged { stages },
         }),
-        None => Err(NoRoute { from, to, same_host }),
+        None => Err(NoRoute { from, to, distance }),
     }
 }
 
@@ -153,7 +178,7 @@ impl Kinds {
     }
 }
 
-/// A place on this host or on the other one.
+/// A place of the agent where the bytes are, or of the one where they go.
 #[derive(Clone, Copy, Debug)]
 struct Site {
     place: Place,
@@ -168,7 +193,7 @@ fn cheapest<'a>(way: &[Site], journey: &Journey, carriers: &[Carrier<'a>]) -> Op
         let (from, to) = (pair[0], pair[1]);
         let (time, carrier) = carriers
             .iter()
-            .filter(|c| c.carries(from, to))
+            .filter(|c| c.carries(from, to, journey.distance))
             .map(|c| (c.cost.time(journey.bytes, journey.spans), c))
             .min_by_key(|(time, _)| *time)?;
         total = total.saturating_add(time);
@@ -182,10 +207,13 @@ fn cheapest<'a>(way: &[Site], journey: &Journey, carriers: &[Carrier<'a>]) -> Op
 }
 
 impl Carrier<'_> {
-    fn carries(&self, from: Site, to: Site) -> bool {
-        self.reach.joins(from.far == to.far)
-            && self.from.contains(from.place.kind())
-            && self.to.contains(to.place.kind())
+    fn carries(&self, from: Site, to: Site, distance: Distance) -> bool {
+        let joins = match (from.far, to.far) {
+            (false, false) => self.reach.joins(Distance::Here),
+            (true, true) => self.reach == Reach::There,
+            _ => self.reach.joins(distance),
+        };
+        joins && self.from.contains(from.place.kind()) && self.to.contains(to.place.kind())
     }
 }
 
@@ -217,18 +245,19 @@ mod tests {
         }
     }
 
-    const DOWN: Carrier<'static> = carrier("cuda", Reach::SameHost, PlaceKind::Gpu, PlaceKind::Dram, 5);
-    const UP: Carrier<'static> = carrier("cuda", Reach::SameHost, PlaceKind::Dram, PlaceKind::Gpu, 5);
+    const DOWN: Carrier<'static> = carrier("cuda", Reach::Here, PlaceKind::Gpu, PlaceKind::Dram, 5);
+    const UP: Carrier<'static> = carrier("cuda", Reach::Here, PlaceKind::Dram, PlaceKind::Gpu, 5);
+    const UP_THERE: Carrier<'static> = carrier("cuda", Reach::There, PlaceKind::Dram, PlaceKind::Gpu, 5);
     const TCP: Carrier<'static> = carrier("tcp", Reach::Anywhere, PlaceKind::Dram, PlaceKind::Dram, 20);
     const RDMA: Carrier<'static> = carrier("verbs", Reach::OtherHost, PlaceKind::Gpu, PlaceKind::Gpu, 3);
     const SLOW_RDMA: Carrier<'static> = carrier("verbs", Reach::OtherHost, PlaceKind::Gpu, PlaceKind::Gpu, 90);
-    const WRITE: Carrier<'static> = carrier("file", Reach::SameHost, PlaceKind::Dram, PlaceKind::File, 50);
+    const WRITE: Carrier<'static> = carrier("file", Reach::Here, PlaceKind::Dram, PlaceKind::File, 50);
 
-    fn journey(from: Place, to: Place, same_host: bool) -> Journey {
+    fn journey(from: Place, to: Place, distance: Distance) -> Journey {
         Journey {
             from,
             to,
-            same_host,
+            distance,
             bytes: Bytes(4096),
             spans: 1,
         }
@@ -243,33 +272,37 @@ mod tests {
 
     #[test]
     fn between_gpus_of_two_machines() {
-        let gpus = journey(GPU, GPU, false);
+        let gpus = journey(GPU, GPU, Distance::OtherHost);
         assert_eq!(
-            transports(route(&gpus, &[DOWN, UP, TCP])),
+            transports(route(&gpus, &[DOWN, UP_THERE, TCP])),
             ["cuda", "tcp", "cuda"],
             "through both hosts"
         );
-        assert_eq!(transports(route(&gpus, &[DOWN, UP, TCP, RDMA])), ["verbs"], "at once");
         assert_eq!(
-            transports(route(&gpus, &[DOWN, UP, TCP, SLOW_RDMA])),
+            transports(route(&gpus, &[DOWN, UP_THERE, TCP, RDMA])),
+            ["verbs"],
+            "at once"
+        );
+        assert_eq!(
+            transports(route(&gpus, &[DOWN, UP_THERE, TCP, SLOW_RDMA])),
             ["cuda", "tcp", "cuda"],
             "capability alone does not decide"
         );
         assert_eq!(
-            route(&gpus, &[DOWN, TCP]),
+            route(&gpus, &[DOWN, UP, TCP]),
             Err(NoRoute {
                 from: GPU,
                 to: GPU,
-                same_host: false
+                distance: Distance::OtherHost
             }),
-            "nothing goes up again"
+            "nothing goes up again over there"
         );
     }
 
     #[test]
     fn a_spill_from_a_gpu_goes_through_host_memory() {
         assert_eq!(
-            route(&journey(GPU, Place::File, true), &[WRITE, DOWN]),
+            route(&journey(GPU, Place::File, Distance::Here), &[WRITE, DOWN]),
             Ok(Route::Staged {
                 stages: vec![
                     Stage {
@@ -307,7 +340,7 @@ mod tests {
             },
             ..TCP
         };
-        let small = journey(Place::DRAM, Place::DRAM, false);
+        let small = journey(Place::DRAM, Place::DRAM, Distance::OtherHost);
         let large = Journey {
             bytes: Bytes(1 << 30),
             ..small
@@ -330,14 +363,15 @@ mod tests {
     proptest! {
         #[test]
         fn a_route_leads_from_start_to_goal_by_transports_that_can(
-            from in any_place(), to in any_place(), same_host: bool,
-            picks in prop::collection::vec((0usize..6, 0u64..1000), 0..8),
+            from in any_place(), to in any_place(),
+            distance in prop::sample::select(vec![Distance::Here, Distance::SameHost, Distance::OtherHost]),
+            picks in prop::collection::vec((0usize..7, 0u64..1000), 0..8),
         ) {
-            let all = [DOWN, UP, TCP, RDMA, SLOW_RDMA, WRITE];
+            let all = [DOWN, UP, UP_THERE, TCP, RDMA, SLOW_RDMA, WRITE];
             let carriers: Vec<Carrier> = picks.into_iter().map(|(i, us)| {
                 Carrier { cost: LinkCost { latency: Picos::from_us(us), ..all[i].cost }, ..all[i] }
             }).collect();
-            let Ok(Route::Staged { stages }) = route(&journey(from, to, same_host), &carriers) else { return Ok(()) };
+            let Ok(Route::Staged { stages }) = route(&journey(from, to, distance), &carriers) else { return Ok(()) };
             prop_assert!((2..=3).contains(&stages.len()));
             prop_assert_eq!((stages[0].from, stages[stages.len() - 1].to), (from, to));
             for pair in stages.windows(2) {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use weft_plan::{Bandwidth, LinkCost, Picos, Place, Spans, Time};
 use weft_protocol::transfer::{Engine, Lane, LaneId, Limits, PeerId, Request};
-use weft_protocol::{Access, Direction, Done, Epoch, Leg, Region, RegionKey, RemoteRegion, VecMemory};
+use weft_protocol::{Access, Carriage, Direction, Done, Epoch, Leg, Region, RegionKey, RemoteRegion, VecMemory};
 
 const PART: u64 = 64 << 10;
 
@@ -36,14 +36,12 @@ fn cost_ns(parts: u64, lanes: u32) -> f64 {
         let start = Instant::now();
         for _ in 0..transfers {
             now = now.saturating_add(Time::from_us(1));
-            let request = Request {
-                peer: PeerId(0),
-                direction: Direction::Read,
-                legs: Arc::clone(&legs),
-                deadline: now.saturating_add(Time::from_secs(30)),
-                checksum: false,
-                tag: None,
-            };
+            let request = Request::new(
+                PeerId(0),
+                Direction::Read,
+                Arc::clone(&legs),
+                now.saturating_add(Time::from_secs(30)),
+            );
             engine.submit(request, now).expect("there is room");
             loop {
                 while let Some(post) = engine.next_post() {
@@ -65,14 +63,17 @@ fn lane(id: LaneId) -> Lane {
         id,
         peer: PeerId(0),
         transport: "nothing",
-        cost: LinkCost {
-            latency: Picos::from_us(1),
-            per_span: Picos::ZERO,
-            bandwidth: Bandwidth::from_bytes_per_sec(10_000_000_000),
-        },
+        carries: vec![Carriage::host(
+            LinkCost {
+                latency: Picos::from_us(1),
+                per_span: Picos::ZERO,
+                bandwidth: Bandwidth::from_bytes_per_sec(10_000_000_000),
+            },
+            PART,
+        )],
         preference: 0,
+        awaits_ready: false,
         numa: None,
-        max_op_bytes: PART,
         max_op_runs: 1024,
         max_inflight_ops: 64,
         max_inflight_bytes: 64 * PART,

@@ -111,8 +111,10 @@ pub enum Loss {
     Silent,
     #[error("the peer sent something that is not the protocol")]
     Garbage,
-    #[error("the peer refused the connection")]
+    #[error("the peer cannot be reached")]
     Unreachable,
+    #[error("nobody is there: the peer's host refused the connection")]
+    Refused,
     /// An error number of the operating system.
     #[error("system error {0}")]
     System(i32),

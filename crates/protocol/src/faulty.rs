@@ -98,7 +98,9 @@ impl<T: Transport> Faulty<T> {
         }
         let at = part.range.start + self.random.below(len);
         if let Some(span) = part.leg.local_spans().pieces(at..at + 1).next() {
-            let memory = &part.leg.local().memory;
+            let Some(memory) = part.leg.local().memory.host() else {
+                return;
+            };
             let mut byte = [0];
             memory.read(span.offset, &mut byte);
             memory.write(span.offset, &[byte[0] ^ 0x10]);
@@ -116,6 +118,10 @@ impl<T: Transport> Faulty<T> {
                 && self.random.chance(self.faults.spoil_read)
             {
                 self.spoil(&part);
+                // Who moves the bytes sums what it has left behind.
+                if let (Ok(done), Ok(near_sum)) = (&mut *outcome, part.near_sum()) {
+                    done.near_sum = near_sum;
+                }
             }
             if self.atomics.remove(&(*path, *op)) && outcome.is_ok() && self.random.chance(self.faults.lose_answer) {
                 *outcome = Err(Failure::Unanswered);

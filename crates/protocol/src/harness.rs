@@ -7,14 +7,14 @@
 //! weft_protocol::harness::session_messages(b"anything");
 //! ```
 
-use weft_plan::Time;
+use weft_plan::{Rank, Time};
 
-use crate::group::{Abort, AgreementMessage, CallRecord};
+use crate::group::{Abort, AgreementMessage, CallRecord, Note, Notes, Quorum};
+use crate::hand_off;
 use crate::recorded::Recording;
 use crate::session::{Seal, Secret, harness as session};
+use crate::transfer::PeerId;
 use crate::wire::{Reader, Writer};
-
-pub use crate::frame::fuzz as frames;
 
 /// The runs that a span list may have here.
 const MAX_RUNS: usize = 1024;
@@ -68,6 +68,36 @@ pub fn group_messages(bytes: &[u8]) {
     }
 }
 
+/// The same as parcels, of which each is a piece here: from whom, how long, and its bytes. Whatever others have said, a rank's notes stay sound: who is left
+/// are ranks of the group, and nobody is told who is none.
+pub fn group_notes(mut bytes: &[u8]) {
+    let mut notes = Notes::new(6, 4);
+    (1..3).for_each(|rank| notes.knows(Rank(rank), PeerId(rank)));
+    while let Some(([from, len], rest)) = bytes.split_first_chunk() {
+        let (said, rest) = rest.split_at(usize::from(*len).min(rest.len()));
+        bytes = rest;
+        if let Ok(note) = Note::from_bytes(said) {
+            assert_eq!(Note::from_bytes(&note.to_bytes()).as_ref(), Ok(&note));
+            notes.on_note(PeerId(u32::from(from & 3)), note);
+        }
+        if from & 4 != 0 {
+            notes.agree(Rank(0), &[], 5, Quorum::Majority);
+        }
+        let agreement = notes.agreement();
+        let told = agreement.map(|agreement| std::iter::from_fn(|| agreement.next_message()).collect::<Vec<_>>());
+        assert!(told.into_iter().flatten().all(|(to, _)| to.0 < 4));
+        if let Some(decision) = notes.decision() {
+            assert!(decision.members.iter().all(|rank| rank.0 < 4));
+        }
+    }
+}
+
+/// What workers tell each other of hand-offs: refused, or the same when it is written again; and no machine goes wrong by hearing it, whatever it has
+/// under way.
+pub fn hand_offs(bytes: &[u8]) {
+    hand_off::harness::messages(bytes);
+}
+
 /// Whatever a peer with the right secret may say as a parcel.
 pub fn parcels(bytes: &[u8]) {
     crate::agent::harness::parcels(bytes);
@@ -82,8 +112,6 @@ pub fn recordings(text: &str) {
 
 #[cfg(test)]
 mod tests {
-    use weft_plan::Rank;
-
     use super::*;
     use crate::group::Cause;
     use crate::seeded::Seeded;
@@ -117,6 +145,13 @@ mod tests {
     }
 
     #[test]
+    fn any_word_of_a_hand_off() {
+        hand_off::harness::samples()
+            .iter()
+            .for_each(|sample| search(sample, hand_offs));
+    }
+
+    #[test]
     fn any_sealed_words() {
         let seal = Seal::new(&Secret::new(b"harness"), "harness");
         let sample = seal.close(b"words", b"about", Time::from_secs(1)).unwrap();
@@ -137,15 +172,31 @@ mod tests {
         search(&abort.to_bytes(), group_messages);
         // Small numbers are kinds, counts and ranks.
         for kind in 0..4 {
-            search(&[kind, 1, 3, 0, 2, 5, 1, 4], group_messages);
+            search(&[kind, 1, 3, 0, 2, 5, 1, 4, 1], group_messages);
         }
+    }
+
+    #[test]
+    fn any_group_notes() {
+        let note = |from: u8, note: &[u8]| [&[from, note.len() as u8][..], note].concat();
+        let status = [&[1][..], &[0; CallRecord::BYTES + 9], &[1], &[0; 8 * 32]].concat();
+        let sample = [
+            note(1, &[0]),
+            note(1, &status),
+            note(3, &[3, 0, 7, 7]),
+            note(2, &[4, 0, 0, 0, 0, 1, 3, 1, 3]),
+            note(5, &[4, 0, 0, 0, 0, 0, 0]),
+            note(2, &[5]),
+            note(6, &[4, 2, 0, 1, 0, 2, 0, 1]),
+        ];
+        search(&sample.concat(), group_notes);
     }
 
     #[test]
     fn any_recording() {
         let sample = "0 open x6c6f6f703a62 = path 0\n0 signal 0 opened\n\
             5000 post 0 = accepted 2 op 7 1000000 read 3 9 0 4096 true untagged op 8 9 message x00ff\n\
-            9000 signal 0 completed 7 summed 6699\n9000 signal 0 completed 8 refused late\n\
+            9000 signal 0 completed 7 told 6699 6699 -\n9000 signal 0 completed 8 refused late\n\
             9001 cancel 0 7\n9002 signal 0 lost system:104 true\n9003 close 0\n";
         assert!(sample.parse::<Recording>().is_ok());
         search(sample.as_bytes(), |bytes| recordings(&String::from_utf8_lossy(bytes)));

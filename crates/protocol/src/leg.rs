@@ -24,6 +24,7 @@ pub struct Leg {
     local_spans: Spans,
     remote: RemoteRegion,
     remote_spans: Spans,
+    align: u64,
 }
 
 /// A leg that cannot be: fix the call.
@@ -54,11 +55,13 @@ impl Leg {
                 return Err(LegError::OutOfBounds { side, end, len });
             }
         }
+        let align = alignment(&local_spans).min(alignment(&remote_spans));
         Ok(Leg {
             local,
             local_spans,
             remote,
             remote_spans,
+            align,
         })
     }
 
@@ -78,6 +81,11 @@ impl Leg {
         &self.remote_spans
     }
 
+    /// The largest power of two that every span of both sides begins at a multiple of, and is a multiple of long.
+    pub fn align(&self) -> u64 {
+        self.align
+    }
+
     /// Where the leg begins on each side, if it is one piece on both.
     pub fn single(&self) -> Option<(u64, u64)> {
         Some((self.local_spans.single()?.offset, self.remote_spans.single()?.offset))
@@ -87,4 +95,12 @@ impl Leg {
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         paired(&self.local_spans, &self.remote_spans, range)
     }
+}
+
+/// The largest power of two that divides where spans begin and how long they are.
+fn alignment(spans: &Spans) -> u64 {
+    let bits = spans.runs().iter().fold(0, |bits, run| {
+        bits | run.offset | run.len | if run.count > 1 { run.stride } else { 0 }
+    });
+    1 << bits.trailing_zeros().min(63)
 }

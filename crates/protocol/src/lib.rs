@@ -9,8 +9,8 @@ pub mod atomic;
 pub mod conformance;
 pub mod error;
 pub mod faulty;
-pub mod frame;
 pub mod group;
+pub mod hand_off;
 pub mod harness;
 pub mod leg;
 pub mod loopback;
@@ -29,12 +29,13 @@ pub use atomic::{Atomic, AtomicAct};
 pub use error::{Failure, Loss, Refusal};
 pub use faulty::{Faults, Faulty};
 pub use leg::{Direction, Leg, LegError};
-pub use loopback::{Loopback, LoopbackEndpoint};
-pub use memory::{Memory, VecMemory};
+pub use loopback::{Loopback, LoopbackEndpoint, PlacedMemory};
+pub use memory::{HostBytes, Memory, VecMemory};
 pub use recorded::{Recorded, Recording, Replayed};
 pub use region::{Access, Epoch, Region, RegionKey, RegionTable, RemoteRegion};
 pub use seeded::Seeded;
 pub use throttled::{Rate, Throttled};
 pub use transport::{
-    Arrival, Body, Capabilities, Done, Grant, Move, Op, OpId, PathId, PeerAddress, Progress, Signal, Transport,
+    Arrival, Body, Capabilities, Carriage, Commit, Done, Flag, Grant, Move, Op, OpId, PathId, PeerAddress, Progress,
+    Ready, Signal, Transport,
 };

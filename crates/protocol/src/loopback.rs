@@ -16,19 +16,25 @@
 //! assert!(matches!(signals[0], Signal::Opened { path: opened } if opened == path));
 //! ```
 
+mod placed;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use weft_plan::{Bandwidth, LinkCost, Picos, Time};
+use weft_plan::{Bandwidth, LinkCost, Picos, PlaceKind, Spans, Time};
 
 use crate::atomic::Atomic;
 use crate::error::{Failure, Loss, Refusal};
 use crate::leg::Direction;
-use crate::memory::{Digest, Memory};
+use crate::memory::{Digest, HostBytes};
 use crate::region::{Access, Epoch, Region, RegionKey, RegionTable};
 use crate::transport::{
-    Body, Capabilities, Done, Grant, Move, Op, OpId, PathId, PeerAddress, Progress, Signal, Transport,
+    Body, Capabilities, Carriage, Done, Grant, Move, Op, OpId, PathId, PeerAddress, Progress, Signal, Transport,
 };
+
+use placed::bytes_of;
+
+pub use placed::PlacedMemory;
 
 const MAX_INFLIGHT_OPS: usize = 64;
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
@@ -37,6 +43,12 @@ const BYTES_PER_POLL: u64 = 256 << 10;
 const OPS_PER_POLL: usize = 16;
 /// Signals that wait for an endpoint which does not poll. Beyond it, its peers' operations wait, until their deadline.
 const MAX_INBOX: usize = 1024;
+
+const COST: LinkCost = LinkCost {
+    latency: Picos::from_ns(500),
+    per_span: Picos::from_ns(20),
+    bandwidth: Bandwidth::from_bytes_per_sec(5_000_000_000),
+};
 
 /// A network inside this process. Clones are the same network.
 #[derive(Clone, Debug, Default)]
@@ -51,36 +63,35 @@ impl Loopback {
 
     /// Joins the network under a name. A later endpoint of the same name takes it over, as a restarted agent does.
     pub fn endpoint(&self, name: &str, epoch: Epoch) -> LoopbackEndpoint {
+        self.endpoint_carrying(name, epoch, vec![Carriage::host(COST, 1 << 20)])
+    }
+
+    /// The same, of a transport that moves other kinds of memory: [`PlacedMemory`] stands for what is not host memory.
+    pub fn endpoint_carrying(&self, name: &str, epoch: Epoch, carries: Vec<Carriage>) -> LoopbackEndpoint {
         let mut network = lock(&self.network);
         let port = network.ports.len();
         network.ports.push(Port {
             table: RegionTable::new(epoch),
+            carries: carries.iter().map(|c| (c.near, c.far)).collect(),
             paths: BTreeMap::new(),
             inbox: VecDeque::new(),
             next_path: 0,
             next_turn: PathId(0),
         });
         network.names.insert(name.to_string(), port);
+        let address = PeerAddress(format!("loopback:{name}"));
         LoopbackEndpoint {
             network: Arc::clone(&self.network),
             port,
             scratch: vec![0; 64 << 10],
             capabilities: Capabilities {
-                name: "loopback",
-                address: PeerAddress(format!("loopback:{name}")),
-                max_op_bytes: 1 << 20,
                 max_op_runs: 1024,
                 max_inflight_ops: MAX_INFLIGHT_OPS,
                 max_message_bytes: MAX_MESSAGE_BYTES,
                 reliable_messages: true,
                 awaits_vouching: true,
-                atomics: true,
-                cost: LinkCost {
-                    latency: Picos::from_ns(500),
-                    per_span: Picos::from_ns(20),
-                    bandwidth: Bandwidth::from_bytes_per_sec(5_000_000_000),
-                },
-                numa: None,
+                atomics: carries.iter().any(|c| c.far == PlaceKind::Dram),
+                ..Capabilities::new("loopback", address, carries)
             },
         }
     }
@@ -105,6 +116,15 @@ impl Transport for LoopbackEndpoint {
         let table = &mut network.ports[self.port].table;
         if region.key.epoch != table.epoch() {
             return Err(Refusal::StaleEpoch);
+        }
+        let kind = region.place.kind();
+        if !self
+            .capabilities
+            .carries
+            .iter()
+            .any(|c| c.near == kind || c.far == kind)
+        {
+            return Err(Refusal::Unsupported);
         }
         table.insert(region.clone());
         Ok(Grant::default())
@@ -137,6 +157,12 @@ impl Transport for LoopbackEndpoint {
             });
             return Ok(near);
         };
+        if far_port == self.port {
+            // Nobody else is there: the path ends where it begins.
+            network.ports[self.port].add_path(near, self.port, near);
+            network.ports[self.port].inbox.push_back(Signal::Opened { path: near });
+            return Ok(near);
+        }
         let far = network.ports[far_port].new_path_id();
         network.ports[self.port].add_path(near, far_port, far);
         network.ports[far_port].add_path(far, self.port, near);
@@ -228,6 +254,7 @@ struct Network {
 #[derive(Debug)]
 struct Port {
     table: RegionTable,
+    carries: Vec<(PlaceKind, PlaceKind)>,
     paths: BTreeMap<PathId, Path>,
     inbox: VecDeque<Signal>,
     next_path: u32,
@@ -249,7 +276,8 @@ struct Queued {
     op: Op,
     /// Bytes of a move that are in place.
     moved: u64,
-    far_sum: Option<Digest>,
+    /// Of the near and of the far side, where checksums are asked for.
+    sums: Option<[Digest; 2]>,
 }
 
 impl Queued {
@@ -258,7 +286,7 @@ impl Queued {
         Queued {
             op,
             moved: 0,
-            far_sum: wants_sum.then(Digest::default),
+            sums: wants_sum.then(Default::default),
         }
     }
 }
@@ -354,7 +382,7 @@ impl Network {
         let announces = match &queued.op.body {
             Body::Message(_) => true,
             Body::Move(part) => part.arrival.is_some(),
-            Body::Atomic(_) => false,
+            Body::Atomic(_) | Body::Commit(_) => false,
         };
         let far = &self.ports[far_port];
         let served =
@@ -377,12 +405,31 @@ impl Network {
                 let found = far.atomic(&region.key, *offset, *act);
                 found.map(Done::found).map_err(Failure::from)
             }
+            Body::Commit(commit) => {
+                let nothing = Spans::new();
+                let far = &self.ports[far_port].table;
+                let checked = match port == far_port {
+                    true => far.check_own(&commit.region.key, &nothing),
+                    false => far.check(&commit.region.key, Access::WRITE, &nothing),
+                };
+                let placed = |region: &Region| match region.memory.as_any().downcast_ref::<PlacedMemory>() {
+                    Some(memory) => memory.commit(commit),
+                    None => Ok(()),
+                };
+                let done = checked.and_then(placed).map(|()| Done::default());
+                done.map_err(Failure::from)
+            }
+            Body::Move(part) if !self.carries(port, part) => Err(Refusal::Unsupported.into()),
             Body::Move(part) => {
                 let total = part.range.end - part.range.start;
                 let len = (total - queued.moved).min(*bytes_left);
                 let from = part.range.start + queued.moved;
                 let (near, far) = (&self.ports[port].table, &self.ports[far_port].table);
-                match carry(near, far, part, from..from + len, &mut queued.far_sum, scratch) {
+                let ends = match port == far_port {
+                    true => Ends::Own(near),
+                    false => Ends::Two { near, far },
+                };
+                match carry(ends, part, from..from + len, &mut queued.sums, scratch) {
                     Err(refusal) => Err(refusal.into()),
                     Ok(()) => {
                         queued.moved += len;
@@ -392,12 +439,18 @@ impl Network {
                             return true;
                         }
                         if let (Direction::Write, Some(arrival)) = (part.direction, part.arrival) {
+                            if let Ok(region) = self.ports[far_port].table.lookup(&part.leg.remote().key)
+                                && let Some(memory) = region.memory.as_any().downcast_ref::<PlacedMemory>()
+                            {
+                                memory.on_part(arrival);
+                            }
                             self.ports[far_port].inbox.push_back(Signal::Arrived {
                                 path: far_path,
                                 arrival,
                             });
                         }
-                        Ok(Done::moved(queued.far_sum.take().map(Digest::finish)))
+                        let sums = queued.sums.take().map(|[near, far]| (near.finish(), far.finish()));
+                        Ok(Done::moved(sums.map(|(_, far)| far), sums.map(|(near, _)| near)))
                     }
                 }
             }
@@ -410,6 +463,12 @@ impl Network {
         true
     }
 
+    /// Whether the transport at this port moves bytes between such places.
+    fn carries(&self, port: usize, part: &Move) -> bool {
+        let (near, far) = (part.leg.local().place.kind(), part.leg.remote().place.kind());
+        self.ports[port].carries.contains(&(near, far))
+    }
+
     fn put_back(&mut self, port: usize, path: PathId, queued: Queued) {
         if let Some(state) = self.ports[port].paths.get_mut(&path) {
             state.queue.push_front(queued);
@@ -417,26 +476,45 @@ impl Network {
     }
 }
 
+/// Whose regions the two ends of a move are among.
+#[derive(Clone, Copy)]
+enum Ends<'a> {
+    Two {
+        near: &'a RegionTable,
+        far: &'a RegionTable,
+    },
+    /// Both are this agent's own.
+    Own(&'a RegionTable),
+}
+
 /// Moves bytes `range` of a leg. Both keys are checked every time, so that a release takes effect in the middle of an operation.
 fn carry(
-    near: &RegionTable,
-    far: &RegionTable,
+    ends: Ends<'_>,
     part: &Move,
     range: std::ops::Range<u64>,
-    far_sum: &mut Option<Digest>,
+    sums: &mut Option<[Digest; 2]>,
     scratch: &mut [u8],
 ) -> Result<(), Refusal> {
     let leg = &part.leg;
-    near.lookup(&leg.local().key)?;
     let wanted = match part.direction {
         Direction::Read => Access::READ,
         Direction::Write => Access::WRITE,
     };
     // The whole of the part is checked, not only what moves now: a move that is out of bounds moves nothing.
-    let region = far.check(&leg.remote().key, wanted, &leg.remote_spans().slice(part.range.clone()))?;
-    let (near, far) = (&*leg.local().memory, &*region.memory);
+    let spans = leg.remote_spans().slice(part.range.clone());
+    let region = match ends {
+        Ends::Two { near, far } => {
+            near.lookup(&leg.local().key)?;
+            far.check(&leg.remote().key, wanted, &spans)?
+        }
+        Ends::Own(own) => {
+            own.lookup(&leg.local().key)?;
+            own.check_own(&leg.remote().key, &spans)?
+        }
+    };
+    let (near, far) = (bytes_of(&*leg.local().memory)?, bytes_of(&*region.memory)?);
     for (near_offset, far_offset, len) in leg.pieces(range) {
-        let (from, to): ((&dyn Memory, u64), (&dyn Memory, u64)) = match part.direction {
+        let (from, to): ((&dyn HostBytes, u64), (&dyn HostBytes, u64)) = match part.direction {
             Direction::Read => ((far, far_offset), (near, near_offset)),
             Direction::Write => ((near, near_offset), (far, far_offset)),
         };
@@ -448,8 +526,9 @@ fn carry(
             to.0.write(to.1 + done, bytes);
             done += chunk;
         }
-        if let Some(sum) = far_sum {
-            far.digest(far_offset, len, sum)?;
+        if let Some([near_sum, far_sum]) = sums {
+            near.digest(near_offset, len, near_sum)?;
+            far.digest(far_offset, len, far_sum)?;
         }
     }
     Ok(())

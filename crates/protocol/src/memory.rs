@@ -1,21 +1,34 @@
-//! Memory as the protocol sees it: a length, and bytes that others may be changing at the same time.
+//! Memory as the protocol sees it: a length, and, where they are in host memory, bytes that others may be changing at the same time.
 
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Mutex;
 
+use weft_plan::Span;
+
 use crate::atomic::{AtomicAct, WORD_BYTES};
 use crate::error::Refusal;
 
-/// Bytes that a transport may move.
+/// What a transport may move bytes of: host memory, a device's, a file, an object.
 ///
-/// Access is by copy, never by reference, because a peer may write at any moment. Offsets have been checked by the caller;
-/// an implementation panics on one out of bounds rather than touch what is not its own.
+/// All that everyone knows of it is its length. Who can do more with it asks: the CPU for [host bytes](Memory::host), a transport for the type
+/// behind the trait that it was written for.
 pub trait Memory: Debug + Send + Sync {
     fn len(&self) -> u64;
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// The bytes, where they are in host memory, so that this process can copy them.
+    fn host(&self) -> Option<&dyn HostBytes>;
+    /// Transports need the address, the descriptor or the name behind the trait; they downcast to the type that vouches for it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Bytes of host memory.
+///
+/// Access is by copy, never by reference, because a peer may write at any moment. Offsets have been checked by the caller;
+/// an implementation panics on one out of bounds rather than touch what is not its own.
+pub trait HostBytes: Debug + Send + Sync {
     fn read(&self, offset: u64, into: &mut [u8]);
     fn write(&self, offset: u64, from: &[u8]);
     /// Feeds `len` bytes from `offset` on into a checksum. Refused where they turn out not to be there any more.
@@ -26,8 +39,31 @@ pub trait Memory: Debug + Send + Sync {
         let _ = (offset, act);
         Err(Refusal::Unsupported)
     }
-    /// Real transports need the address behind the trait; they downcast to the type that vouches for it.
-    fn as_any(&self) -> &dyn Any;
+}
+
+impl dyn Memory + '_ {
+    /// The bytes, for who knows them to be in host memory.
+    ///
+    /// # Panics
+    /// Where they are elsewhere.
+    pub fn bytes(&self) -> &dyn HostBytes {
+        self.host().expect("bytes of host memory")
+    }
+
+    /// The bytes, for a transport that moves host memory only.
+    pub fn host_bytes(&self) -> Result<&dyn HostBytes, Refusal> {
+        self.host().ok_or(Refusal::Unsupported)
+    }
+
+    /// The checksum of these spans, in their order. Refused where the bytes are not in host memory, or not there any more.
+    pub fn sum(&self, spans: impl Iterator<Item = Span>) -> Result<u64, Refusal> {
+        let bytes = self.host_bytes()?;
+        let mut digest = Digest::default();
+        for span in spans {
+            bytes.digest(span.offset, span.len, &mut digest)?;
+        }
+        Ok(digest.finish())
+    }
 }
 
 /// The end-to-end checksum: CRC-64/NVME, which runs near memory speed where the CPU has carry-less multiplication.
@@ -82,6 +118,15 @@ impl Memory for VecMemory {
     fn len(&self) -> u64 {
         self.bytes().len() as u64
     }
+    fn host(&self) -> Option<&dyn HostBytes> {
+        Some(self)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl HostBytes for VecMemory {
     fn read(&self, offset: u64, into: &mut [u8]) {
         let start = offset as usize;
         into.copy_from_slice(&self.bytes()[start..start + into.len()]);
@@ -105,8 +150,5 @@ impl Memory for VecMemory {
             word.copy_from_slice(&after.to_le_bytes());
         }
         Ok(before)
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

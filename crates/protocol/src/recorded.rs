@@ -76,6 +76,11 @@ pub enum PostedBody {
         offset: u64,
         act: AtomicAct,
     },
+    Commit {
+        far_slot: u32,
+        tag: u64,
+        parts: u32,
+    },
 }
 
 impl From<&Op> for PostedOp {
@@ -98,6 +103,11 @@ impl From<&Op> for PostedOp {
                     far_slot: atomic.region.key.slot,
                     offset: atomic.offset,
                     act: atomic.act,
+                },
+                Body::Commit(commit) => PostedBody::Commit {
+                    far_slot: commit.region.key.slot,
+                    tag: commit.tag,
+                    parts: commit.parts,
                 },
             },
         }

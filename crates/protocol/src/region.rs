@@ -170,11 +170,20 @@ impl RegionTable {
         Ok(region)
     }
 
+    /// May this agent itself touch `spans` of its region? Whatever peers may do with it, it may, as long as the region is registered.
+    pub fn check_own(&self, key: &RegionKey, spans: &Spans) -> Result<&Region, Refusal> {
+        let region = self.lookup(key)?;
+        match spans.end() <= region.memory.len() {
+            true => Ok(region),
+            false => Err(Refusal::OutOfBounds),
+        }
+    }
+
     /// Checks and carries out an atomic operation that a peer asks for, and returns what the word held.
     pub fn atomic(&self, key: &RegionKey, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
         let region = self.lookup(key)?;
         check_word(region.access, region.memory.len(), offset)?;
-        region.memory.atomic(offset, act)
+        region.memory.host_bytes()?.atomic(offset, act)
     }
 }
 

@@ -27,7 +27,9 @@ pub struct Throttled<T> {
 impl<T: Transport> Throttled<T> {
     pub fn new(inner: T, rate: Rate) -> Throttled<T> {
         let mut capabilities = inner.capabilities().clone();
-        capabilities.cost.bandwidth = capabilities.cost.bandwidth.min(rate.bandwidth);
+        for carriage in &mut capabilities.carries {
+            carriage.cost.bandwidth = carriage.cost.bandwidth.min(rate.bandwidth);
+        }
         Throttled {
             inner,
             capabilities,
@@ -45,7 +47,7 @@ impl<T: Transport> Throttled<T> {
         let bytes = match &op.body {
             Body::Move(part) => part.range.end - part.range.start,
             Body::Message(bytes) => bytes.len() as u64,
-            Body::Atomic(_) => WORD_BYTES,
+            Body::Atomic(_) | Body::Commit(_) => WORD_BYTES,
         };
         self.busy_until = self
             .busy_until
@@ -125,11 +127,7 @@ mod tests {
         for ms in 0..100 {
             let now = Time::from_ms(ms);
             for id in 0..20 {
-                let op = Op {
-                    id: OpId(ms * 100 + id),
-                    deadline: Time::MAX,
-                    body: Body::Message(Arc::from([0u8; 500])),
-                };
+                let op = Op::new(OpId(ms * 100 + id), Time::MAX, Body::Message(Arc::from([0u8; 500])));
                 passed += 500 * near.post(path, &[op], now).expect("the path lives");
             }
             near.poll(now, &mut Vec::new());

@@ -9,9 +9,9 @@ use weft_protocol::agent::{AtomicError, AtomicId, Core, Event, PeerError, Reach,
 use weft_protocol::session::{Config, Secret};
 use weft_protocol::transfer::{PeerId, SubmitError};
 use weft_protocol::{
-    Access, Atomic, AtomicAct, Body, Capabilities, Epoch, Failure, Faults, Faulty, Grant, Loopback, LoopbackEndpoint,
-    Loss, Memory, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey, RemoteRegion, Seeded, Signal,
-    Transport, VecMemory,
+    Access, Atomic, AtomicAct, Body, Capabilities, Epoch, Failure, Faults, Faulty, Grant, HostBytes, Loopback,
+    LoopbackEndpoint, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey, RemoteRegion, Seeded,
+    Signal, Transport, VecMemory,
 };
 
 type Agent = Core<dyn Transport>;
@@ -331,7 +331,7 @@ impl Unable {
         let mut capabilities = inner.capabilities().clone();
         capabilities.name = "quick";
         capabilities.address = PeerAddress(format!("quick:{}", capabilities.address.rest()));
-        capabilities.cost.latency = weft_plan::Picos::from_ns(1);
+        capabilities.carries[0].cost.latency = weft_plan::Picos::from_ns(1);
         capabilities.atomics = atomics;
         Box::new(Unable {
             inner,

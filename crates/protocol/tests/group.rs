@@ -15,7 +15,7 @@ use weft_protocol::group::{
     CallRecord, Combiner, Compiled, Execution, LoopbackExchange, LoopbackGroup, LoopbackOptions, Reference, Scope,
     Source, Task, Turn, View,
 };
-use weft_protocol::{Memory, Seeded, VecMemory};
+use weft_protocol::{HostBytes, Seeded, VecMemory};
 
 struct Player {
     execution: Execution,

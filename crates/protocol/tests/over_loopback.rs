@@ -14,14 +14,7 @@ use weft_protocol::{
 use world::{World, same};
 
 fn request(leg: &Arc<Leg>, direction: Direction) -> Request {
-    Request {
-        peer: PeerId(0),
-        direction,
-        legs: Arc::from([Arc::clone(leg)]),
-        deadline: Time::from_secs(30),
-        checksum: true,
-        tag: None,
-    }
+    Request::new(PeerId(0), direction, Arc::from([Arc::clone(leg)]), Time::from_secs(30)).checksum(true)
 }
 
 fn ended(events: &[TransferEvent], wanted: TransferId) -> &Result<Summary, TransferError> {
@@ -64,10 +57,8 @@ fn a_prepared_transfer_is_submitted_again_and_again() {
     let (leg, far) = world.leg(10);
     let legs: Arc<[Arc<Leg>]> = Arc::from([leg]);
     for _ in 0..20 {
-        let request = Request {
-            legs: Arc::clone(&legs),
-            ..request(&legs[0], Direction::Write)
-        };
+        let mut request = request(&legs[0], Direction::Write);
+        request.legs = Arc::clone(&legs);
         let id = world.engine.submit(request, world.now).expect("there is room");
         let events = world.until_ended(1);
         assert!(ended(&events, id).is_ok());
@@ -80,11 +71,7 @@ fn counted_parts_all_arrive() {
     for checksum in [false, true] {
         let mut world = World::new(2, |endpoint| endpoint);
         let (leg, _far) = world.leg(1000);
-        let tagged = Request {
-            tag: Some(9),
-            checksum,
-            ..request(&leg, Direction::Write)
-        };
+        let tagged = request(&leg, Direction::Write).tag(Some(9)).checksum(checksum);
         let id = world.engine.submit(tagged, world.now).expect("there is room");
         let events = world.until_ended(1);
         assert!(ended(&events, id).is_ok());
@@ -162,10 +149,8 @@ fn a_refusal_tells_what_is_done() {
     let (leg, _) = world.leg(100);
     let (gone, gone_far) = world.leg(100);
     assert!(world.there.release(&gone_far.key).is_ok());
-    let both = Request {
-        legs: Arc::from([leg, gone]),
-        ..request(&world.leg(1).0, Direction::Read)
-    };
+    let mut both = request(&leg, Direction::Read);
+    both.legs = Arc::from([leg, gone]);
     let id = world.engine.submit(both, world.now).expect("there is room");
     let events = world.until_ended(1);
     let error = ended(&events, id).clone().expect_err("the second region is released");
@@ -180,11 +165,9 @@ fn a_peer_that_does_not_answer_holds_up_nobody() {
     let (stuck, _) = world.leg(10);
     let mut stuck_ids = Vec::new();
     for _ in 0..500 {
-        let to_nobody = Request {
-            peer: PeerId(1),
-            deadline: Time::from_secs(5),
-            ..request(&stuck, Direction::Read)
-        };
+        let mut to_nobody = request(&stuck, Direction::Read);
+        to_nobody.peer = PeerId(1);
+        to_nobody.deadline = Time::from_secs(5);
         stuck_ids.push(world.engine.submit(to_nobody, world.now).expect("there is room"));
     }
     let (leg, far) = world.leg(500);
@@ -239,11 +222,7 @@ fn a_throttled_lane_is_filled_but_not_overfilled() {
 fn a_recording_is_text_and_can_be_played_again() {
     let mut world = World::new(2, |endpoint| Recorded::new(endpoint, usize::MAX));
     let (leg, far) = world.leg(700);
-    let unsummed = Request {
-        checksum: false,
-        tag: Some(4),
-        ..request(&leg, Direction::Write)
-    };
+    let unsummed = request(&leg, Direction::Write).checksum(false).tag(Some(4));
     world.engine.submit(unsummed.clone(), world.now).expect("there is room");
     let events = world.until_ended(1);
     assert!(same(leg.local(), &far));

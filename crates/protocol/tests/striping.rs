@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weft_plan::{Bandwidth, Bytes, LinkCost, Picos, Place, Spans, Time};
 use weft_protocol::transfer::{Engine, Lane, LaneId, Limits, PeerId, Request, TransferEvent};
 use weft_protocol::{
-    Access, Body, Direction, Done, Epoch, Leg, Loss, OpId, Region, RegionKey, RemoteRegion, VecMemory,
+    Access, Body, Carriage, Direction, Done, Epoch, Leg, Loss, OpId, Region, RegionKey, RemoteRegion, VecMemory,
 };
 
 const LEN: u64 = 64 << 20;
@@ -16,14 +16,17 @@ fn lane(id: u32, transport: &'static str, gigabytes_per_sec: f64) -> Lane {
         id: LaneId(id),
         peer: PeerId(0),
         transport,
-        cost: LinkCost {
-            latency: Picos::from_us(10),
-            per_span: Picos::ZERO,
-            bandwidth: Bandwidth::from_gigabytes_per_sec(gigabytes_per_sec),
-        },
+        carries: vec![Carriage::host(
+            LinkCost {
+                latency: Picos::from_us(10),
+                per_span: Picos::ZERO,
+                bandwidth: Bandwidth::from_gigabytes_per_sec(gigabytes_per_sec),
+            },
+            1 << 20,
+        )],
         preference: 0,
+        awaits_ready: false,
         numa: None,
-        max_op_bytes: 1 << 20,
         max_op_runs: 1024,
         max_inflight_ops: 16,
         max_inflight_bytes: 8 << 20,
@@ -55,14 +58,7 @@ fn request_of(len: u64, numa: Option<u16>) -> Request {
         grants: Arc::from([]),
     };
     let leg = Leg::new(local, Spans::contiguous(0, len), remote, Spans::contiguous(0, len)).expect("a leg");
-    Request {
-        peer: PeerId(0),
-        direction: Direction::Read,
-        legs: Arc::from([Arc::new(leg)]),
-        deadline: Time::MAX,
-        checksum: false,
-        tag: None,
-    }
+    Request::new(PeerId(0), Direction::Read, Arc::from([Arc::new(leg)]), Time::MAX)
 }
 
 /// Lanes that carry one part after another, each at its own true speed, whatever the engine was told.

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use weft_plan::{Bandwidth, LinkCost, Picos, Place, Span, Spans, Time};
-use weft_protocol::memory::Digest;
 use weft_protocol::transfer::{Engine, Lane, LaneId, Limits, PeerId, Post, Request, TransferEvent, TransferId};
 use weft_protocol::{
-    Access, Body, Direction, Done, Epoch, Failure, Leg, Loss, Move, OpId, Refusal, Region, RegionKey, RemoteRegion,
-    VecMemory,
+    Access, Body, Carriage, Direction, Done, Epoch, Failure, Leg, Loss, Move, OpId, Refusal, Region, RegionKey,
+    RemoteRegion, VecMemory,
 };
 
 const PEERS: u32 = 3;
@@ -187,14 +186,14 @@ impl World {
                 checksum,
                 tag,
             } => {
-                let request = Request {
-                    peer: PeerId(peer),
-                    direction: if write { Direction::Write } else { Direction::Read },
-                    legs: legs.iter().map(|len| Arc::new(leg(u64::from(*len)))).collect(),
-                    deadline: self.now.saturating_add(Time::from_us(within_us)),
-                    checksum,
-                    tag: tag.then_some(77),
-                };
+                let request = Request::new(
+                    PeerId(peer),
+                    if write { Direction::Write } else { Direction::Read },
+                    legs.iter().map(|len| Arc::new(leg(u64::from(*len)))).collect(),
+                    self.now.saturating_add(Time::from_us(within_us)),
+                )
+                .checksum(checksum)
+                .tag(tag.then_some(77));
                 if let Ok(id) = self.engine.submit(request.clone(), self.now) {
                     let bytes = request
                         .legs
@@ -250,14 +249,17 @@ impl World {
                     id,
                     peer: PeerId(peer),
                     transport: ["fast", "slow"][class],
-                    cost: LinkCost {
-                        latency: Picos::from_us([1, 10][class]),
-                        per_span: Picos::ZERO,
-                        bandwidth: Bandwidth::from_bytes_per_sec([10_000_000_000, 1_000_000_000][class]),
-                    },
+                    carries: vec![Carriage::host(
+                        LinkCost {
+                            latency: Picos::from_us([1, 10][class]),
+                            per_span: Picos::ZERO,
+                            bandwidth: Bandwidth::from_bytes_per_sec([10_000_000_000, 1_000_000_000][class]),
+                        },
+                        max_bytes,
+                    )],
                     preference: 0,
+                    awaits_ready: false,
                     numa: None,
-                    max_op_bytes: max_bytes,
                     max_op_runs: 16,
                     max_inflight_ops: LANE_OPS,
                     max_inflight_bytes: 3 * max_bytes,
@@ -363,10 +365,10 @@ impl World {
         let id = LaneId(lane as u32);
         let part = self.lanes[lane].open.remove(&op).expect("an open operation");
         let (leg, expected) = find(&mut self.live, &part);
-        let sum = part.checksum.then(|| near_sum(&part));
+        let sum = part.near_sum().expect("it is there");
         let outcome = match outcome {
-            Outcome::Fine => Ok(Done::moved(sum)),
-            Outcome::Spoiled => Ok(Done::moved(sum.map(|s| s ^ 1))),
+            Outcome::Fine => Ok(Done::moved(sum, sum)),
+            Outcome::Spoiled => Ok(Done::moved(sum.map(|s| s ^ 1), sum)),
             Outcome::Lost => Err(Failure::PathLost {
                 loss: Loss::ClosedByPeer,
                 fenced: true,
@@ -558,15 +560,6 @@ fn find<'a>(live: &'a mut BTreeMap<TransferId, Expected>, part: &Move) -> (usize
             Some((leg, e))
         })
         .expect("a post belongs to a live transfer")
-}
-
-fn near_sum(part: &Move) -> u64 {
-    let mut digest = Digest::default();
-    for span in part.leg.local_spans().pieces(part.range.clone()) {
-        let memory = &part.leg.local().memory;
-        memory.digest(span.offset, span.len, &mut digest).unwrap();
-    }
-    digest.finish()
 }
 
 /// A leg of `len` bytes, in pieces so that runs matter.

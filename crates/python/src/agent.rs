@@ -11,9 +11,10 @@ use weft::{Access, HostMemory};
 use crate::asyncio::in_thread;
 use crate::errors::{invalid, raise};
 use crate::inbox::{Inbox, NextNotification, Notification};
-use crate::memory::{Memory, duration, of_object, within};
+use crate::memory::{Memory, after_stream, duration, of_object, within};
 use crate::peer::Peer;
-use crate::transfer::SIGNAL_CHECK;
+use crate::spans;
+use crate::transfer::{SIGNAL_CHECK, Transfer};
 use crate::waiting::waiting;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes.
@@ -128,11 +129,14 @@ impl Agent {
     }
 
     /// Memory that Weft allocates: zeroed, and mapped by peers on this host instead of copied through the kernel.
-    fn allocate(&self, py: Python<'_>, nbytes: usize) -> PyResult<Memory> {
+    #[pyo3(signature = (nbytes, *, device = None))]
+    fn allocate(&self, py: Python<'_>, nbytes: usize, device: Option<u16>) -> PyResult<Memory> {
         let agent = self.live()?;
-        let inner = py
-            .detach(|| agent.allocate(nbytes))
-            .map_err(|error| raise(py, &error))?;
+        let allocate = || match device {
+            Some(ordinal) => agent.allocate_device(ordinal, nbytes as u64),
+            None => agent.allocate(nbytes),
+        };
+        let inner = py.detach(allocate).map_err(|error| raise(py, &error))?;
         Ok(Memory {
             inner,
             writable: true,
@@ -140,13 +144,29 @@ impl Agent {
         })
     }
 
-    /// Registers the memory of anything with the buffer protocol or DLPack, without copying it. The object is kept alive.
+    /// Registers the memory of anything with the buffer protocol, DLPack or `__cuda_array_interface__`, of the host or of a GPU, without copying it. The
+    /// object is kept alive.
     #[pyo3(signature = (object, writable = true))]
     fn register(&self, py: Python<'_>, object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Memory> {
         let agent = self.live()?;
         let shared = of_object(object, writable)?;
         if shared.len == 0 {
             return Err(invalid("there is no memory to register"));
+        }
+        if let Some(ordinal) = shared.device {
+            let (address, len, owner) = (shared.start as u64, shared.len as u64, Box::new(shared.owner));
+            let register = || {
+                let device = weft::Device::open(ordinal)?;
+                // SAFETY: the owner keeps the memory allocated until it is dropped, which the agent does last.
+                let memory = unsafe { weft::DeviceMemory::foreign(&device, address, len, owner) }?;
+                agent.register_device(memory)
+            };
+            let inner = py.detach(register).map_err(|error| raise(py, &error))?;
+            return Ok(Memory {
+                inner,
+                writable,
+                deadline: agent.settings().deadline,
+            });
         }
         // SAFETY: the owner keeps the memory where it is until it is dropped, which the agent does last. Python objects hand
         // their memory out to many at once, so nobody holds a Rust reference to it.
@@ -157,6 +177,51 @@ impl Agent {
             writable,
             deadline: agent.settings().deadline,
         })
+    }
+
+    /// Copies between two memories of this agent, of which one is a GPU's: an ordinary transfer, on a `stream` after what is there now.
+    #[pyo3(signature = (source, target, *, source_spans = None, target_spans = None, deadline = None, checksum = None, stream = None))]
+    #[expect(clippy::too_many_arguments, reason = "most are keywords")]
+    fn copy(
+        &self,
+        py: Python<'_>,
+        source: &Memory,
+        target: &Memory,
+        source_spans: Option<&Bound<'_, PyAny>>,
+        target_spans: Option<&Bound<'_, PyAny>>,
+        deadline: Option<f64>,
+        checksum: Option<bool>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Transfer> {
+        if !target.writable {
+            return Err(invalid("this memory is read-only, so nothing can be copied into it"));
+        }
+        let on_device = if source.inner.device_address().is_some() {
+            source
+        } else {
+            target
+        };
+        let after = after_stream(stream, on_device)?;
+        let mut described = self
+            .live()?
+            .copy(&source.inner, &target.inner)
+            .map_err(|error| raise(py, &error))?;
+        match (spans::parse(source_spans)?, spans::parse(target_spans)?) {
+            (Some(from), Some(to)) => described = described.spans(from, to),
+            (Some(both), None) | (None, Some(both)) => described = described.spans(both.clone(), both),
+            (None, None) => {}
+        }
+        if let Some(deadline) = deadline {
+            described = described.deadline(duration(deadline)?);
+        }
+        if let Some(on) = checksum {
+            described = described.checksum(on);
+        }
+        if let Some(after) = after {
+            described = described.after(after);
+        }
+        let inner = py.detach(|| described.post()).map_err(|error| raise(py, &error))?;
+        Ok(Transfer { inner })
     }
 
     /// Lets peers reach memory under a name, until it is withdrawn or released or the agent is closed. Nobody has to hold the memory

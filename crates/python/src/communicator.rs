@@ -586,11 +586,13 @@ impl Communicator {
         Ok(part.map(|inner| self.beside(py, inner)))
     }
 
-    /// After a failure, a group of those that are left. All of them must call this; whoever does not in time is left out.
-    #[pyo3(signature = (timeout = 10.0))]
-    fn shrink(&self, py: Python<'_>, timeout: f64) -> PyResult<Communicator> {
-        let timeout = duration(timeout)?;
-        let inner = waiting(py, || self.inner.shrink(timeout))?;
+    /// After a failure, a group of those that are left. All of them must call this; whoever does not in time is left out. Where so few are left that others may go on
+    /// elsewhere, this raises `NoQuorum`; with `quorum=False` whoever is left goes on, and that no two parts of a group do is up to the caller.
+    #[pyo3(signature = (timeout = 10.0, *, quorum = true))]
+    fn shrink(&self, py: Python<'_>, timeout: f64, quorum: bool) -> PyResult<Communicator> {
+        let options = weft::ShrinkOptions::new(duration(timeout)?);
+        let options = if quorum { options } else { options.without_quorum() };
+        let inner = waiting(py, || self.inner.shrink_with(options))?;
         Ok(self.beside(py, inner))
     }
 

@@ -5,6 +5,7 @@ use std::error::Error as _;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::import_exception;
 use pyo3::prelude::*;
+use weft::hand_off::HandOffError;
 use weft::{AtomicFailed, Cause, CollectiveFailed, Failure, SealError, TransferFailed};
 
 import_exception!(weft._errors, TransferError);
@@ -20,10 +21,12 @@ import_exception!(weft._errors, OutcomeUnknown);
 import_exception!(weft._errors, PeerLost);
 import_exception!(weft._errors, CollectiveError);
 import_exception!(weft._errors, LeftOut);
+import_exception!(weft._errors, NoQuorum);
 import_exception!(weft._errors, ConnectError);
 import_exception!(weft._errors, TimedOut);
 import_exception!(weft._errors, Full);
 import_exception!(weft._errors, InvalidCall);
+import_exception!(weft._errors, GpuError);
 import_exception!(weft._errors, NotBorrowable);
 import_exception!(weft._errors, LeaseEnded);
 import_exception!(weft._errors, StillInUse);
@@ -53,6 +56,14 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         }
         weft::Error::Collective(failed) => collective_failed(py, failed, text),
         weft::Error::LeftOut { .. } => LeftOut::new_err(text),
+        weft::Error::NoQuorum { short, .. } => {
+            let exception = NoQuorum::new_err(text);
+            let missing: Vec<u32> = short.missing.iter().map(|rank| rank.0).collect();
+            with(py, exception, |value| {
+                value.setattr("missing", missing)?;
+                value.setattr("needed", short.needed)
+            })
+        }
         weft::Error::Connect(_) | weft::Error::Formation(_) | weft::Error::DifferentPlatforms { .. } => {
             ConnectError::new_err(text)
         }
@@ -64,6 +75,13 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         | weft::Error::OtherAgent { .. }
         | weft::Error::Call(_)
         | weft::Error::NoRendezvous { .. } => InvalidCall::new_err(text),
+        weft::Error::HandOff(error) => match **error {
+            HandOffError::Ticket(error) => raise_unbelieved(py, error),
+            HandOffError::Unreadable(_) => not_believed(py, text, "malformed"),
+            HandOffError::ComeBefore => not_believed(py, text, "used"),
+            _ => InvalidCall::new_err(text),
+        },
+        weft::Error::Gpu(_) => GpuError::new_err(text),
         weft::Error::NotBorrowable { .. } => NotBorrowable::new_err(text),
         weft::Error::LeaseEnded => LeaseEnded::new_err(text),
         weft::Error::StillInUse { .. } => StillInUse::new_err(text),
@@ -101,7 +119,11 @@ pub fn raise_unbelieved(py: Python<'_>, error: SealError) -> PyErr {
         // Too long, too short, or of a version that is not known.
         _ => "malformed",
     };
-    let exception = NotBelieved::new_err(error.to_string());
+    not_believed(py, error.to_string(), reason)
+}
+
+fn not_believed(py: Python<'_>, text: String, reason: &str) -> PyErr {
+    let exception = NotBelieved::new_err(text);
     with(py, exception, |value| value.setattr("reason", reason))
 }
 

@@ -12,6 +12,7 @@ mod atomic;
 mod borrow;
 mod communicator;
 mod errors;
+mod hand_off;
 mod inbox;
 mod memory;
 mod pages;
@@ -31,6 +32,8 @@ mod _weft {
     use super::borrow::Borrowed;
     #[pymodule_export]
     use super::communicator::{Communicator, Pending, Schedule};
+    #[pymodule_export]
+    use super::hand_off::{Desk, HandOff};
     #[pymodule_export]
     use super::inbox::Notification;
     #[pymodule_export]

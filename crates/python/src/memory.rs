@@ -1,13 +1,14 @@
 //! Registered memory, and the two ways in which Python objects share theirs: the buffer protocol and DLPack.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyCapsuleMethods, PyMemoryView};
+use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict, PyMemoryView};
 
 use crate::errors::{invalid, raise};
 use crate::waiting::waiting;
@@ -40,6 +41,28 @@ impl Memory {
     #[getter]
     fn writable(&self) -> bool {
         self.writable
+    }
+
+    /// The GPU whose memory it is, by its number; `None` for host memory.
+    #[getter]
+    fn device(&self) -> Option<u16> {
+        match self.inner.place() {
+            weft::Place::Gpu { ordinal } => Some(ordinal),
+            _ => None,
+        }
+    }
+
+    /// How other libraries find memory of a GPU: `torch.as_tensor(memory, device="cuda")`.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let address = self.inner.device_address();
+        let address = address.ok_or_else(|| PyAttributeError::new_err("this is host memory"))?;
+        let described = PyDict::new(py);
+        described.set_item("shape", (self.inner.len(),))?;
+        described.set_item("typestr", "|u1")?;
+        described.set_item("data", (address, !self.writable))?;
+        described.set_item("version", 3)?;
+        Ok(described)
     }
 
     /// What the word at `offset` holds: eight bytes, little-endian, at a multiple of eight.
@@ -97,6 +120,11 @@ impl Memory {
     /// Called by Python with a view to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let memory = slf.get();
+        if memory.inner.as_ptr().is_null() {
+            return Err(PyBufferError::new_err(
+                "this memory is a GPU's; torch and others find it by __cuda_array_interface__",
+            ));
+        }
         let exported = (memory.inner.as_ptr(), memory.inner.len(), !memory.writable);
         // SAFETY: the pointer is good for the length while the object lives, and the view keeps the object alive.
         unsafe { export(slf.as_any(), exported, view, flags) }
@@ -140,6 +168,8 @@ pub unsafe fn export(
 pub struct Shared {
     pub start: *mut u8,
     pub len: usize,
+    /// The GPU that it is memory of, by its number.
+    pub device: Option<u16>,
     /// Dropped by whichever thread lets go of the memory last; without Python at hand, the reference is given back later.
     pub owner: Py<PyAny>,
 }
@@ -149,8 +179,9 @@ pub fn of_object(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Shared> 
     match PyMemoryView::from(object) {
         Ok(view) => of_buffer(&view, writable),
         Err(_) if object.hasattr("__dlpack__")? => of_dlpack(object),
+        Err(_) if object.hasattr("__cuda_array_interface__")? => of_cuda_array(object, writable),
         Err(_) => Err(invalid(
-            "only objects with the buffer protocol or DLPack can be registered",
+            "only objects with the buffer protocol, DLPack or __cuda_array_interface__ can be registered",
         )),
     }
 }
@@ -167,6 +198,7 @@ fn of_buffer(view: &Bound<'_, PyMemoryView>, writable: bool) -> PyResult<Shared>
     Ok(Shared {
         start: buffer.buf_ptr().cast(),
         len: buffer.len_bytes(),
+        device: None,
         owner: view.clone().into_any().unbind(),
     })
 }
@@ -187,11 +219,13 @@ struct DlTensor {
 }
 
 const DL_CPU: i32 = 1;
+const DL_CUDA: i32 = 2;
+const ELSEWHERE: &str = "only tensors in host memory or on a CUDA device can be registered";
 
 fn of_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Shared> {
     let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-    if device != DL_CPU {
-        return Err(invalid("only tensors in host memory can be registered"));
+    if device != DL_CPU && device != DL_CUDA {
+        return Err(invalid(ELSEWHERE));
     }
     // Asked for nothing newer, everyone hands out the first layout, which is called "dltensor".
     let capsule = object.call_method0("__dlpack__")?.cast_into::<PyCapsule>()?;
@@ -199,9 +233,11 @@ fn of_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Shared> {
     // SAFETY: a capsule of this name points to a DLManagedTensor, which begins with a DLTensor; both live until the capsule
     // is consumed or dropped, and we hold it.
     let tensor = unsafe { pointer.as_ref() };
-    if tensor.device_type != DL_CPU || tensor.ndim < 0 {
-        return Err(invalid("only tensors in host memory can be registered"));
+    if tensor.device_type != device || tensor.ndim < 0 {
+        return Err(invalid(ELSEWHERE));
     }
+    let ordinal = u16::try_from(tensor.device_id).map_err(|_| invalid(ELSEWHERE));
+    let on_device = (device == DL_CUDA).then_some(ordinal).transpose()?;
     let dimensions = tensor.ndim as usize;
     let list = |start: *const i64| -> Vec<i64> {
         if start.is_null() {
@@ -232,8 +268,58 @@ fn of_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Shared> {
     Ok(Shared {
         start,
         len: usize::try_from(bytes)?,
+        device: on_device,
         owner: capsule.into_any().unbind(),
     })
+}
+
+/// Numba's way, and that of libraries that do not know DLPack. It does not name the device; the driver knows it.
+fn of_cuda_array(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Shared> {
+    let described = object.getattr("__cuda_array_interface__")?.cast_into::<PyDict>()?;
+    let item = |name: &str| {
+        let found = described.get_item(name)?;
+        found.ok_or_else(|| invalid(format!("__cuda_array_interface__ without {name}")))
+    };
+    if described.get_item("strides")?.is_some_and(|strides| !strides.is_none()) {
+        return Err(invalid("only contiguous memory can be registered"));
+    }
+    let ((address, read_only), shape): ((u64, bool), Vec<u64>) = (item("data")?.extract()?, item("shape")?.extract()?);
+    if writable && read_only {
+        return Err(invalid("this memory is read-only: register it with writable=False"));
+    }
+    let typestr: String = item("typestr")?.extract()?;
+    let size: u64 = typestr
+        .get(2..)
+        .and_then(|digits| digits.parse().ok())
+        .ok_or_else(|| invalid(format!("a type {typestr:?} in __cuda_array_interface__")))?;
+    let bytes = shape.iter().try_fold(size, |bytes, extent| bytes.checked_mul(*extent));
+    let bytes = bytes.ok_or_else(|| invalid("a tensor too large"))?;
+    Ok(Shared {
+        start: address as *mut u8,
+        len: usize::try_from(bytes)?,
+        device: Some(weft::Device::of_address(address).map_err(|error| raise(object.py(), &error.into()))?),
+        owner: object.clone().unbind(),
+    })
+}
+
+/// What a transfer has to come after: all that is on a stream of `memory`'s device now. A stream is its handle, or anything with `cuda_stream`.
+pub fn after_stream(stream: Option<&Bound<'_, PyAny>>, memory: &Memory) -> PyResult<Option<Arc<dyn weft::Ready>>> {
+    let Some(stream) = stream.filter(|stream| !stream.is_none()) else {
+        return Ok(None);
+    };
+    let handle: u64 = match stream.getattr_opt("cuda_stream")? {
+        Some(handle) => handle.extract()?,
+        None => stream.extract()?,
+    };
+    let ordinal = memory
+        .device()
+        .ok_or_else(|| invalid("a stream is for memory of a GPU, and this is the host's"))?;
+    let recorded = weft::Device::open(ordinal).and_then(|device| {
+        // SAFETY: the caller says that it is a stream of this device, and keeps it.
+        unsafe { weft::StreamEvent::record(&device, handle) }
+    });
+    let event = recorded.map_err(|error| raise(stream.py(), &error.into()))?;
+    Ok(Some(Arc::new(weft::AfterStream::new(event))))
 }
 
 pub fn duration(seconds: f64) -> PyResult<Duration> {

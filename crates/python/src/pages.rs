@@ -20,7 +20,7 @@ pub struct Spans {
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Pages {
-    inner: pages::Pages,
+    pub inner: pages::Pages,
 }
 
 #[pymethods]

@@ -1,5 +1,6 @@
 //! A connected agent: its regions, transfers with it, notifications to it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -9,7 +10,7 @@ use crate::asyncio::in_thread;
 use crate::atomic;
 use crate::borrow::Borrowed;
 use crate::errors::{invalid, raise};
-use crate::memory::{Memory, duration, within};
+use crate::memory::{Memory, after_stream, duration, within};
 use crate::spans;
 use crate::transfer::Transfer;
 use crate::waiting::waiting;
@@ -42,6 +43,7 @@ struct Wishes {
     deadline: Option<Duration>,
     checksum: Option<bool>,
     notify: Option<Vec<u8>>,
+    after: Option<Arc<dyn weft::Ready>>,
 }
 
 impl Wishes {
@@ -50,7 +52,12 @@ impl Wishes {
             deadline: deadline.map(duration).transpose()?,
             checksum,
             notify,
+            after: None,
         })
+    }
+
+    fn after(self, after: Option<Arc<dyn weft::Ready>>) -> Wishes {
+        Wishes { after, ..self }
     }
 }
 
@@ -139,6 +146,9 @@ impl Peer {
         if let Some(deadline) = wishes.deadline {
             described = described.deadline(deadline);
         }
+        if let Some(after) = &wishes.after {
+            described = described.after(after.clone());
+        }
         if let Some(on) = wishes.checksum {
             described = described.checksum(on);
         }
@@ -156,8 +166,9 @@ impl Peer {
     ///
     /// `spans` says which bytes of the remote region, `local_spans` which of the local memory; what is said of one side holds for both
     /// unless the other is described too. Where nothing is said of either, all of both is meant, and sizes that differ raise `InvalidCall`.
-    /// `notify` is delivered to the peer after the bytes are in place.
-    #[pyo3(signature = (local, remote, spans = None, *, local_spans = None, deadline = None, checksum = None, notify = None))]
+    /// `notify` is delivered to the peer after the bytes are in place. With a `stream` of the GPU that the local memory is of, it begins after what is on the
+    /// stream now.
+    #[pyo3(signature = (local, remote, spans = None, *, local_spans = None, deadline = None, checksum = None, notify = None, stream = None))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn read<'py>(
         &self,
@@ -168,8 +179,9 @@ impl Peer {
         deadline: Option<f64>,
         checksum: Option<bool>,
         notify: Option<Vec<u8>>,
+        stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Transfer> {
-        let wishes = Wishes::new(deadline, checksum, notify)?;
+        let wishes = Wishes::new(deadline, checksum, notify)?.after(after_stream(stream, local.get())?);
         self.one(Direction::Read, (local, local_spans), (remote, spans), &wishes)?
             .post(local.py())
     }
@@ -195,8 +207,9 @@ impl Peer {
     ///
     /// `spans` says which bytes of the remote region, `local_spans` which of the local memory; what is said of one side holds for both
     /// unless the other is described too. Where nothing is said of either, all of both is meant, and sizes that differ raise `InvalidCall`.
-    /// `notify` is delivered to the peer after the bytes are in place.
-    #[pyo3(signature = (local, remote, spans = None, *, local_spans = None, deadline = None, checksum = None, notify = None))]
+    /// `notify` is delivered to the peer after the bytes are in place. With a `stream` of the GPU that the local memory is of, it begins after what is on the
+    /// stream now.
+    #[pyo3(signature = (local, remote, spans = None, *, local_spans = None, deadline = None, checksum = None, notify = None, stream = None))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn write<'py>(
         &self,
@@ -207,8 +220,9 @@ impl Peer {
         deadline: Option<f64>,
         checksum: Option<bool>,
         notify: Option<Vec<u8>>,
+        stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Transfer> {
-        let wishes = Wishes::new(deadline, checksum, notify)?;
+        let wishes = Wishes::new(deadline, checksum, notify)?.after(after_stream(stream, local.get())?);
         self.one(Direction::Write, (local, local_spans), (remote, spans), &wishes)?
             .post(local.py())
     }

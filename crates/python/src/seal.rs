@@ -20,14 +20,7 @@ impl Seal {
     #[new]
     #[pyo3(signature = (label, **settings))]
     fn new(py: Python<'_>, label: &str, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Seal> {
-        let failed = |error: weft::settings::SettingsError| raise(py, &error.into());
-        let mut sources = Sources::of_process().map_err(failed)?;
-        for (key, value) in settings.into_iter().flatten() {
-            let (key, value) = setting(key.extract()?, &value)?;
-            sources = sources.set(&key, &value);
-        }
-        let settings = Settings::from_sources(&sources).map_err(failed)?;
-        let inner = weft::Seal::new(label, &settings).map_err(|error| raise(py, &error))?;
+        let inner = weft::Seal::new(label, &settings_of(py, settings)?).map_err(|error| raise(py, &error))?;
         Ok(Seal { inner })
     }
 
@@ -46,4 +39,15 @@ impl Seal {
             .map(|words| PyBytes::new(py, words))
             .map_err(|error| raise_unbelieved(py, error))
     }
+}
+
+/// The settings of agents, for what needs no agent but its secret.
+pub fn settings_of(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<Settings> {
+    let failed = |error: weft::settings::SettingsError| raise(py, &error.into());
+    let mut sources = Sources::of_process().map_err(failed)?;
+    for (key, value) in given.into_iter().flatten() {
+        let (key, value) = setting(key.extract()?, &value)?;
+        sources = sources.set(&key, &value);
+    }
+    Settings::from_sources(&sources).map_err(failed)
 }

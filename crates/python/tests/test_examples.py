@@ -14,6 +14,7 @@ SAYS = {
     "10_torch_tensor.py": "4194304 bytes over shared_memory; the last element is 1048575",
     "11_asyncio.py": "prefill says b'request 17'; block 42 holds 7",
     "12_torch_ddp.py": "2 ranks over weft have learned it",
+    "14_hand_off.py": "the blocks of prompt 1 are free: everybody has it",
     "13_own_schedule.py": "by the schedule chain every rank has 6.0; one that forgets a contribution is refused",
 }
 

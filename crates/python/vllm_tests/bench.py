@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import sys
@@ -13,7 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from instances import Process, administer, complete, core, engine, free_port, label, metric, post, tokens_of, weft_connector
-from weft.vllm._origin import Origin, Seals, subject
+from weft.hand_off import Desk, Origin
+from weft.routed import answer
+from weft.vllm._subject import subject
 
 # Of cases in which a side dies, stands still or is left, so that they need not last long.
 DEADLINE = 4.0
@@ -138,12 +141,12 @@ def prefill_only(instance: Process, prompt: list[int]) -> dict[str, Any]:
 
 def opened(origin: dict[str, Any], prompt: list[int]) -> Origin:
     """What the prefill side has sealed. Only who has its secret can look: as the tests can, who are the same user."""
-    return Seals({}).open_origin(origin["weft"]["origin"], _about(prompt))
+    return Desk().open(base64.b64decode(origin["weft"]["origin"]), _about(prompt).encode())
 
 
 def resealed(origin: dict[str, Any], prompt: list[int], **changed: Any) -> dict[str, Any]:
     """What the prefill side would say if it were elsewhere."""
-    return Seals({}).params(replace(opened(origin, prompt), **changed), _about(prompt), "pull")
+    return answer(Desk(), replace(opened(origin, prompt), **changed), _about(prompt), "pull")
 
 
 def _about(prompt: list[int]) -> str:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from urllib.error import HTTPError
 
 import contract as interface
 from bench import (
@@ -30,7 +31,7 @@ from bench import (
 from instances import administer, complete, engine, metric, post, tokens_of, weft_connector
 from relay import Relay
 from tiny_model import make
-from weft.vllm._description import VERSION
+from weft.routed import VERSION
 
 
 def contract(bench: Bench) -> str:
@@ -236,13 +237,18 @@ def forged(bench: Bench) -> str:
         bench.check(prompt, answer)
         why = reasons([answer])
         assert why == [] if not expected else [reason.startswith(f"NotBelieved({expected})") for reason in why] == [True], (expected, why)
-    # What is no object at all reaches the connector as a string.
-    answer = complete(decode.url, asked[5], vllm_xargs={"kv_transfer_params": "anything"})
-    bench.check(asked[5], answer)
+    # What is no object at all vLLM may stumble over itself, before anybody else sees it. Where it reaches the connector, it does not end the engine.
+    try:
+        bench.check(asked[5], complete(decode.url, asked[5], vllm_xargs={"kv_transfer_params": "anything"}))
+        refusals = 6
+    except HTTPError as error:
+        assert error.code == 500, error
+        refusals = 5
+    bench.check(asked[6], complete(decode.url, asked[6]))
     refused = metric(decode.url, "vllm:weft_hand_offs_failed_total") - failed
-    assert refused == 6, f"{refused} refusals were counted"
+    assert refused == refusals, f"{refused} refusals were counted"
     used = no_block_in_use(decode)
-    return f"6 of 6 sets of parameters not believed and counted, the one that was handed off; 0 of 7 served wrong; {used}"
+    return f"{refusals} of {refusals} sets of parameters not believed and counted, the one that was handed off; 0 of 8 served wrong; {used}"
 
 
 def other_degrees(bench: Bench) -> str:

@@ -105,15 +105,17 @@ def connector_differences() -> list[str]:
 
     base = _named(WHOLE[0])
     lines = [f"WeftConnector does not implement {name}" for name in sorted(WeftConnector.__abstractmethods__)]
-    for name, member in vars(WeftConnector).items():
+    # It has two halves, each a class of its own.
+    ours = WeftConnector.__mro__[: WeftConnector.__mro__.index(base)]
+    for name, member in {name: member for kind in ours for name, member in vars(kind).items()}.items():
         if name.startswith("_") or not (callable(member) or isinstance(member, (classmethod, property))):
             continue
         if not hasattr(base, name):
             lines.append(f"WeftConnector.{name} overrides nothing: vLLM will not call it")
             continue
-        ours, theirs = _parameters(getattr(WeftConnector, name)), _parameters(getattr(base, name))
-        if ours != theirs:
-            lines.append(f"WeftConnector.{name} takes ({', '.join(ours)}), and is called with ({', '.join(theirs)})")
+        takes, called = _parameters(getattr(WeftConnector, name)), _parameters(getattr(base, name))
+        if takes != called:
+            lines.append(f"WeftConnector.{name} takes ({', '.join(takes)}), and is called with ({', '.join(called)})")
     return lines
 
 

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
+from weft.hand_off import Lease, Origin
+from weft.routed import answer
 from weft.vllm import WeftConnector
-from weft.vllm._origin import Lease, Origin, subject
+from weft.vllm._subject import subject
 
 # How many connectors were made since the test began, and in which tests any were.
 _made = 0
@@ -25,20 +27,18 @@ class InPlaceOfNixl(WeftConnector):
         global _made
         _made += 1
         super().__init__(*arguments, **more)
-        if self._scheduler is not None:
-            # The workers that would say so are not part of these tests.
-            self._scheduler.addresses = ["tcp:127.0.0.1:1"]
+        # The workers that would say so are not part of these tests.
+        self.addresses = ["tcp:127.0.0.1:1"]
 
     def on_new_request(self, request: Any) -> None:
         params = request.kv_transfer_params
         if params and params.get("do_remote_prefill") and "remote_block_ids" in params:
             address = f"tcp:{params['remote_host']}:{params['remote_port']}"
             blocks, tokens = params["remote_block_ids"], request.num_prompt_tokens
-            origin = Origin(params["remote_engine_id"], params["remote_request_id"], [address], blocks, tokens, Lease(0, 1, 60.0))
             about = subject(request)
             assert about is not None
             # As the prefill side would have sealed it.
-            params["weft"] = self._scheduler._trust.seals.params(origin, about, "pull")["weft"]
+            params["weft"] = answer(self.desk, Origin(params["remote_request_id"], [address], blocks, tokens, Lease(0, 1, 60.0)), about, "pull")["weft"]
         super().on_new_request(request)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:

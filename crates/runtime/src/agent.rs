@@ -1,10 +1,11 @@
 //! The agent: one per process is usual, several are fine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
+use weft_fabric::cuda::{CudaMemory, Device, DeviceMemory};
 use weft_fabric::fork::{Forked, OfProcess};
 use weft_fabric::memory::{AllocateOptions, HostMemory, HugePages};
 use weft_fabric::{Clock, Live};
@@ -19,12 +20,16 @@ use crate::communicator::board::Board;
 use crate::driver::{PeerState, Shared, Turns, World};
 use crate::ending::remember;
 use crate::error::Error;
-use crate::memory::{Memory, Registered, after};
+use crate::memory::{Held, Memory, Registered, after};
 use crate::observe::{Event, Observer, ObserverOptions};
-use crate::peer::{Defaults, Peer};
+use crate::peer::{CopyBuilder, Defaults, Peer};
 use crate::rendezvous::{Registration, Rendezvous, World as Launched};
 use crate::settings::{Origin, Settings, Sources, TransportChoice, When, long_enough};
 use crate::transports;
+
+/// Host memory that transfers of device memory go through where no transport carries it: enough pieces that one comes in while others go out.
+const STAGE_BYTES: usize = 64 << 20;
+const STAGE_PIECE_BYTES: u64 = 4 << 20;
 
 /// Registers memory, publishes it, connects to other agents and moves bytes. Clones are the same agent; the last one to go
 /// [closes](Agent::close) it.
@@ -45,6 +50,8 @@ struct Inner {
     /// What the ways between machines cost: what collectives are chosen by.
     platform: Platform,
     shared: OfProcess<Arc<Shared>>,
+    /// What goes through host memory goes through this, from the first memory of a device on.
+    stage: Mutex<Option<Memory>>,
     /// Until the agent is closed.
     running: OfProcess<Mutex<Running>>,
 }
@@ -81,6 +88,13 @@ pub struct AgentBuilder {
 pub struct Notification {
     pub from: Peer,
     pub payload: Vec<u8>,
+}
+
+/// A write of a peer that is in place, and that the peer wanted [told](crate::TransferBuilder::arrives).
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    pub from: Peer,
+    pub number: u32,
 }
 
 impl AgentBuilder {
@@ -196,6 +210,7 @@ impl Agent {
             settings,
             platform,
             shared: OfProcess::new(shared),
+            stage: Mutex::default(),
             running: OfProcess::new(Mutex::new(running)),
         };
         // Where it fails, the agent is closed.
@@ -223,6 +238,11 @@ impl Agent {
 
     /// Memory that Weft allocates: zeroed, registered, and mapped by peers on this host instead of copied through the kernel.
     pub fn allocate(&self, bytes: usize) -> Result<Memory, Error> {
+        self.allocate_on(bytes, None)
+    }
+
+    /// Allocates memory preferably of this NUMA node, and registers it as such: of several rails, transfers prefer those that are near to it.
+    pub fn allocate_on(&self, bytes: usize, numa: Option<u32>) -> Result<Memory, Error> {
         self.shared()?;
         let huge_pages = match self.inner.settings.huge_pages {
             When::Off => HugePages::Never,
@@ -233,10 +253,64 @@ impl Agent {
             bytes,
             AllocateOptions {
                 huge_pages,
+                numa,
                 ..AllocateOptions::default()
             },
         )?;
         self.register(host)
+    }
+
+    /// Memory of a device, which peers on this machine map; what it holds at first is anything. See [docs/gpu.md].
+    ///
+    /// [docs/gpu.md]: https://github.com/weft-ai/weft/blob/main/docs/gpu.md
+    pub fn allocate_device(&self, ordinal: u16, bytes: u64) -> Result<Memory, Error> {
+        self.shared()?;
+        let device = Device::open(ordinal)?;
+        self.register_device(DeviceMemory::allocate(&device, bytes)?)
+    }
+
+    /// Registers memory of a device; [`DeviceMemory::foreign`] is the way to memory that was allocated elsewhere: by a framework, by `cudaMalloc`.
+    pub fn register_device(&self, memory: DeviceMemory) -> Result<Memory, Error> {
+        self.give_stage()?;
+        let place = Place::Gpu {
+            ordinal: memory.device().ordinal(),
+        };
+        self.register_at(Arc::new(CudaMemory::new(Arc::new(memory))), place)
+    }
+
+    /// Host memory for transfers that no transport carries at once.
+    fn give_stage(&self) -> Result<(), Error> {
+        let mut stage = self.inner.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        if stage.is_some() {
+            return Ok(());
+        }
+        let memory = self.allocate(STAGE_BYTES)?;
+        let key = memory.inner.region.key;
+        let given = self
+            .shared()?
+            .act(|world, _| world.core.stage_through(&key, STAGE_PIECE_BYTES));
+        given.map_err(|refusal| Error::Refused {
+            what: "host memory for what goes through it".to_owned(),
+            refusal,
+        })?;
+        *stage = Some(memory);
+        Ok(())
+    }
+
+    /// Copies between two memories of this agent, of which one is a device's: an ordinary transfer, with a deadline and a checksum.
+    pub fn copy<'a>(&self, from: &'a Memory, to: &'a Memory) -> Result<CopyBuilder<'a>, Error> {
+        let settings = &self.inner.settings;
+        let here = Peer {
+            shared: self.inner.shared.clone(),
+            id: PeerId::HERE,
+            name: "here".into(),
+            defaults: Defaults {
+                deadline: settings.deadline,
+                checksum: settings.checksum,
+            },
+        };
+        self.shared()?;
+        Ok(CopyBuilder::new(here, from, to))
     }
 
     /// Registers a vector's bytes.
@@ -265,9 +339,20 @@ impl Agent {
         let place = Place::Dram {
             numa: host.numa().and_then(|node| u16::try_from(node).ok()),
         };
+        self.register_held(Held::Host(host), place)
+    }
+
+    /// Registers memory of any kind, with where it is: a dma-buf that a device's driver exported
+    /// ([`DmaBufMemory`](weft_fabric::memory::DmaBufMemory)), or what a transport of your own knows. Transports that cannot move it leave it to
+    /// others; where none can, it is refused.
+    pub fn register_at(&self, memory: Arc<dyn weft_protocol::Memory>, place: Place) -> Result<Memory, Error> {
+        self.register_held(Held::Other(memory), place)
+    }
+
+    fn register_held(&self, memory: Held, place: Place) -> Result<Memory, Error> {
         let region = self.shared()?.act(|world, _| {
             world.check_running()?;
-            let registered = world.core.register(host.clone(), place);
+            let registered = world.core.register(memory.any(), place);
             registered.map_err(|refusal| Error::Refused {
                 what: "registering memory".to_owned(),
                 refusal,
@@ -276,7 +361,7 @@ impl Agent {
         let inner = Arc::new(Registered {
             shared: self.inner.shared.clone(),
             region,
-            host,
+            memory,
             lent: OnceLock::new(),
         });
         Ok(Memory { inner })
@@ -396,6 +481,28 @@ impl Agent {
         told.map(|(id, name, payload)| Notification {
             from: self.peer(id, &name),
             payload,
+        })
+    }
+
+    /// The next write of a peer that is in place and was to be told; `None` if none comes in time. They count with notifications as what is to be
+    /// taken: where nobody takes them, peers are held back in the end.
+    pub fn arrival(&self, timeout: Duration) -> Option<Arrival> {
+        let shared = self.shared().ok()?;
+        let told = shared.wait_until(after(shared, timeout), |world| world.take_arrival());
+        told.map(|(id, name, number)| Arrival {
+            from: self.peer(id, &name),
+            number,
+        })
+    }
+
+    /// The same, without waiting.
+    pub fn try_arrival(&self) -> Option<Arrival> {
+        let shared = self.shared().ok()?;
+        shared.turn();
+        let told = shared.lock().take_arrival();
+        told.map(|(id, name, number)| Arrival {
+            from: self.peer(id, &name),
+            number,
         })
     }
 
@@ -610,7 +717,7 @@ pub(crate) fn parse_addresses(text: &str) -> Result<Vec<PeerAddress>, Error> {
 }
 
 /// Whether an address may be another host's.
-fn leads_elsewhere(address: &PeerAddress) -> bool {
+pub(crate) fn leads_elsewhere(address: &PeerAddress) -> bool {
     match address.transport() {
         "tcp" => !address
             .rest()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_fabric::BorrowedMapping;
+use weft_fabric::Seen;
 use weft_protocol::session::LeaseId;
 
 use crate::driver::{LeaseState, PeerState, World};
@@ -19,7 +19,7 @@ use crate::peer::{Peer, Remote};
 pub struct Borrowed {
     peer: Peer,
     lease: LeaseId,
-    mapping: Arc<BorrowedMapping>,
+    mapping: Arc<dyn Seen>,
 }
 
 impl Peer {
@@ -73,7 +73,7 @@ impl Peer {
         })
     }
 
-    fn mapped(&self, world: &mut World, remote: &Remote) -> Result<Option<Arc<BorrowedMapping>>, Error> {
+    fn mapped(&self, world: &mut World, remote: &Remote) -> Result<Option<Arc<dyn Seen>>, Error> {
         let not_borrowable = |why| Error::NotBorrowable {
             name: remote.name().to_owned(),
             why,
@@ -122,10 +122,10 @@ impl Drop for GiveBack<'_> {
 
 impl Borrowed {
     pub fn len(&self) -> u64 {
-        self.mapping.len()
+        self.mapping.bytes()
     }
     pub fn is_empty(&self) -> bool {
-        self.mapping.is_empty()
+        self.len() == 0
     }
 
     /// How much longer the lease holds; `None` once it is over.
@@ -145,7 +145,7 @@ impl Borrowed {
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         self.peer.shared.get()?;
         self.remaining().ok_or(Error::LeaseEnded)?;
-        self.mapping.read(offset, into);
+        self.mapping.copy_out(offset, into);
         self.remaining().map(drop).ok_or(Error::LeaseEnded)
     }
 

@@ -12,16 +12,18 @@ pub(crate) mod board;
 mod bootstrap;
 mod call;
 mod choice;
+#[cfg(test)]
+mod conformance;
 mod conversation;
 mod exchange;
 mod failure;
-mod far;
 mod inbox;
 mod membership;
 mod pending;
 mod prepare;
 mod quantized;
 mod schedule;
+mod seat;
 mod state;
 
 use std::ops::Range;
@@ -34,7 +36,7 @@ use weft_fabric::fork::{Forked, OfProcess};
 use weft_fabric::memory::HostMemory;
 use weft_plan::{Rank, Time};
 use weft_protocol::Memory as _;
-use weft_protocol::group::View;
+use weft_protocol::group::{LONG_BYTES, View};
 
 use crate::agent::Agent;
 use crate::ending::Ending;
@@ -42,13 +44,13 @@ use crate::error::Error;
 use crate::memory::{Memory, after};
 use bootstrap::Listening;
 use call::Described;
-use far::LONG_BYTES;
 use inbox::{Inbox, Queued};
 use state::{Ended, State};
 
 pub use bootstrap::{JoinOptions, Member};
 pub use call::Call;
 pub use failure::CollectiveFailed;
+pub use membership::ShrinkOptions;
 pub use pending::Pending;
 pub use prepare::{CallError, Operator};
 pub use quantized::QuantizedOptions;
@@ -142,12 +144,17 @@ impl Memory {
     /// A part of the memory, for a collective.
     ///
     /// # Panics
-    /// Where the range is not within the memory.
+    /// Where the range is not within the memory, or the memory is not host memory.
     pub fn part(&self, range: Range<u64>) -> Part {
         assert!(
             range.start <= range.end && range.end <= self.len(),
             "bytes {range:?} of {}",
             self.len()
+        );
+        assert!(
+            self.inner.host_memory().is_some(),
+            "collectives take host memory, and this is {}",
+            self.place()
         );
         Part {
             held: Held::Registered(self.clone()),
@@ -177,9 +184,9 @@ impl Part {
         Part { len: 0, ..self.clone() }
     }
 
-    fn host(&self) -> &Arc<HostMemory> {
+    fn host(&self) -> &HostMemory {
         match &self.held {
-            Held::Registered(memory) => &memory.inner.host,
+            Held::Registered(memory) => memory.inner.host_memory().expect("parts are of host memory"),
             Held::Foreign(host) => host,
         }
     }

@@ -31,6 +31,7 @@ use weft_fabric::fork::Origin;
 use weft_fabric::{Clock, Live, cpu};
 use weft_plan::Time;
 use weft_protocol::agent::{AtomicId, Core, Event};
+use weft_protocol::hand_off::Station;
 use weft_protocol::region::RegionKey;
 use weft_protocol::session::LeaseId;
 use weft_protocol::transfer::{PeerId, TransferId};
@@ -92,6 +93,7 @@ pub(crate) struct World {
     pub(crate) atomics: BTreeMap<AtomicId, Arc<AtomicCell>>,
     pub(crate) leases: BTreeMap<(PeerId, LeaseId), LeaseState>,
     notifications: VecDeque<(PeerId, String, Vec<u8>)>,
+    arrivals: VecDeque<(PeerId, String, u32)>,
     /// Peers that are gone, oldest first.
     graves: VecDeque<PeerId>,
     /// Futures that wait for anything but the end of a transfer.
@@ -103,6 +105,10 @@ pub(crate) struct World {
     pub(crate) groups: Vec<Weak<Group>>,
     /// One a group that this agent is in.
     pub(crate) boards: Vec<Arc<Board>>,
+    /// What this agent hands off, if it does.
+    pub(crate) station: Option<Station>,
+    /// What it wanted done is not all done.
+    left_busy: bool,
     /// Regions to release that a peer was still inside of.
     pub(crate) releasing: Vec<RegionKey>,
     release_retry: Time,
@@ -145,12 +151,15 @@ impl World {
             atomics: BTreeMap::new(),
             leases: BTreeMap::new(),
             notifications: VecDeque::new(),
+            arrivals: VecDeque::new(),
             graves: VecDeque::new(),
             wakers: Vec::new(),
             registrations: Registrations::default(),
             published: BTreeMap::new(),
             groups: Vec::new(),
             boards: Vec::new(),
+            station: None,
+            left_busy: false,
             releasing: Vec::new(),
             release_retry: Time::ZERO,
             sleepers: 0,
@@ -163,22 +172,33 @@ impl World {
         let progress = self.core.pump(now);
         let any = self.settle(shared, now, later);
         self.retry_releases(now);
-        (progress, any)
+        let busy = std::mem::take(&mut self.left_busy);
+        (if busy { Progress::Busy } else { progress }, any)
     }
 
     /// Enters what has happened, and notes what to do once the mutex is free. Returns whether anything has happened.
     fn settle(&mut self, shared: &Shared, now: Time, later: &mut Later) -> bool {
         let mut any = false;
-        while let Some(event) = self.core.next_event() {
+        loop {
+            while let Some(event) = self.core.next_event() {
+                any = true;
+                self.on_event(event, shared, now, later);
+            }
+            // What hand-offs want done goes out at once, and what comes of that is entered too.
+            let Some(station) = &mut self.station else { break };
+            if !station.turn(&mut self.core, now) {
+                break;
+            }
             any = true;
-            self.on_event(event, shared, now, later);
+            self.left_busy |= self.core.push(now) == Progress::Busy;
         }
         if self.core.have_parcels_come() {
             any = true;
-            self.boards.iter().for_each(|board| board.hear(&mut self.core, now));
+            let core = &mut self.core;
+            self.boards.iter().for_each(|board| board.lock().hear(core, now));
         }
         if any {
-            self.core.set_untaken(self.notifications.len());
+            self.core.set_untaken(self.untaken());
             later.sleepers = self.sleepers > 0;
             later.wake.append(&mut self.wakers);
         }
@@ -187,6 +207,9 @@ impl World {
 
     fn on_event(&mut self, event: Event, shared: &Shared, now: Time, later: &mut Later) {
         report(&shared.observer, self, &event, now);
+        if let Some(station) = &mut self.station {
+            station.on_event(&mut self.core, &event, now);
+        }
         match event {
             Event::Ended { id, outcome } => {
                 if let Some(cell) = self.transfers.remove(&id) {
@@ -195,6 +218,10 @@ impl World {
                             .end(outcome.map_err(|error| TransferFailed::new(&cell.peer, error).into())),
                     );
                     later.spent.push(cell);
+                } else {
+                    // One that a group reads a message by.
+                    let mut boards = self.boards.iter();
+                    boards.any(|board| board.lock().on_ended(id, outcome.is_ok()));
                 }
             }
             Event::AtomicEnded { id, outcome } => {
@@ -206,6 +233,10 @@ impl World {
             Event::Notified { peer, payload } => {
                 let name = self.core.identity(peer).map_or_else(String::new, |i| i.name.clone());
                 self.notifications.push_back((peer, name, payload));
+            }
+            Event::Arrived { peer, number, .. } => {
+                let name = self.core.identity(peer).map_or_else(String::new, |i| i.name.clone());
+                self.arrivals.push_back((peer, name, number));
             }
             Event::Connected { peer, identity, .. } => {
                 self.peers.insert(peer, PeerState::Connected { name: identity.name });
@@ -254,8 +285,19 @@ impl World {
     /// The next notification that the application has not looked at.
     pub(crate) fn take_notification(&mut self) -> Option<(PeerId, String, Vec<u8>)> {
         let taken = self.notifications.pop_front();
-        self.core.set_untaken(self.notifications.len());
+        self.core.set_untaken(self.untaken());
         taken
+    }
+
+    /// The next arrival that the application has not looked at.
+    pub(crate) fn take_arrival(&mut self) -> Option<(PeerId, String, u32)> {
+        let taken = self.arrivals.pop_front();
+        self.core.set_untaken(self.untaken());
+        taken
+    }
+
+    fn untaken(&self) -> usize {
+        self.notifications.len() + self.arrivals.len()
     }
 
     /// Remembers why a peer is gone for as long as somebody may hold a handle of it and ask.
@@ -316,7 +358,9 @@ impl World {
     /// When it must be turned again if the transports have nothing to do before.
     fn own_timeout(&self) -> Option<Time> {
         let releases = (!self.releasing.is_empty()).then_some(self.release_retry);
-        releases.into_iter().chain(self.core.next_timeout()).min()
+        let hand_offs = self.station.as_ref().and_then(Station::next_timeout);
+        let due = [releases, hand_offs, self.core.next_timeout()];
+        due.into_iter().flatten().min()
     }
 }
 
@@ -354,7 +398,8 @@ impl Shared {
         let progress = world.core.push(now);
         world.settle(self, now, &mut later);
         // What a transport has taken on it shows by being busy, or, where others of its completions came in between, by its next timeout.
-        let ring = self.is_asleep() && progress == Progress::Busy || self.oversleeps(&world, true);
+        let busy = std::mem::take(&mut world.left_busy) || progress == Progress::Busy;
+        let ring = self.is_asleep() && busy || self.oversleeps(&world, true);
         drop(world);
         self.finish(&mut later);
         if ring {
@@ -451,6 +496,11 @@ impl Shared {
         }
     }
 
+    /// Has those who sleep look again, after a change that no event tells of.
+    pub(crate) fn wake_sleepers(&self) {
+        self.changed.notify_all();
+    }
+
     /// One turn, for callers that poll.
     pub(crate) fn turn(&self) {
         let world = match self.world.try_lock() {
@@ -464,21 +514,22 @@ impl Shared {
     }
 
     /// One turn, and a look at what it has brought.
-    pub(crate) fn turn_with(&self, look: impl FnOnce(&mut World)) {
+    pub(crate) fn turn_with<T>(&self, look: impl FnOnce(&mut World) -> T) -> T {
         let _driving = Driving::start(self);
-        self.turn_once(self.lock(), look);
+        self.turn_once(self.lock(), look)
     }
 
-    fn turn_once(&self, mut world: MutexGuard<'_, World>, look: impl FnOnce(&mut World)) {
+    fn turn_once<T>(&self, mut world: MutexGuard<'_, World>, look: impl FnOnce(&mut World) -> T) -> T {
         let mut later = Later::default();
         let (progress, any) = world.turn(self, self.clock.now(), &mut later);
-        look(&mut world);
+        let seen = look(&mut world);
         let ring = self.oversleeps(&world, progress == Progress::Busy || any);
         drop(world);
         self.finish(&mut later);
         if ring {
             self.bell.ring();
         }
+        seen
     }
 
     /// Whether the progress thread would sleep past something that has come up since it fell asleep. Asked under the mutex, because

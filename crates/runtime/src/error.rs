@@ -5,17 +5,20 @@ use std::sync::Arc;
 
 use thiserror::Error as ThisError;
 use weft_fabric::arena::ArenaError;
+use weft_fabric::cuda::GpuError;
 use weft_fabric::fork::Forked;
 use weft_fabric::memory::MemoryError;
 use weft_plan::Rank;
 use weft_plan::cost::PlacementError;
 use weft_plan::platform::PlatformError;
 use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};
+use weft_protocol::group::NoQuorum;
 use weft_protocol::session::{SessionError, SessionLoss};
 use weft_protocol::transfer::{SubmitError, TransferError};
 use weft_protocol::{Failure, LegError, Refusal};
 
 use crate::communicator::{CallError, CollectiveFailed};
+use crate::hand_off::HandOffError;
 use crate::observe::ObserveError;
 use crate::rendezvous::RendezvousError;
 use crate::settings::{SecretError, SettingsError};
@@ -63,6 +66,9 @@ pub enum Error {
     OtherAgent { registered_with: String, used_with: String },
     #[error("{what} was refused: {refusal}")]
     Refused { what: String, refusal: Refusal },
+    /// The device, or the way to it: the reason says what is missing.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     #[error("{name:?} cannot be borrowed: {why}")]
     NotBorrowable { name: String, why: &'static str },
     /// The owner may have changed or taken back what was borrowed: borrow it again.
@@ -75,6 +81,9 @@ pub enum Error {
     Call(#[from] CallError),
     #[error("the ranks that are left of {group:?} have gone on without this one")]
     LeftOut { group: String },
+    /// Others may go on elsewhere: find out why they are out of reach, or shrink without a quorum.
+    #[error("what is left of {group:?} does not go on: {short}")]
+    NoQuorum { group: String, short: NoQuorum },
     #[error("no group came about: {0}")]
     Formation(String),
     /// Ranks that count with different costs would choose different algorithms: give all of them the same platform file.
@@ -90,6 +99,9 @@ pub enum Error {
     },
     #[error(transparent)]
     Arena(#[from] Arc<ArenaError>),
+    /// Something about hand-offs: the call, the cache or the ticket is wrong.
+    #[error(transparent)]
+    HandOff(#[from] Box<HandOffError>),
     #[error("no rendezvous is set, so {name:?} cannot be looked up: set `rendezvous`, or connect by address")]
     NoRendezvous { name: String },
     /// A peer is frozen inside the memory: the memory must stay as it is until the peer goes on or is gone.
@@ -230,6 +242,12 @@ impl From<TransferFailed> for Error {
 impl From<AtomicFailed> for Error {
     fn from(failed: AtomicFailed) -> Error {
         Error::Atomic(Box::new(failed))
+    }
+}
+
+impl From<HandOffError> for Error {
+    fn from(error: HandOffError) -> Error {
+        Error::HandOff(Box::new(error))
     }
 }
 

@@ -8,6 +8,7 @@ mod communicator;
 mod driver;
 mod ending;
 mod error;
+pub mod hand_off;
 pub mod harness;
 mod interrupt;
 mod memory;
@@ -20,22 +21,23 @@ pub mod settings;
 mod transfer;
 mod transports;
 
-pub use agent::{Agent, AgentBuilder, Notification, RailCounters};
+pub use agent::{Agent, AgentBuilder, Arrival, Notification, RailCounters};
 pub use atomic::{AtomicBuilder, AtomicOperation};
 pub use borrow::Borrowed;
 pub use communicator::{
     Call, CallError, CollectiveFailed, Communicator, JoinOptions, Member, Operator, Part, Pending, QuantizedOptions,
-    Schedule, Way,
+    Schedule, ShrinkOptions, Way,
 };
 pub use driver::Turns;
 pub use error::{AtomicFailed, Error, TransferFailed};
 pub use interrupt::interruptible;
 pub use memory::Memory;
-pub use peer::{Peer, Prepared, Remote, TransferBuilder};
+pub use peer::{CopyBuilder, Peer, Prepared, Remote, TransferBuilder};
 pub use seal::Seal;
 pub use transfer::Transfer;
+pub use weft_fabric::cuda::{AfterStream, Device, DeviceMemory, GpuError, StreamEvent};
 pub use weft_fabric::fork;
-pub use weft_fabric::memory::HostMemory;
+pub use weft_fabric::memory::{DmaBufMemory, HostMemory};
 pub use weft_plan::algorithms::Algorithm;
 pub use weft_plan::cost::{Candidate, UnknownCandidate};
 pub use weft_plan::datatype::UnknownDatatype;
@@ -43,11 +45,11 @@ pub use weft_plan::datatype::quantized;
 pub use weft_plan::kv::{KvLayout, KvShape};
 pub use weft_plan::pages;
 pub use weft_plan::schedule::encode::DecodeError;
-pub use weft_plan::{Bytes, Datatype, Rank, Reduction, Run, Span, Spans, Time};
+pub use weft_plan::{Bytes, Datatype, Place, Rank, Reduction, Run, Span, Spans, Time};
 pub use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError};
-pub use weft_protocol::group::{Cause, Function};
+pub use weft_protocol::group::{Cause, Function, NoQuorum, Quorum};
 pub use weft_protocol::memory::Digest;
 pub use weft_protocol::region::{Access, Epoch, RemoteRegion};
 pub use weft_protocol::session::{SealError, SessionLoss};
 pub use weft_protocol::transfer::{Summary, TransferError};
-pub use weft_protocol::{Direction, Failure, LegError, Loss, Refusal};
+pub use weft_protocol::{Direction, Failure, Flag, LegError, Loss, Ready, Refusal};

@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use weft_fabric::cuda::{CudaMemory, bytes_of};
 use weft_fabric::fork::OfProcess;
 use weft_fabric::memory::HostMemory;
-use weft_plan::Time;
+use weft_plan::{Place, Time};
 use weft_protocol::atomic::check_word;
-use weft_protocol::memory::Digest;
 use weft_protocol::region::{Access, Region, RegionKey};
 use weft_protocol::transport::Progress;
-use weft_protocol::{AtomicAct, Memory as _, Refusal};
+use weft_protocol::{AtomicAct, HostBytes, Memory as _, Refusal};
 
 use crate::driver::{Shared, World};
 use crate::error::Error;
@@ -33,66 +33,107 @@ pub struct Memory {
 pub(crate) struct Registered {
     pub(crate) shared: OfProcess<Arc<Shared>>,
     pub(crate) region: Region,
-    pub(crate) host: Arc<HostMemory>,
+    pub(crate) memory: Held,
     /// Under which key the other ranks of a group read it, once it has been used in a collective.
     pub(crate) lent: OnceLock<RegionKey>,
+}
+
+/// The memory itself. Host memory is told apart, because every collective asks, and asking a trait object costs more than a small call should.
+#[derive(Clone, Debug)]
+pub(crate) enum Held {
+    Host(Arc<HostMemory>),
+    Other(Arc<dyn weft_protocol::Memory>),
+}
+
+impl Held {
+    pub(crate) fn any(&self) -> Arc<dyn weft_protocol::Memory> {
+        match self {
+            Held::Host(host) => host.clone(),
+            Held::Other(memory) => memory.clone(),
+        }
+    }
+    fn get(&self) -> &dyn weft_protocol::Memory {
+        match self {
+            Held::Host(host) => &**host,
+            Held::Other(memory) => &**memory,
+        }
+    }
 }
 
 /// What is registered stays so while something holds its bytes.
 impl weft_protocol::Memory for Registered {
     fn len(&self) -> u64 {
-        self.host.len()
+        match &self.memory {
+            Held::Host(host) => host.len(),
+            Held::Other(memory) => memory.len(),
+        }
     }
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        self.host.read(offset, into);
-    }
-    fn write(&self, offset: u64, from: &[u8]) {
-        self.host.write(offset, from);
-    }
-    fn digest(&self, offset: u64, len: u64, digest: &mut Digest) -> Result<(), Refusal> {
-        self.host.digest(offset, len, digest)
-    }
-    fn atomic(&self, offset: u64, act: AtomicAct) -> Result<u64, Refusal> {
-        self.host.atomic(offset, act)
+    fn host(&self) -> Option<&dyn HostBytes> {
+        self.memory.get().host()
     }
     fn as_any(&self) -> &dyn Any {
-        self.host.as_any()
+        self.memory.get().as_any()
+    }
+}
+
+impl Registered {
+    /// The host memory that it is, if it is some.
+    pub(crate) fn host_memory(&self) -> Option<&HostMemory> {
+        match &self.memory {
+            Held::Host(host) => Some(host),
+            Held::Other(memory) => memory.as_any().downcast_ref(),
+        }
     }
 }
 
 impl Memory {
     pub fn len(&self) -> u64 {
-        self.inner.host.len()
+        self.inner.len()
     }
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// The first byte. It stays where it is while any clone of this handle lives.
+    /// Where its bytes are.
+    pub fn place(&self) -> Place {
+        self.inner.region.place
+    }
+    /// The first byte. It stays where it is while any clone of this handle lives. Null where the bytes are not in host memory.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.inner.host.as_ptr()
+        self.inner
+            .host_memory()
+            .map_or(std::ptr::null_mut(), HostMemory::as_ptr)
+    }
+    /// The first byte on its device; none where it is no device's.
+    pub fn device_address(&self) -> Option<u64> {
+        let memory: &CudaMemory = self.inner.memory.get().as_any().downcast_ref()?;
+        Some(memory.device_memory().address())
     }
     /// Whether Weft allocated it, so that peers on this host can map it.
     pub fn is_mappable(&self) -> bool {
-        self.inner.host.file().is_some()
+        self.inner.host_memory().is_some_and(|host| host.file().is_some())
     }
-    /// Copies bytes out.
+    /// Copies bytes out. Those of a device are waited for.
     ///
     /// # Panics
-    /// Where the bytes lie outside the memory.
+    /// Where the bytes lie outside the memory, or are neither the host's nor a device's.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
-        self.inner.host.read(offset, into);
+        self.bytes().read(offset, into);
     }
     /// Copies bytes in.
     ///
     /// # Panics
-    /// Where the bytes lie outside the memory.
+    /// As [`read`](Memory::read).
     pub fn write(&self, offset: u64, from: &[u8]) {
-        self.inner.host.write(offset, from);
+        self.bytes().write(offset, from);
+    }
+    fn bytes(&self) -> &dyn HostBytes {
+        bytes_of(self.inner.memory.get()).expect("bytes of the host or of a device")
     }
     /// What the word at `offset` holds: eight bytes, little-endian, at a multiple of eight.
     pub fn read_word(&self, offset: u64) -> Result<u64, Error> {
         self.inner.shared.get()?;
-        let found = self.check_word(offset).and_then(|()| self.inner.host.read_word(offset));
+        let host = || self.inner.host_memory().ok_or(Refusal::Unsupported);
+        let found = self.check_word(offset).and_then(|()| host()?.read_word(offset));
         found.map_err(|refusal| refused(offset, refusal))
     }
     /// Adds to the word at `offset` and tells what it held. Atomic with respect to the atomic operations of all peers.
@@ -107,14 +148,20 @@ impl Memory {
         self.inner.shared.get()?;
         let found = self
             .check_word(offset)
-            .and_then(|()| self.inner.host.atomic(offset, act));
+            .and_then(|()| self.inner.memory.get().host_bytes()?.atomic(offset, act));
         found.map_err(|refusal| refused(offset, refusal))
     }
     fn check_word(&self, offset: u64) -> Result<(), Refusal> {
         check_word(Access::READ_WRITE, self.len(), offset)
     }
+    /// All bytes, copied.
+    ///
+    /// # Panics
+    /// Where they are not in host memory.
     pub fn to_vec(&self) -> Vec<u8> {
-        self.inner.host.snapshot()
+        let mut bytes = vec![0; self.len() as usize];
+        self.read(0, &mut bytes);
+        bytes
     }
 
     pub(crate) fn is_lent(&self) -> bool {
@@ -144,11 +191,11 @@ impl Memory {
     /// Peers are refused from the start of this call. A peer that is frozen in the middle of a copy holds the memory until it
     /// goes on or dies; if that lasts longer than `timeout`, the error says so.
     pub fn release(&self, timeout: Duration) -> Result<(), Error> {
-        let Registered {
-            shared, region, host, ..
-        } = &*self.inner;
+        let Registered { shared, region, .. } = &*self.inner;
         let shared = shared.get()?;
-        shared.lock().registrations.forget(host);
+        if let Some(host) = self.inner.host_memory() {
+            shared.lock().registrations.forget(host);
+        }
         let deadline = after(shared, timeout);
         let try_release = |world: &mut World| {
             match world.core.release(&region.key, shared.clock.now()) {
@@ -221,8 +268,9 @@ impl Registrations {
             self.by_place.retain(|_, known| known.strong_count() > 0);
             self.sweep_at = 2 * self.by_place.len() + 64;
         }
-        self.by_place
-            .insert(place(&registered.host), Arc::downgrade(registered));
+        if let Some(host) = registered.host_memory() {
+            self.by_place.insert(place(host), Arc::downgrade(registered));
+        }
     }
 }
 

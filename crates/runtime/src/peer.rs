@@ -7,7 +7,7 @@ use weft_fabric::fork::OfProcess;
 use weft_plan::{Spans, Time};
 use weft_protocol::region::RemoteRegion;
 use weft_protocol::transfer::{PeerId, Request};
-use weft_protocol::{AtomicAct, Direction, Leg, LegError};
+use weft_protocol::{AtomicAct, Direction, Leg, LegError, Ready};
 
 use crate::atomic::AtomicBuilder;
 use crate::driver::{PeerState, Shared};
@@ -222,6 +222,15 @@ pub struct TransferBuilder<'a> {
     deadline: Duration,
     checksum: bool,
     notify: Option<Vec<u8>>,
+    more: More,
+}
+
+/// What else is asked of a transfer.
+#[derive(Clone, Debug, Default)]
+struct More {
+    arrives: Option<u32>,
+    commit: bool,
+    after: Option<Arc<dyn Ready>>,
 }
 
 /// A leg being described.
@@ -243,6 +252,7 @@ impl<'a> TransferBuilder<'a> {
             deadline,
             checksum,
             notify: None,
+            more: More::default(),
         }
     }
 
@@ -297,6 +307,25 @@ impl<'a> TransferBuilder<'a> {
         self
     }
 
+    /// Tells the peer's application of a write, under this number, once all of it is in place: it [hears](crate::Agent::arrival) of it without a message.
+    /// Such a write is never carried twice; where a path is lost under it, it fails.
+    pub fn arrives(mut self, number: u32) -> TransferBuilder<'a> {
+        self.more.arrives = Some(number);
+        self
+    }
+
+    /// Has what is written made to last before the transfer counts as done. Memory has nothing to be done for that.
+    pub fn commit(mut self) -> TransferBuilder<'a> {
+        self.more.commit = true;
+        self
+    }
+
+    /// Begins only when this has come about: a kernel on a stream, a thread's word. The deadline counts from the post all the same.
+    pub fn after(mut self, ready: Arc<dyn Ready>) -> TransferBuilder<'a> {
+        self.more.after = Some(ready);
+        self
+    }
+
     /// Checks the description once, so that it can be posted many times.
     pub fn prepare(self) -> Result<Prepared, Error> {
         let mut legs = Vec::with_capacity(self.legs.len());
@@ -330,10 +359,97 @@ impl<'a> TransferBuilder<'a> {
             deadline: self.deadline.into(),
             checksum: self.checksum,
             notify: self.notify,
+            more: self.more,
         })
     }
 
     /// Starts the transfer.
+    pub fn post(self) -> Result<Transfer, Error> {
+        self.prepare()?.post()
+    }
+}
+
+/// A move between two memories of one agent being described: host to device, device to host, within a device. Nothing happens before
+/// [`post`](CopyBuilder::post).
+#[derive(Debug)]
+#[must_use = "a described copy does nothing until it is posted"]
+pub struct CopyBuilder<'a> {
+    here: Peer,
+    from: &'a Memory,
+    to: &'a Memory,
+    spans: Option<(Spans, Spans)>,
+    deadline: Duration,
+    checksum: bool,
+    after: Option<Arc<dyn Ready>>,
+}
+
+impl<'a> CopyBuilder<'a> {
+    pub(crate) fn new(here: Peer, from: &'a Memory, to: &'a Memory) -> CopyBuilder<'a> {
+        let Defaults { deadline, checksum } = here.defaults;
+        CopyBuilder {
+            here,
+            from,
+            to,
+            spans: None,
+            deadline,
+            checksum,
+            after: None,
+        }
+    }
+
+    /// Which bytes, in order, of both; all of them where nothing is said.
+    pub fn spans(mut self, from: Spans, to: Spans) -> CopyBuilder<'a> {
+        self.spans = Some((from, to));
+        self
+    }
+
+    /// See [`TransferBuilder::deadline`].
+    pub fn deadline(mut self, after: Duration) -> CopyBuilder<'a> {
+        self.deadline = after.min(DEADLINE_MAX);
+        self
+    }
+
+    /// See [`TransferBuilder::checksum`].
+    pub fn checksum(mut self, on: bool) -> CopyBuilder<'a> {
+        self.checksum = on;
+        self
+    }
+
+    /// See [`TransferBuilder::after`].
+    pub fn after(mut self, ready: Arc<dyn Ready>) -> CopyBuilder<'a> {
+        self.after = Some(ready);
+        self
+    }
+
+    /// Checks the description once, so that it can be posted many times.
+    pub fn prepare(self) -> Result<Prepared, Error> {
+        let shared = self.here.shared.get()?.clone();
+        self.from.check_owner(&shared)?;
+        self.to.check_owner(&shared)?;
+        let key = self.to.inner.region.key;
+        let region = shared.lock().core.own_region(&key).ok_or_else(|| Error::Refused {
+            what: "copying to memory".to_owned(),
+            refusal: weft_protocol::Refusal::Released,
+        })?;
+        let remote = Remote {
+            name: self.here.name.clone(),
+            region,
+        };
+        let mut transfer = TransferBuilder::new(&self.here, Direction::Write)
+            .whole_leg(self.from, &remote)
+            .deadline(self.deadline)
+            .checksum(self.checksum);
+        if let Some((from, to)) = self.spans {
+            transfer = transfer.spans(from, to);
+        }
+        transfer.more.after = self.after;
+        let mut prepared = transfer.prepare()?;
+        // The memory that it is copied to stays registered, too.
+        prepared.memory = prepared.memory.iter().cloned().chain([self.to.inner.clone()]).collect();
+        Ok(prepared)
+    }
+
+    /// Starts the copy.
     pub fn post(self) -> Result<Transfer, Error> {
         self.prepare()?.post()
     }
@@ -350,6 +466,7 @@ pub struct Prepared {
     deadline: Time,
     checksum: bool,
     notify: Option<Vec<u8>>,
+    more: More,
 }
 
 impl Prepared {
@@ -363,14 +480,16 @@ impl Prepared {
         let shared = peer.shared.get()?;
         let posted = shared.act(|world, now| {
             world.check_running()?;
-            let request = Request {
-                peer: peer.id,
-                direction: self.direction,
-                legs: self.legs.clone(),
-                deadline: now.saturating_add(self.deadline),
-                checksum: self.checksum,
-                tag: None,
-            };
+            let request = Request::new(
+                peer.id,
+                self.direction,
+                self.legs.clone(),
+                now.saturating_add(self.deadline),
+            )
+            .checksum(self.checksum)
+            .arrives(self.more.arrives)
+            .commit(self.more.commit)
+            .after(self.more.after.clone());
             let deadline = request.deadline;
             let submitted = world.core.submit(request, self.notify.as_deref(), now);
             let id = submitted.map_err(Error::from)?;

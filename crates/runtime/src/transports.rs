@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use weft_fabric::cuda::CudaHere;
 use weft_fabric::shared_memory::Foreign;
 use weft_fabric::tcp::{Tcp, TcpOptions, TlsOptions};
 use weft_fabric::verbs::{AtomicsBy, Mtu, OnDemandPaging, RailOptions, RegistrationOptions, Verbs, VerbsOptions};
@@ -82,6 +83,16 @@ pub(crate) fn start(
                 }));
             }
         }
+    }
+    if CudaHere::is_likely() {
+        // Nothing is loaded before a device's memory is registered.
+        let transport = CudaHere::start(epoch).map_err(failed("cuda"))?;
+        slots.push(Slot {
+            reach: Reach::Here,
+            preference: 0,
+            paths: 1,
+            transport: Box::new(transport),
+        });
     }
     Ok(slots)
 }

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use weft::{Agent, Algorithm, CallError, Cause, Communicator, Datatype, Error, JoinOptions, Memory, Rank, Reduction};
+use weft::{
+    Agent, Algorithm, CallError, Cause, Communicator, Datatype, Error, JoinOptions, Memory, Rank, Reduction,
+    ShrinkOptions,
+};
 
 /// How ranks reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -661,6 +664,26 @@ fn a_rank_that_does_not_come_is_named_by_the_deadline_and_left_out() {
                 "{error}"
             );
         }
+    }
+}
+
+#[test]
+fn too_few_do_not_go_on_while_the_others_may_be_alive() {
+    for way in [Way::Arena, Way::Tcp] {
+        ranks(3, way, |group| {
+            if group.rank().0 < 2 {
+                // They are silent, and not known to be dead.
+                std::thread::sleep(Duration::from_secs(3));
+                return;
+            }
+            let alone = group.shrink(Duration::from_millis(500));
+            let Err(Error::NoQuorum { short, .. }) = alone else {
+                panic!("{way:?}: {alone:?}");
+            };
+            assert_eq!((short.missing, short.needed), (vec![Rank(0), Rank(1)], 2), "{way:?}");
+            let options = ShrinkOptions::new(Duration::from_secs(1)).without_quorum();
+            assert_eq!(group.shrink_with(options).unwrap().size(), 1, "{way:?}");
+        });
     }
 }
 

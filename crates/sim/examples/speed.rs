@@ -1,5 +1,5 @@
 //! How fast the simulator is: `speed ring 1024`, `speed ring 8192 3` (tiers), `speed hierarchical 131072`, `speed all-to-all 131072`,
-//! `speed permutation 1024`, `speed closed-forms 1048576`, `speed schedule 1048576 all-reduce`, `speed training 9216`, `speed serving shared`. Prints one line of JSON, with the CPU time and
+//! `speed permutation 1024`, `speed closed-forms 1048576`, `speed schedule 1048576 all-reduce`, `speed training 9216`, `speed serving shared`, `speed rails`. Prints one line of JSON, with the CPU time and
 //! the peak of the memory of the whole process. `cargo xtask compare simulator` runs all of them.
 
 #![expect(clippy::disallowed_methods, reason = "it measures")]
@@ -15,10 +15,11 @@ use weft_plan::platform::fabric::{Cluster, Fabric, FabricError, Topology, Wire};
 use weft_plan::workload::model::Model;
 use weft_plan::workload::training::{Batch, Job, Parallel};
 use weft_plan::{Bandwidth, Bytes, Picos, Rank};
-use weft_sim::flow::{self, FlowOptions, Transfer, permutation};
+use weft_sim::flow::{self, FlowOptions};
 use weft_sim::packet::{self, PacketOptions};
 use weft_sim::scenario::Scenario;
 use weft_sim::serving::ServingScenario;
+use weft_sim::traffic::{Transfer, permutation};
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -41,6 +42,7 @@ fn main() -> Outcome {
         "schedule" => chosen_schedule(count, word(2)),
         "training" => training(count),
         "serving" => serving(word(1) == "shared"),
+        "rails" => rails(),
         other => Err(format!("{other:?} is nothing to measure").into()),
     }
 }
@@ -216,6 +218,22 @@ fn serving(shared: bool) -> Outcome {
         report.time.as_ps() as f64 * 1e-6,
         report.flows,
         costs(report.events)
+    );
+    Ok(())
+}
+
+/// The shipped scenario `rails`, all of it: `weft sim run rails`.
+fn rails() -> Outcome {
+    let scenario = Scenario::from_toml(include_str!("../../../scenarios/rails.toml"))?;
+    let answers = scenario.run()?;
+    let answer = answers.last().ok_or("no answer")?;
+    println!(
+        "{{\"what\":\"{}\",\"ranks\":{},\"simulated_us\":{:.3},\"classes\":{},{}}}",
+        scenario.name,
+        answer.ranks,
+        answer.time.as_ps() as f64 * 1e-6,
+        answer.classes,
+        costs(answer.events)
     );
     Ok(())
 }

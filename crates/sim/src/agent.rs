@@ -1,10 +1,12 @@
 //! An agent of the simulated world: the real agent core, turned by the world's clock.
 
-use weft_plan::Time;
+use std::sync::Arc;
+
+use weft_plan::{Bandwidth, Bytes, LinkCost, Picos, Place, PlaceKind, Time};
 use weft_protocol::agent::{Core, Event, Reach, Settings, Slot};
 use weft_protocol::seeded::Seeded;
 use weft_protocol::session::{Config, Secret};
-use weft_protocol::{Epoch, Progress};
+use weft_protocol::{Carriage, Epoch, Loopback, Progress, Rate, Throttled, Transport, VecMemory};
 
 use crate::transport::{Fabric, SimTransport};
 use crate::wire::AgentClock;
@@ -30,12 +32,20 @@ pub struct Birth {
     pub silence_max: Time,
     /// What its clock reads at the start: agents are allowed to be old.
     pub clock: Time,
+    /// It has a device, whose memory no network reaches, and host memory that transfers from and to it go through.
+    pub device: bool,
 }
+
+/// What transfers of a device go through: less than most of them have, so that pieces are used again and again.
+const RING_PIECES: u64 = 3;
+const RING_PIECE_BYTES: u64 = 1024;
+/// What a device's own transport carries: slower than most networks, so that pieces wait in the ring.
+const DEVICE_BYTES_PER_SEC: u64 = 50_000_000;
 
 /// One life of an agent. Dropping it ends the life, as the death of its process would.
 #[derive(Debug)]
 pub struct SimAgent {
-    pub core: Core<SimTransport>,
+    pub core: Core<dyn Transport>,
     world: World,
     clock: AgentClock,
 }
@@ -47,11 +57,14 @@ impl SimAgent {
         config.host = birth.host.clone();
         config.heartbeat = birth.heartbeat;
         config.silence_max = birth.silence_max;
-        let slot = |fabric, reach, paths| Slot {
-            reach,
-            preference: 0,
-            paths,
-            transport: Box::new(SimTransport::start(world, birth.node, fabric, birth.epoch, birth.clock)),
+        let slot = |fabric, reach, paths| {
+            let transport = SimTransport::start(world, birth.node, fabric, birth.epoch, birth.clock);
+            Slot {
+                reach,
+                preference: 0,
+                paths,
+                transport: Box::new(transport) as Box<dyn Transport>,
+            }
         };
         let host = Fabric {
             packet_bytes: birth.rails.first().map_or(4096, |network| network.packet_bytes),
@@ -62,6 +75,7 @@ impl SimAgent {
             .map(|network| slot(*network, Reach::Anywhere, birth.paths))
             .collect();
         slots.push(slot(host, Reach::SameHost, 1));
+        slots.extend(birth.device.then(|| device_slot(birth.epoch)));
         let mut chance = Seeded::new(birth.epoch.0);
         let random = Box::new(move || {
             let mut bytes = [0; 32];
@@ -74,8 +88,17 @@ impl SimAgent {
             backoff_max: Time::from_ms(100),
             ..Settings::new(config)
         };
+        let mut core = Core::new(settings, slots, random);
+        if birth.device {
+            let ring = Arc::new(VecMemory::zeroed((RING_PIECES * RING_PIECE_BYTES) as usize));
+            let ring = core
+                .register(ring, Place::DRAM)
+                .expect("the simulated fabrics take any memory");
+            core.stage_through(&ring.key, RING_PIECE_BYTES)
+                .expect("a ring of host memory");
+        }
         SimAgent {
-            core: Core::new(settings, slots, random),
+            core,
             world: world.clone(),
             clock: AgentClock::new(world.now(), birth.clock),
         }
@@ -105,5 +128,27 @@ impl SimAgent {
     /// When the agent wants to be turned again, on the world's clock.
     pub fn next_timeout(&self) -> Option<Time> {
         self.core.next_timeout().map(|at| self.on_world_clock(at))
+    }
+}
+
+/// The transport between host memory and the memory of the agent's own device.
+fn device_slot(epoch: Epoch) -> Slot<dyn Transport> {
+    let bandwidth = Bandwidth::from_bytes_per_sec(DEVICE_BYTES_PER_SEC);
+    let cost = LinkCost {
+        latency: Picos::from_us(5),
+        per_span: Picos::ZERO,
+        bandwidth,
+    };
+    let carriage = Carriage::new(PlaceKind::Dram, PlaceKind::Gpu, cost, 512);
+    let end = Loopback::new().endpoint_carrying("device", epoch, vec![carriage]);
+    let rate = Rate {
+        bandwidth,
+        burst: Bytes(1024),
+    };
+    Slot {
+        reach: Reach::Here,
+        preference: 0,
+        paths: 1,
+        transport: Box::new(Throttled::new(end, rate)),
     }
 }

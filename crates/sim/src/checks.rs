@@ -2,8 +2,10 @@
 
 use thiserror::Error;
 use weft_plan::Rank;
+use weft_plan::collective::PartitionError;
 use weft_plan::platform::fabric::{LinkId, Topology};
 use weft_plan::schedule::Shape;
+use weft_protocol::group::CompileError;
 
 /// What is to run does not fit the network, or does not end on it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -18,6 +20,13 @@ pub enum RunError {
     /// Ranks wait for each other, or a link is down for ever.
     #[error("{waiting} ranks or transfers never come to their end")]
     NeverEnds { waiting: u64 },
+    #[error(transparent)]
+    Sizes(#[from] PartitionError),
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// Ranks of which no two do the same, and each does much.
+    #[error("ranks are too different from each other: more than {most} ops would have to be kept")]
+    TooManyOps { most: u64 },
 }
 
 /// A program has no more ranks than the network.

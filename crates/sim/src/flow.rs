@@ -1,7 +1,6 @@
 //! The network as flows: every message is a fluid that shares links fairly with all others, and ends when its last byte has passed.
 //!
-//! What runs is a [`Program`] of `plan`, as it is, in the strict world that it is verified in: a message begins when both ends have come
-//! to it, and a step of a rank ends with its last op. Or a list of [`Transfer`]s. Rates are max-min fair, and solved again only where
+//! What runs is a [`Program`] of `plan`, compiled and executed as communicators execute it. Or a list of [`Transfer`]s. Rates are max-min fair, and solved again only where
 //! something has changed. Large programs are folded first: ranks that do the same in the same place are one *class*, simulated
 //! once, and the rates of their flows are the same because nothing tells them apart. Whether ranks are alike is looked at, not
 //! assumed; where they are not, every rank stands for itself.
@@ -22,8 +21,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-pub(crate) mod classes;
-pub(crate) mod demand;
 mod list;
 pub(crate) mod live;
 mod program;
@@ -33,14 +30,15 @@ mod ways;
 
 use thiserror::Error;
 use weft_plan::collective::Problem;
-use weft_plan::platform::fabric::{LinkId, Routing, Topology};
+use weft_plan::platform::fabric::{Routing, Topology};
 use weft_plan::schedule::Program;
-use weft_plan::{Bandwidth, Bytes, Picos, Rank};
+use weft_plan::{Bandwidth, Bytes, Picos};
 
 use crate::checks::RunError;
+use crate::execution::Eager;
+use crate::traffic::{LinkFault, Transfer};
 
-pub use list::permutation;
-pub use report::{Hot, MessageSpan, Report, StepSpan};
+pub use report::Report;
 pub(crate) use ways::mixed;
 
 /// How the network is used.
@@ -51,6 +49,8 @@ pub struct FlowOptions {
     pub seed: u64,
     /// What a message costs its ends beyond the links, once.
     pub message_overhead: Picos,
+    /// Which messages go before their receiver has come to them.
+    pub eager: Eager,
     /// How fast a rank reduces what has come, and copies.
     pub reduction: Bandwidth,
     pub copy: Bandwidth,
@@ -59,8 +59,19 @@ pub struct FlowOptions {
     pub traced_ranks: u32,
     /// Tell what every link carried.
     pub by_link: bool,
-    /// Never let one rank stand for others.
-    pub every_rank: bool,
+    pub folding: Folding,
+}
+
+/// Which ranks stand for others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Folding {
+    /// None.
+    Never,
+    /// Those that nothing tells apart. Where these are too many, as in [`Folding::Rough`].
+    #[default]
+    Alike,
+    /// Also those that do the same in every step, but wait for it in other orders.
+    Rough,
 }
 
 impl Default for FlowOptions {
@@ -69,38 +80,14 @@ impl Default for FlowOptions {
             routing: Routing::Spray,
             seed: 0,
             message_overhead: Picos::ZERO,
+            eager: Eager::default(),
             reduction: Bandwidth::MAX,
             copy: Bandwidth::MAX,
             faults: Vec::new(),
             traced_ranks: 0,
             by_link: false,
-            every_rank: false,
+            folding: Folding::Alike,
         }
-    }
-}
-
-/// A link that has only a part of its bandwidth for a while; none where it is down.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LinkFault {
-    pub link: LinkId,
-    pub from: Picos,
-    pub until: Picos,
-    /// From zero to one.
-    pub left: f64,
-}
-
-/// Bytes from one rank to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer {
-    pub from: Rank,
-    pub to: Rank,
-    pub bytes: Bytes,
-    pub start: Picos,
-}
-
-impl Transfer {
-    pub(crate) fn ends(&self) -> [Rank; 2] {
-        [self.from, self.to]
     }
 }
 
@@ -115,7 +102,8 @@ pub enum FlowError {
     TooLarge { ranks: u32, steps: u32 },
 }
 
-/// Runs a program on the first ranks of a topology, for `bytes` in the larger of a rank's buffers. Blocks and pieces are of equal size.
+/// Runs a program on the first ranks of a topology, for `bytes` in the larger of a rank's buffers. Blocks and pieces are of equal size. The
+/// program must have been verified: a slice out of bounds is a panic.
 pub fn run_program(
     topology: &Topology,
     problem: &Problem,

@@ -12,20 +12,23 @@ pub mod flow;
 pub mod harness;
 pub mod packet;
 pub mod scenario;
+pub mod seat;
 pub mod seeds;
 pub mod serving;
 pub mod trace;
+pub mod traffic;
 pub mod training;
 pub mod transport;
 pub mod world;
 
 mod checks;
-mod steps;
+mod execution;
 mod wire;
 
 pub use agent::{Birth, SimAgent};
 pub use checks::RunError;
 pub use faults::{Faults, Tally};
+pub use seat::{SharedAgent, SimSeat};
 pub use trace::Trace;
 pub use transport::{Fabric, SimTransport};
 pub use world::{NodeId, World};

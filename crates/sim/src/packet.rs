@@ -9,7 +9,7 @@
 //! ```
 //! use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
 //! use weft_plan::{Bytes, Rank, Picos};
-//! use weft_sim::flow::Transfer;
+//! use weft_sim::traffic::Transfer;
 //! use weft_sim::packet::{self, PacketOptions};
 //! let wire = Wire { bandwidth: "100 Gb/s".parse()?, latency: "1 µs".parse()? };
 //! let fabric = Fabric::SingleSwitch { ports: 2, wire };
@@ -35,7 +35,8 @@ use weft_plan::schedule::Program;
 use weft_plan::{Bandwidth, Bytes, Picos};
 
 use crate::checks::RunError;
-use crate::flow::{Hot, LinkFault, MessageSpan, StepSpan, Transfer};
+use crate::execution::Eager;
+use crate::traffic::{Hot, LinkFault, MessageSpan, StepSpan, Transfer};
 
 pub use dcqcn::Dcqcn;
 
@@ -57,6 +58,8 @@ pub struct PacketOptions {
     pub timeout: Picos,
     /// What a message costs its ends beyond the links, once.
     pub message_overhead: Picos,
+    /// Which messages go before their receiver has come to them.
+    pub eager: Eager,
     pub reduction: Bandwidth,
     pub copy: Bandwidth,
     pub faults: Vec<LinkFault>,
@@ -116,6 +119,7 @@ impl Default for PacketOptions {
             loss: 0.0,
             timeout: Picos::from_us(500),
             message_overhead: Picos::ZERO,
+            eager: Eager::default(),
             reduction: Bandwidth::MAX,
             copy: Bandwidth::MAX,
             faults: Vec::new(),
@@ -194,7 +198,7 @@ pub fn run_transfers(
     drive::transfers(topology, transfers, options)
 }
 
-/// Runs a program, every message a flow of packets.
+/// Runs a program, every message a flow of packets. It must have been verified: a slice out of bounds is a panic.
 pub fn run_program(
     topology: &Topology,
     problem: &Problem,

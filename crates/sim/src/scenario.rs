@@ -131,7 +131,8 @@ pub enum Workload {
     Collective {
         /// As `weft explain` names it.
         collective: String,
-        /// The fastest by the analytical model where nothing is said.
+        /// As communicators name it: `ring`, or `ring/16` for one in 16 portions. The fastest by the analytical model where nothing is said,
+        /// which is what a communicator would choose.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         algorithm: Option<String>,
         /// In the larger of a rank's buffers.

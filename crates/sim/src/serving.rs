@@ -30,7 +30,8 @@ use weft_plan::platform::fabric::Topology;
 use weft_plan::workload::model::Model;
 use weft_plan::workload::serving::{Deployment, ServingError};
 
-use crate::flow::{FlowError, FlowOptions, Transfer};
+use crate::flow::{FlowError, FlowOptions};
+use crate::traffic::Transfer;
 
 pub use report::{Percentiles, Report};
 pub use requests::{Arrivals, Prefix, Request};

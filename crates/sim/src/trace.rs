@@ -6,7 +6,7 @@ use std::fmt;
 use weft_plan::Time;
 
 /// Lines kept of a world that is being replayed: the last ones, where the failure is.
-const LINES_MAX: usize = 4000;
+const LINES_MAX: usize = 400_000;
 
 /// The history of a world. Two worlds of one seed have the same hash after the same number of steps.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use weft_plan::{Bandwidth, LinkCost, Picos, Time};
 use weft_protocol::{
-    Capabilities, Epoch, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey, RegionTable,
-    Signal, Transport,
+    Capabilities, Carriage, Epoch, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey,
+    RegionTable, Signal, Transport,
 };
 
 use crate::wire::{AgentClock, End, Half, Packet, Side, Wire};
@@ -92,22 +92,21 @@ impl SimTransport {
         let name = &state.nodes[node.0 as usize].name;
         let address = PeerAddress(format!("{}:{}/{name}", fabric.name, fabric.rail));
         drop(state);
+        let mut capabilities = Capabilities::new(
+            fabric.name,
+            address,
+            vec![Carriage::host(fabric.cost, fabric.max_op_bytes)],
+        );
+        capabilities.max_op_runs = fabric.max_op_runs;
+        capabilities.max_inflight_ops = fabric.max_inflight_ops;
+        capabilities.max_message_bytes = fabric.max_message_bytes;
+        capabilities.reliable_messages = fabric.local;
+        capabilities.awaits_vouching = !fabric.local;
+        capabilities.atomics = true;
         SimTransport {
             world: world.clone(),
             end,
-            capabilities: Capabilities {
-                name: fabric.name,
-                address,
-                max_op_bytes: fabric.max_op_bytes,
-                max_op_runs: fabric.max_op_runs,
-                max_inflight_ops: fabric.max_inflight_ops,
-                max_message_bytes: fabric.max_message_bytes,
-                reliable_messages: fabric.local,
-                awaits_vouching: !fabric.local,
-                atomics: true,
-                cost: fabric.cost,
-                numa: None,
-            },
+            capabilities,
         }
     }
 }

@@ -110,7 +110,7 @@ impl Exchange for Parcels {
         bytes.resize(start + from.len as usize, 0);
         let at = self.view(from);
         if from.len > 0 {
-            at.memory.read(at.offset, &mut bytes[start..]);
+            at.memory.bytes().read(at.offset, &mut bytes[start..]);
         }
         let (peer, now) = (self.peers[lane.peer.0 as usize].expect("a peer"), self.agent.now());
         match self.agent.core.send_parcel(peer, GROUP, &[&bytes], now) {
@@ -212,6 +212,7 @@ impl Scene {
                 heartbeat: Time::from_ms(100),
                 silence_max: Time::from_secs(20),
                 clock: Time::ZERO,
+                device: false,
             };
             Player {
                 exchange: Parcels {

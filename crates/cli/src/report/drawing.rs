@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use weft_plan::Picos;
 use weft_plan::platform::fabric::{LinkId, Topology, Vertex};
-use weft_sim::flow::Hot;
+use weft_sim::traffic::Hot;
 
 use super::rounded;
 

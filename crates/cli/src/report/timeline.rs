@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 use weft_plan::Rank;
-use weft_sim::flow::{MessageSpan, StepSpan};
 use weft_sim::scenario::Answer;
+use weft_sim::traffic::{MessageSpan, StepSpan};
 use weft_sim::training::{Doing, Trained};
 
 /// So many slices and messages are written, of so many lanes.

@@ -103,7 +103,8 @@ enum Heard {
 /// What became of asking the prefill side.
 enum Prefilled {
     At(Assigned, Bytes),
-    Nobody,
+    /// And why, where there are two sides.
+    Nobody(Option<&'static str>),
     /// The request itself is at fault, so that its sender is told.
     Refused(Response),
 }
@@ -164,9 +165,10 @@ impl Forwarder {
             headers: HeaderMap::new(),
         };
         let answer = self.ask(instance, &asked, Pieces::default());
-        let well = matches!(timeout(self.options.patience.health.max(Duration::from_secs(1)), answer).await,
-            Ok(Ok(answer)) if answer.status().is_success());
-        instance.seen(well);
+        match timeout(self.options.patience.health.max(Duration::from_secs(1)), answer).await {
+            Ok(answer) => instance.seen(answer.is_ok_and(|answer| answer.status().is_success())),
+            Err(_) => instance.is_slow(),
+        }
     }
 
     /// Answers a client, or has somebody answer it.
@@ -217,18 +219,17 @@ impl Forwarder {
     }
 
     async fn complete(&self, asked: &Asked, completion: Completion) -> Response {
-        let mut prefilled = Prefilled::Nobody;
+        let mut prefilled = Prefilled::Nobody(None);
         // Without a decode instance, whoever computes the prompt may as well go on.
-        if completion.can_be_split()
-            && self.instances.anybody(Role::Decode)
-            && let Some(prefill) = self.instances.next(Role::Prefill, &[])
-        {
-            prefilled = match prefill.0.offer() {
-                Some(offer) => match self.push(asked, &completion, prefill, &offer).await {
+        if completion.can_be_split() && self.instances.anybody(Role::Decode) && self.instances.knows(Role::Prefill) {
+            let prefill = self.instances.next(Role::Prefill, &[]);
+            prefilled = match prefill.map(|prefill| (prefill.0.offer(), prefill)) {
+                Some((Some(offer), prefill)) => match self.push(asked, &completion, prefill, &offer).await {
                     Some(answer) => return answer,
                     None => self.prefill(asked, &completion, None).await,
                 },
-                None => self.prefill(asked, &completion, Some(prefill)).await,
+                Some((None, prefill)) => self.prefill(asked, &completion, Some(prefill)).await,
+                None => Prefilled::Nobody(Some("no prefill instance is up")),
             };
         }
         match prefilled {
@@ -238,8 +239,8 @@ impl Forwarder {
                 let count = &self.counts.handed_off;
                 self.answer(asked, body, Role::Decode, from, count).await
             }
-            Prefilled::Nobody => {
-                let body = completion.for_decode(None);
+            Prefilled::Nobody(why) => {
+                let body = completion.for_decode(why.map(request::without));
                 let count = &self.counts.without_prefill;
                 self.answer(asked, body, Role::Plain, None, count).await
             }
@@ -324,12 +325,12 @@ impl Forwarder {
             match self.prefill_at(&assigned.0, asked, completion.for_prefill()).await {
                 Heard::Computed(Some(origin)) => return Prefilled::At(assigned, origin),
                 // It speaks, but not of where its blocks are: then they are of no use.
-                Heard::Computed(None) => return Prefilled::Nobody,
+                Heard::Computed(None) => return Prefilled::Nobody(Some("the prefill instance holds nothing")),
                 Heard::Refused(response) => return Prefilled::Refused(response),
                 Heard::Nothing => tried.push(Arc::clone(&assigned.0)),
             }
         }
-        Prefilled::Nobody
+        Prefilled::Nobody(Some("no prefill instance has computed the prompt"))
     }
 
     /// Has one prefill instance compute the prompt, and takes note of what that says of the instance.

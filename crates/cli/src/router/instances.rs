@@ -41,6 +41,8 @@ pub struct Instance {
     /// When it was last given a request, as the number of that request.
     turn: AtomicU64,
     failures: AtomicU32,
+    /// Looks at its health, one after the other, that it has not answered in time.
+    slow: AtomicU32,
     /// Whether it was found, and goes when it is not found any more. Others were named by somebody.
     found: bool,
     /// Known from its last answer, and forgotten when it is down: another process may come up in its place.
@@ -94,6 +96,7 @@ impl Instance {
             under_way: AtomicU32::new(0),
             turn: AtomicU64::new(0),
             failures: AtomicU32::new(0),
+            slow: AtomicU32::new(0),
             found: false,
             offer: Mutex::new(None),
             agents: Mutex::default(),
@@ -118,11 +121,19 @@ impl Instance {
     }
     /// What a look at its health, or a request to it, has shown.
     pub fn seen(&self, up: bool) {
+        self.slow.store(0, Ordering::Relaxed);
         if !up {
             self.offers(None);
         }
         if self.up.swap(up, Ordering::Relaxed) && !up {
             self.failures.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// It has not answered a look at its health in time. Who is busy computing may miss one; who misses two in a row is not there.
+    pub fn is_slow(&self) {
+        if self.slow.fetch_add(1, Ordering::Relaxed) > 0 {
+            self.seen(false);
         }
     }
 
@@ -276,6 +287,13 @@ impl Instances {
         let all = self.all();
         all.iter()
             .any(|instance| instance.role == role && instance.takes_requests())
+    }
+
+    /// Whether there is one of a role, up or not.
+    pub fn knows(&self, role: Role) -> bool {
+        let all = self.all();
+        all.iter()
+            .any(|instance| instance.role == role && !instance.draining.load(Ordering::Relaxed))
     }
 
     pub fn anybody_up(&self) -> bool {

@@ -121,6 +121,11 @@ impl Completion {
     }
 }
 
+/// What the decode side is asked with where it has to compute the prompt, though there are others for that: it counts it, and tells the client.
+pub fn without(why: &str) -> Bytes {
+    Bytes::from(json!({"weft": {"without": why}}).to_string())
+}
+
 /// Where the prefill side says that the prompt is.
 pub fn origin(mut answer: Vec<u8>) -> Option<Bytes> {
     let (_, fields) = json::rewrite(&mut answer, Keys::Keep).ok()?;

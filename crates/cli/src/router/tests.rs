@@ -215,6 +215,30 @@ async fn whoever_is_gone_is_done_without() {
             (StatusCode::OK, json!({"by": "decode", "from": null}))
         );
     }
+    // Whoever computes it instead is told why, and so can tell.
+    let asked = decode.asked.lock().unwrap();
+    let told: Vec<_> = asked
+        .iter()
+        .map(|asked| &asked["kv_transfer_params"]["weft"]["without"])
+        .collect();
+    assert!(
+        told.iter()
+            .all(|why| why.as_str().is_some_and(|why| why.starts_with("no prefill instance"))),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn who_misses_one_look_is_up_and_who_misses_two_in_a_row_is_not() {
+    let instance = Instance::new("http://127.0.0.1:1", Role::Prefill).unwrap();
+    for _ in 0..3 {
+        instance.is_slow();
+        assert!(instance.is_up());
+        instance.seen(true);
+    }
+    instance.is_slow();
+    instance.is_slow();
+    assert!(!instance.is_up());
 }
 
 #[tokio::test]

@@ -18,6 +18,8 @@ pub struct Partner {
     #[arg(long)]
     foreign: bool,
     #[arg(long)]
+    gpu: bool,
+    #[arg(long)]
     echo: bool,
 }
 
@@ -26,10 +28,10 @@ impl Partner {
         let post = Post {
             name: &self.name,
             region_bytes: self.bytes,
-            allocation: if self.foreign {
-                Allocation::Foreign
-            } else {
-                Allocation::Mapped
+            allocation: match (self.foreign, self.gpu) {
+                (true, _) => Allocation::Foreign,
+                (false, true) => Allocation::Gpu,
+                (false, false) => Allocation::Mapped,
             },
             echo: self.echo,
         };

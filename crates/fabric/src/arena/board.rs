@@ -1,11 +1,10 @@
 //! What the ranks of an arena tell each other when a call does not go well.
 
-use std::sync::atomic::{Ordering, fence};
-
 use weft_plan::Rank;
 use weft_protocol::group::{Abort, Board, Status, Trouble, Waiting};
 
 use super::{Arena, NOWHERE};
+use crate::sync::{self, Ordering, fence};
 
 /// The detail of a status: whether the call has ended, the step, and for whom the rank waits.
 pub(super) const ENDED: u64 = 1 << 63;
@@ -65,12 +64,12 @@ impl Board for Arena {
     }
 
     fn abort(&mut self, abort: &Abort) {
-        if self.own.has_abort() {
+        if self.own.has_told() {
             return;
         }
-        self.own.set_abort(abort, super::rest::host_time_ns());
+        self.own.set_abort(abort, sync::host_time_ns());
         self.own.tell_news();
         fence(Ordering::SeqCst);
-        super::rest::wake(self.own.news());
+        sync::wake(self.own.news());
     }
 }

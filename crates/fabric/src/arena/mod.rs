@@ -12,33 +12,35 @@
 
 mod board;
 mod lane;
+#[cfg(all(test, loom))]
+mod model;
 mod rest;
 mod segment;
 mod sink;
 mod stores;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
 use std::time::Duration;
 
 use thiserror::Error;
 use weft_plan::{Rank, Time};
 use weft_protocol::group::{
-    CallRecord, Exchange, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
+    CallRecord, EAGER_BYTES_MAX, Exchange, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View,
 };
 use weft_protocol::{Progress, Refusal, RegionKey};
 
 use crate::memory::{HostMemory, MemoryError};
 use crate::reduce::Reducer;
-use crate::shared_memory::BorrowedMapping;
+use crate::sync::{self, AtomicU32, Ordering, fence};
 use board::Sticky;
 use lane::{Incoming, Outgoing, Pushing, Ticket};
 use segment::{Body, Layout, Segment, Slot};
 use stores::Stores;
 
+pub use crate::memory::Seen;
 pub use rest::Ear;
 
 /// A message that is left in its sender's memory is taken in pieces of this size, so that whoever takes it looks up now and then.
@@ -47,43 +49,6 @@ const PART_BYTES: u64 = 1 << 20;
 const MAPPINGS_MAX: usize = 64;
 /// So many buffers that neighbours have read are remembered.
 const READ_MAX: usize = 8;
-
-/// Memory of a neighbour that is visible here.
-///
-/// # Safety
-/// `bytes` bytes from `as_ptr` on must be readable for as long as the value lives. Others may write to them at any moment.
-pub unsafe trait Seen: fmt::Debug + Send + Sync {
-    fn as_ptr(&self) -> *const u8;
-    fn bytes(&self) -> u64;
-    /// Whether its owner still offers it.
-    fn is_live(&self) -> bool;
-}
-
-// SAFETY: a mapping stays for as long as the value lives.
-unsafe impl Seen for BorrowedMapping {
-    fn as_ptr(&self) -> *const u8 {
-        BorrowedMapping::as_ptr(self)
-    }
-    fn bytes(&self) -> u64 {
-        self.len()
-    }
-    fn is_live(&self) -> bool {
-        BorrowedMapping::is_live(self)
-    }
-}
-
-// SAFETY: host memory has a stable address for as long as the value lives.
-unsafe impl Seen for HostMemory {
-    fn as_ptr(&self) -> *const u8 {
-        HostMemory::as_ptr(self)
-    }
-    fn bytes(&self) -> u64 {
-        weft_protocol::Memory::len(self)
-    }
-    fn is_live(&self) -> bool {
-        true
-    }
-}
 
 /// How an arena gets at the buffers of its neighbours.
 pub trait Neighbourhood: fmt::Debug + Send {
@@ -94,6 +59,7 @@ pub trait Neighbourhood: fmt::Debug + Send {
 /// The dimensions of an arena. They must be the same for all its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaOptions {
+    /// Between any two ranks. The last is for messages beside a call, and the others are for calls.
     pub channels: u16,
     /// Slots of a lane; a power of two.
     pub slots: u32,
@@ -117,7 +83,7 @@ impl ArenaOptions {
             channels: 2,
             slots: (1 << fair.ilog2()).clamp(8, LANE_SLOTS),
             slot_bytes: 32 << 10,
-            eager_bytes_max: 4 << 10,
+            eager_bytes_max: EAGER_BYTES_MAX as u32,
         }
     }
 }
@@ -206,7 +172,7 @@ impl Arena {
         neighbourhood: Box<dyn Neighbourhood>,
     ) -> Result<Arena, ArenaError> {
         let layout = layout(neighbours.len(), options)?;
-        rest::take_part();
+        sync::take_part_in_order();
         let ranks: Vec<Rank> = neighbours.iter().map(|(rank, _)| *rank).collect();
         let own_place = neighbours.iter().position(|(_, seen)| seen.is_none());
         let own_place = own_place.ok_or(ArenaError::Dimensions)?;
@@ -270,10 +236,9 @@ impl Arena {
 
     fn rest_besides(&mut self, ear: Option<(&AtomicU32, u32)>, max: Duration) {
         self.own.set_resting(true);
-        fence(Ordering::SeqCst);
-        rest::order_others();
+        sync::order_others();
         let neighbours = self.neighbours.iter().flatten();
-        rest::wait(neighbours.map(|n| (n.segment.news(), n.news)).chain(ear), max);
+        sync::wait(neighbours.map(|n| (n.segment.news(), n.news)).chain(ear), max);
         self.own.set_resting(false);
     }
 
@@ -288,9 +253,9 @@ impl Arena {
     fn nudge(own: &Segment, neighbour: &Neighbour) {
         own.tell_news();
         // Either we see that it rests, or it sees the news before it sleeps: it has its own way to order what we do here.
-        compiler_fence(Ordering::SeqCst);
+        sync::order_own();
         if neighbour.segment.is_resting() {
-            rest::wake(own.news());
+            sync::wake(own.news());
         }
     }
 
@@ -362,13 +327,15 @@ impl Arena {
                 return false;
             }
             let len = (head.len - pushed).min(self.layout.slot_bytes as u64);
-            let to = self.own.payload(index, self.outgoing[index].next);
-            // SAFETY: the message lies in a buffer of the call, which is held; the slot is free and of that size.
-            unsafe {
-                self.outgoing[index]
-                    .stores
-                    .fill(to, from.add(pushed as usize), len as usize)
-            };
+            {
+                let to = self.own.payload_to_fill(index, self.outgoing[index].next);
+                // SAFETY: the message lies in a buffer of the call, which is held; the slot is free and of that size.
+                unsafe {
+                    self.outgoing[index]
+                        .stores
+                        .fill(to.as_ptr(), from.add(pushed as usize), len as usize)
+                };
+            }
             let body = Body::Here(len);
             self.publish_slot(place, index, &Slot { head, body });
             let out = &mut self.outgoing[index];
@@ -415,7 +382,7 @@ impl Arena {
 
 impl Exchange for Arena {
     fn channels(&self) -> u16 {
-        self.options.channels
+        self.options.channels.saturating_sub(1)
     }
 
     fn begin(&mut self, call: &CallRecord, buffers: &mut Vec<View>) -> Result<(), Trouble> {
@@ -457,9 +424,11 @@ impl Exchange for Arena {
             None => self.options.slot_bytes,
         };
         if from.len <= u64::from(eager) {
-            let to = self.own.payload(index, self.outgoing[index].next);
-            // SAFETY: `held` has checked the piece; the slot is free, and no smaller.
-            unsafe { self.outgoing[index].stores.fill(to, at, from.len as usize) };
+            {
+                let to = self.own.payload_to_fill(index, self.outgoing[index].next);
+                // SAFETY: `held` has checked the piece; the slot is free, and no smaller.
+                unsafe { self.outgoing[index].stores.fill(to.as_ptr(), at, from.len as usize) };
+            }
             let body = Body::Here(from.len);
             self.publish_slot(place, index, &Slot { head, body });
             return Ok(Offered::Settled);

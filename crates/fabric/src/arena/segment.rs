@@ -5,7 +5,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use weft_protocol::Memory;
 use weft_protocol::group::{Abort, CallRecord, MessageHead, Recent};
@@ -13,6 +12,7 @@ use weft_protocol::region::{Epoch, RegionKey};
 
 use super::Seen;
 use crate::memory::{AllocateOptions, HostMemory, MemoryError};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, Reading, SharedWords, Writing, fence, own_half, own_value};
 
 /// What a core fetches at a time.
 const LINE: usize = 64;
@@ -84,7 +84,7 @@ impl Layout {
 /// A segment, one's own or a neighbour's.
 #[derive(Clone)]
 pub(super) struct Segment {
-    base: *mut u8,
+    words: SharedWords,
     layout: Layout,
     _kept: Kept,
 }
@@ -95,9 +95,6 @@ enum Kept {
     Own { _memory: Arc<HostMemory> },
     Seen { _mapping: Arc<dyn Seen> },
 }
-
-// SAFETY: the bytes stay where they are as long as the segment lives, and are accessed as atomics or by raw copies.
-unsafe impl Send for Segment {}
 
 /// A message's description in its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +128,7 @@ impl Segment {
     /// `None` where the memory is of another size.
     pub(super) fn own(layout: Layout, memory: Arc<HostMemory>) -> Option<Segment> {
         (memory.len() >= layout.bytes() as u64).then(|| Segment {
-            base: memory.as_ptr(),
+            words: SharedWords::new(memory.as_ptr()),
             layout,
             _kept: Kept::Own { _memory: memory },
         })
@@ -141,18 +138,41 @@ impl Segment {
     pub(super) fn seen(layout: Layout, mapping: Arc<dyn Seen>) -> Option<Segment> {
         let fits = mapping.bytes() >= layout.bytes() as u64;
         let segment = Segment {
-            base: mapping.as_ptr().cast_mut(),
+            words: SharedWords::new(mapping.as_ptr().cast_mut()),
             layout,
             _kept: Kept::Seen { _mapping: mapping },
         };
         (fits && segment.word(header::LAYOUT).load(Ordering::Relaxed) == layout.digest()).then_some(segment)
     }
 
+    /// Makes everything that stands in for this memory in a model, which must be while there is one thread.
+    #[cfg(loom)]
+    pub(super) fn stand_in(&self) {
+        let layout = self.layout;
+        let words = |at: usize, count: usize| (0..count).map(move |index| at + index * 8);
+        let slots = (0..layout.lanes()).flat_map(|lane| (0..layout.slots as u64).map(move |number| (lane, number)));
+        let places = [header::RESTING, header::WITHDRAWN].into_iter();
+        let places = places.chain(words(header::STATUS, 4 + CallRecord::WORDS / 8));
+        let places = places.chain(words(header::RECENT, 1 + Recent::CALLS));
+        let places = places.chain(words(header::ABORT, 1 + Abort::BYTES / 8));
+        let places = places.chain((0..layout.lanes()).map(|lane| layout.consumed(lane)));
+        let places = places.chain(
+            slots
+                .clone()
+                .flat_map(|(lane, number)| words(layout.head(lane, number), 10)),
+        );
+        for at in places {
+            self.word(at);
+        }
+        slots.for_each(|(lane, number)| drop(self.payload(lane, number)));
+        self.news();
+    }
+
     fn word(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at.is_multiple_of(8) && at + 8 <= self.layout.bytes());
         // SAFETY: within the segment, as every place in the layout is; aligned, because segments are pages and places multiples of 8;
         // and no access to this word is anything but atomic. A neighbour's word is only loaded, and relaxed, which read-only pages permit.
-        unsafe { AtomicU64::from_ptr(self.base.add(at).cast()) }
+        unsafe { self.words.word(at) }
     }
 
     /// A neighbour's word with everything that was written before it.
@@ -165,12 +185,12 @@ impl Segment {
     /// The word that changes with every message and every acknowledgement of this rank.
     pub(super) fn news(&self) -> &AtomicU32 {
         // SAFETY: as in `word`; nobody accesses these four bytes in any other size.
-        unsafe { AtomicU32::from_ptr(self.base.add(header::NEWS).cast()) }
+        unsafe { self.words.half(header::NEWS) }
     }
 
     /// The only writer says that there is something new. The caller wakes those who rest.
     pub(super) fn tell_news(&self) {
-        let news = self.news().load(Ordering::Relaxed);
+        let news = own_half(self.news());
         self.news().store(news.wrapping_add(1), Ordering::Release);
     }
 
@@ -179,7 +199,8 @@ impl Segment {
     }
 
     pub(super) fn set_resting(&self, resting: bool) {
-        self.word(header::RESTING).store(u64::from(resting), Ordering::SeqCst);
+        // The barrier between this and the last look at the news is the caller's.
+        self.word(header::RESTING).store(u64::from(resting), Ordering::Relaxed);
     }
 
     /// How many slots the owner has consumed of the lane that the rank at `position` writes.
@@ -244,10 +265,16 @@ impl Segment {
         self.word(at).store(number + 1, Ordering::Release);
     }
 
-    /// The bytes of a slot: `slot_bytes` of them.
-    pub(super) fn payload(&self, lane: usize, number: u64) -> *mut u8 {
+    /// The bytes of a slot whose message is there: `slot_bytes` of them.
+    pub(super) fn payload(&self, lane: usize, number: u64) -> Reading {
         // SAFETY: within the segment, as every place in the layout is.
-        unsafe { self.base.add(self.layout.payload(lane, number)) }
+        unsafe { self.words.reading(self.layout.payload(lane, number)) }
+    }
+
+    /// The bytes of a slot that is free, for its next message.
+    pub(super) fn payload_to_fill(&self, lane: usize, number: u64) -> Writing {
+        // SAFETY: as above.
+        unsafe { self.words.writing(self.layout.payload(lane, number)) }
     }
 
     /// Whether the owner has left a call while messages of it still lay in its memory. Nothing that was read from there before this
@@ -267,7 +294,7 @@ impl Segment {
     /// Writes a status. `words` only where they have changed. Whoever begins a call also says so among its recent ones.
     pub(super) fn set_status(&self, call: &CallRecord, detail: u64, words: bool) {
         let set = |index: usize, value: u64| self.word(header::STATUS + index * 8).store(value, Ordering::Relaxed);
-        let version = self.word(header::STATUS).load(Ordering::Relaxed);
+        let version = own_value(self.word(header::STATUS));
         set(0, version | 1);
         fence(Ordering::Release);
         set(1, call.number);
@@ -327,6 +354,11 @@ impl Segment {
         self.word(header::ABORT).store(at_ns.max(1), Ordering::SeqCst);
     }
 
+    /// Whether this rank, whose segment it is, has told one.
+    pub(super) fn has_told(&self) -> bool {
+        own_value(self.word(header::ABORT)) != 0
+    }
+
     pub(super) fn has_abort(&self) -> bool {
         self.word(header::ABORT).load(Ordering::Relaxed) != 0
     }
@@ -346,7 +378,7 @@ impl Segment {
 
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Segment({:p})", self.base)
+        write!(f, "Segment({:?})", self.words)
     }
 }
 

@@ -94,7 +94,7 @@ impl Arena {
             Sink::Copy(_) => 1,
         };
         if len == head.len || (self.layout.slot_bytes as u64).is_multiple_of(elements) {
-            self.apply(sink, taken, from, len, head.len);
+            self.apply(sink, taken, from.as_ptr(), len, head.len);
             return Ok(len);
         }
         // Elements that do not end with a slot are put together first.
@@ -106,7 +106,7 @@ impl Arena {
             gathered
                 .as_mut_ptr()
                 .add(before)
-                .copy_from_nonoverlapping(from, len as usize)
+                .copy_from_nonoverlapping(from.as_ptr(), len as usize)
         };
         if gathered.len() as u64 == head.len {
             self.apply(sink, 0, gathered.as_ptr(), head.len, head.len);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use weft_plan::{Datatype, Reduction};
 use weft_protocol::group::{Abort, Board, Cause, Combiner, Function, Waiting};
 use weft_protocol::region::Epoch;
-use weft_protocol::{Memory, memory};
+use weft_protocol::{HostBytes, memory};
 
 use super::*;
 use crate::memory::AllocateOptions;
@@ -108,7 +108,7 @@ fn buffers(len: usize, seed: u8, mapped: Option<u32>, everybody: &mut Everybody)
 
 fn bytes_of(view: &View) -> Vec<u8> {
     let mut bytes = vec![0; view.len as usize];
-    view.memory.read(view.offset, &mut bytes);
+    view.memory.bytes().read(view.offset, &mut bytes);
     bytes
 }
 

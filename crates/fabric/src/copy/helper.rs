@@ -6,19 +6,7 @@
 
 use std::fmt;
 
-#[cfg(loom)]
-use loom::{
-    cell::UnsafeCell,
-    sync::Arc,
-    sync::atomic::{AtomicU32, Ordering},
-    thread,
-};
-#[cfg(not(loom))]
-use std::{
-    sync::Arc,
-    sync::atomic::{AtomicU32, Ordering},
-    thread,
-};
+use crate::sync::{Arc, AtomicU32, Ordering, UnsafeCell, thread};
 
 /// Lends one helper thread to whoever calls [`Helper::share`].
 pub struct Helper {
@@ -272,23 +260,6 @@ impl Drop for Finish<'_> {
     }
 }
 
-/// The cell of the standard library with the access of loom's, so that the same protocol can be model-checked.
-#[cfg(not(loom))]
-struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
-
-#[cfg(not(loom))]
-impl<T> UnsafeCell<T> {
-    fn new(value: T) -> UnsafeCell<T> {
-        UnsafeCell(std::cell::UnsafeCell::new(value))
-    }
-    fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
-        f(self.0.get())
-    }
-    fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
-        f(self.0.get())
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -344,7 +315,6 @@ mod tests {
     }
 }
 
-/// Run with `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --lib --release copy::helper`.
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
@@ -352,9 +322,7 @@ mod model {
 
     #[test]
     fn units_are_exclusive_and_all_done_when_share_returns() {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(3);
-        builder.check(|| {
+        crate::sync::check(Some(2), || {
             let mut helper = Helper::new();
             for _ in 0..2 {
                 struct Cells([Checked<u32>; 2]);

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
 use weft_protocol::memory::Digest;
-use weft_protocol::{Memory, Refusal};
+use weft_protocol::{HostBytes, Memory, Refusal};
 
 use super::{Mapping, MemoryError, Protection, page_bytes};
 use crate::copy;
@@ -83,6 +83,15 @@ impl Memory for DmaBufMemory {
     fn len(&self) -> u64 {
         self.len as u64
     }
+    fn host(&self) -> Option<&dyn HostBytes> {
+        Some(self)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl HostBytes for DmaBufMemory {
     fn read(&self, offset: u64, into: &mut [u8]) {
         self.touch(offset, into.len(), |from| {
             // SAFETY: `touch` checked the bounds; `into` is a unique borrow of memory that is not ours.
@@ -101,9 +110,6 @@ impl Memory for DmaBufMemory {
             unsafe { copy::sum(from, len as usize, digest) }
         });
         Ok(())
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -7,10 +7,12 @@ use weft_protocol::region::{Access, Epoch, RegionKey};
 use weft_protocol::wire::{DecodeError, Reader, Writer};
 use weft_protocol::{Arrival, AtomicAct, Direction, Refusal};
 
+use weft_gpu::EXPORT_BYTES;
+
 use super::ledger::{Entry, LEDGER_ENTRIES};
 
 /// Changes with every change to the frames or to the words in shared memory.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const MAGIC: u64 = 0x7765_6674_5f73_686d;
 
 pub(super) const MAX_MESSAGE_BYTES: usize = 64 << 10;
@@ -57,7 +59,7 @@ pub(super) enum Frame<'a> {
     },
 }
 
-/// How a region can be reached. A mapped one comes with its file.
+/// How a region can be reached. A mapped one comes with its file, and one of a device with a file or a handle of the driver's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub len: u64,
@@ -65,6 +67,15 @@ pub(super) struct Answer {
     pub entry: Entry,
     /// The address in its owner, for memory that has no file.
     pub foreign: Option<u64>,
+    pub device: Option<OfDevice>,
+}
+
+/// Memory of a device, as its owner describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OfDevice {
+    /// Where it is in its owner.
+    pub address: u64,
+    pub export: [u8; EXPORT_BYTES],
 }
 
 /// "Copy these bytes of your region into, or out of, this slot of my ring."
@@ -117,10 +128,16 @@ impl Frame<'_> {
                         w.u8(0).refusal(*refusal);
                     }
                     Ok(answer) => {
-                        w.u8(1 + u8::from(answer.foreign.is_some()));
+                        w.u8(match answer.device {
+                            None => 1 + u8::from(answer.foreign.is_some()),
+                            Some(_) => 3,
+                        });
                         w.varint(answer.len).access(answer.access);
                         write_entry(&mut w, answer.entry);
-                        if let Some(address) = answer.foreign {
+                        if let Some(device) = &answer.device {
+                            w.u64_fixed(device.address);
+                            w.buf.extend_from_slice(&device.export);
+                        } else if let Some(address) = answer.foreign {
                             w.u64_fixed(address);
                         }
                     }
@@ -189,11 +206,12 @@ impl Frame<'_> {
                 ask: r.u32()?,
                 answer: match r.u8()? {
                     0 => Err(r.refusal()?),
-                    kind @ (1 | 2) => Ok(Answer {
+                    kind @ 1..=3 => Ok(Answer {
                         len: r.varint()?,
                         access: r.access()?,
                         entry: read_entry(&mut r)?,
                         foreign: if kind == 2 { Some(r.u64_fixed()?) } else { None },
+                        device: if kind == 3 { Some(read_device(&mut r)?) } else { None },
                     }),
                     _ => return Err(DecodeError::Invalid),
                 },
@@ -259,6 +277,13 @@ fn write_entry(w: &mut Writer, entry: Entry) {
     w.varint(entry.index.into()).varint(entry.word);
 }
 
+fn read_device(r: &mut Reader<'_>) -> Result<OfDevice, DecodeError> {
+    let address = r.u64_fixed()?;
+    let mut export = [0; EXPORT_BYTES];
+    export.copy_from_slice(r.take(EXPORT_BYTES)?);
+    Ok(OfDevice { address, export })
+}
+
 fn read_entry(r: &mut Reader<'_>) -> Result<Entry, DecodeError> {
     let index = r.u32()?;
     if index >= LEDGER_ENTRIES {
@@ -290,10 +315,19 @@ mod tests {
             access: Access::READ,
             entry,
             foreign: None,
+            device: None,
         };
         let foreign = Answer {
             foreign: Some(0x7fff_1234_5678),
+            device: None,
             access: Access::READ_WRITE,
+            ..answer
+        };
+        let of_device = Answer {
+            device: Some(OfDevice {
+                address: u64::MAX - 9,
+                export: std::array::from_fn(|at| at as u8),
+            }),
             ..answer
         };
         let bounce = Bounce {
@@ -334,6 +368,10 @@ mod tests {
             Frame::Answer {
                 ask: 2,
                 answer: Ok(foreign),
+            },
+            Frame::Answer {
+                ask: 4,
+                answer: Ok(of_device),
             },
             Frame::Forget(entry),
             Frame::Ring,

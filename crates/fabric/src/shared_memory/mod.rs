@@ -23,6 +23,7 @@
 mod address;
 mod atomics;
 mod bouncer;
+mod devices;
 mod foreign;
 mod frame;
 mod ledger;
@@ -46,21 +47,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use thiserror::Error;
 use weft_plan::{LinkCost, Time};
-use weft_protocol::{Capabilities, Epoch, Failure, Loss, PathId, RegionKey, RegionTable, Signal};
+use weft_protocol::{
+    Capabilities, Carriage, Epoch, Failure, Loss, Memory, PathId, PeerAddress, RegionKey, RegionTable, Signal,
+};
 
 use crate::Clock;
+use crate::cuda::Devices;
 use crate::fork::NotInherited;
-use crate::memory::MemoryError;
+use crate::memory::{MemoryError, Seen};
+use devices::InFlight;
 use ledger::{Entry, Hazard, HazardView, Ledger};
 use path::Path;
 use poller::{Poller, Watch};
 use process::Process;
 use socket::Socket;
+use target::BorrowedMapping;
 use worker::Worker;
 
 pub use address::host_identity;
 pub(crate) use frame::check as check_frame;
-pub use target::BorrowedMapping;
 
 /// How to move memory between processes of one host.
 #[derive(Clone, Debug)]
@@ -119,6 +124,11 @@ pub enum StartError {
 /// The transport between processes of one host.
 #[derive(Debug)]
 pub struct SharedMemory {
+    /// First, so that they wait for what is under way before anything goes that it touches.
+    devices: Devices,
+    flights: Vec<InFlight>,
+    /// Whose turn it is to have devices copy.
+    device_turn: usize,
     options: SharedMemoryOptions,
     capabilities: Capabilities,
     epoch: Epoch,
@@ -150,9 +160,10 @@ pub struct SharedMemory {
     datagram: Box<[u8]>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Admitted {
     entry: Entry,
+    memory: Arc<dyn Memory>,
     /// The owner wants it back; peers may still be inside.
     revoked: bool,
 }
@@ -168,6 +179,20 @@ struct Lingering {
     given: HashSet<Entry>,
 }
 
+fn capabilities(address: PeerAddress, cost: LinkCost) -> Capabilities {
+    let mut carries = vec![Carriage::host(cost, 4 << 20)];
+    if weft_gpu::is_likely() {
+        carries.extend(crate::cuda::carriages());
+    }
+    let mut capabilities = Capabilities::new(address::NAME, address, carries);
+    capabilities.max_op_runs = 4096;
+    capabilities.max_inflight_ops = 256;
+    capabilities.max_message_bytes = frame::MAX_MESSAGE_BYTES;
+    capabilities.reliable_messages = true;
+    capabilities.atomics = true;
+    capabilities
+}
+
 impl SharedMemory {
     /// Starts listening for peers on this host. No thread is started.
     pub fn start(options: SharedMemoryOptions, epoch: Epoch, clock: Clock) -> Result<SharedMemory, StartError> {
@@ -181,19 +206,7 @@ impl SharedMemory {
         let worker = Worker::new(Hazard::new()?, options.helper);
         let inline_bytes = options.inline_bytes_max;
         Ok(SharedMemory {
-            capabilities: Capabilities {
-                name: address::NAME,
-                address: address::address(&name),
-                max_op_bytes: 4 << 20,
-                max_op_runs: 4096,
-                max_inflight_ops: 256,
-                max_message_bytes: frame::MAX_MESSAGE_BYTES,
-                reliable_messages: true,
-                awaits_vouching: false,
-                atomics: true,
-                cost: options.cost,
-                numa: None,
-            },
+            capabilities: capabilities(address::address(&name), options.cost),
             options,
             epoch,
             clock,
@@ -201,6 +214,9 @@ impl SharedMemory {
             ledger: Ledger::new()?,
             entries: HashMap::new(),
             worker,
+            devices: Devices::default(),
+            flights: Vec::new(),
+            device_turn: 0,
             poller,
             listener,
             reserve: Some(reserve),
@@ -230,7 +246,7 @@ impl SharedMemory {
     ///
     /// `None` while the peer has not answered. A region that its owner has released, or that is not memory which Weft
     /// allocated, is refused. How long it may be used is agreed by a lease, elsewhere.
-    pub fn mapping(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<BorrowedMapping>>, Failure> {
+    pub fn mapping(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<dyn Seen>>, Failure> {
         let lost = Failure::PathLost {
             loss: Loss::Closed,
             fenced: true,

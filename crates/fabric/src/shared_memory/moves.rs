@@ -6,10 +6,12 @@ use weft_plan::Time;
 use weft_protocol::memory::Digest;
 use weft_protocol::{Done, Failure, Loss, Op, Refusal, Signal};
 
+use super::devices::ForDevice;
 use super::frame::Frame;
 use super::path::{Path, Running};
 use super::target::{Reach, Target};
 use super::worker::{Fault, Part, Peer, Worker};
+use crate::cuda::{CudaMemory, Sums};
 use crate::memory::HostMemory;
 
 /// A process that was seen alive so lately still has its number: numbers are given out in turn, and thousands of processes have to begin
@@ -42,7 +44,8 @@ impl Path {
         if part.range.end > part.leg.bytes() || part.range.start > part.range.end {
             return self.complete(op.id, Err(Refusal::Malformed.into()), signals);
         }
-        if part.leg.local().memory.as_any().downcast_ref::<HostMemory>().is_none() {
+        let near = part.leg.local().memory.as_any();
+        if !near.is::<HostMemory>() && !near.is::<CudaMemory>() {
             return self.complete(op.id, Err(Refusal::Unsupported.into()), signals);
         }
         let running = Running {
@@ -59,7 +62,9 @@ impl Path {
                 self.ask(key);
             }
             Some(target) => {
-                if bytes <= *inline_bytes {
+                if is_for_device(&running, &target) {
+                    self.route(running, &target, None, signals);
+                } else if bytes <= *inline_bytes {
                     *inline_bytes -= bytes;
                     self.route(running, &target, Some(worker), signals);
                 } else {
@@ -70,11 +75,23 @@ impl Path {
     }
 
     /// Sends a move the way its target is reached. With a worker it is carried out at once where that is possible.
-    fn route(&mut self, running: Running, target: &Target, worker: Option<&mut Worker>, signals: &mut Vec<Signal>) {
+    fn route(
+        &mut self,
+        running: Running,
+        target: &Arc<Target>,
+        worker: Option<&mut Worker>,
+        signals: &mut Vec<Signal>,
+    ) {
         if let Err(refusal) = self.admits(&running, target) {
             return self.complete(running.id, Err(refusal.into()), signals);
         }
         let empty = running.part.range.is_empty();
+        if is_for_device(&running, target) {
+            return match empty {
+                true => self.finish_device(running, Sums::default(), signals),
+                false => self.for_devices.push_back(ForDevice::new(running, Arc::clone(target))),
+            };
+        }
         if self.bounces && matches!(target.reach, Reach::Foreign(_)) && !empty {
             self.bouncer.push(running);
         } else if let Some(worker) = worker {
@@ -233,12 +250,31 @@ impl Path {
     }
 
     /// All bytes are in place. A peer that has gone meanwhile may not have been the one that we copied from.
-    pub(super) fn finish(&mut self, running: Running, signals: &mut Vec<Signal>) {
+    pub(super) fn finish(&mut self, mut running: Running, signals: &mut Vec<Signal>) {
         if self.is_hung_up() {
             return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
         }
         self.seen_alive = self.now;
-        let done = Done::moved(running.digest.map(Digest::finish));
+        let far_sum = running.digest.take().map(Digest::finish);
+        match Done::moved_to_host(&running.part, far_sum) {
+            Ok(done) => self.announce(&running, done, signals),
+            Err(refusal) => self.complete(running.id, Err(refusal.into()), signals),
+        }
+    }
+
+    /// The same of what a device has copied, which has summed both ends.
+    pub(super) fn finish_device(&mut self, running: Running, sums: Sums, signals: &mut Vec<Signal>) {
+        if self.is_hung_up() {
+            return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
+        }
+        self.seen_alive = self.now;
+        let sums = running.part.checksum.then_some(sums);
+        let done = Done::moved(sums.map(|sums| sums.far), sums.map(|sums| sums.near));
+        self.announce(&running, done, signals);
+    }
+
+    /// Tells the peer of a write that it wants to be told of, and then completes it.
+    fn announce(&mut self, running: &Running, done: Done, signals: &mut Vec<Signal>) {
         match running.part.arrival {
             Some(arrival) if running.part.direction == weft_protocol::Direction::Write => {
                 self.send_for(running.id, running.deadline, done, &Frame::Arrived(arrival), signals);
@@ -246,6 +282,11 @@ impl Path {
             _ => self.complete(running.id, Ok(done), signals),
         }
     }
+}
+
+/// Whether one side of a move is a device's.
+fn is_for_device(running: &Running, target: &Target) -> bool {
+    matches!(target.reach, Reach::Device { .. }) || running.part.leg.local().memory.as_any().is::<CudaMemory>()
 }
 
 fn lost(loss: Loss) -> Failure {

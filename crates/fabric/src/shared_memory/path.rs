@@ -12,6 +12,7 @@ use weft_protocol::{Done, Failure, Loss, Move, OpId, PathId, Refusal, RegionKey,
 use super::Foreign;
 use super::atomics::Atomics;
 use super::bouncer::Bouncer;
+use super::devices::ForDevice;
 use super::frame::{Frame, MESSAGE};
 use super::ledger::{Entry, HazardView, LedgerView};
 use super::poller::Watch;
@@ -43,6 +44,8 @@ pub(super) struct Path {
     /// Operations whose completion has not been delivered.
     pub inflight: usize,
     pub queue: VecDeque<Running>,
+    /// Moves that wait for a device to copy them.
+    pub for_devices: VecDeque<ForDevice>,
     /// Moves whose target is not known yet.
     pub waiting: VecDeque<Running>,
     pub bouncer: Bouncer,
@@ -120,6 +123,7 @@ impl Path {
             may_bounce: foreign != Foreign::ProcessVm,
             inflight: 0,
             queue: VecDeque::new(),
+            for_devices: VecDeque::new(),
             waiting: VecDeque::new(),
             bouncer: Bouncer::default(),
             atomics: Atomics::default(),
@@ -319,6 +323,13 @@ impl Path {
                 !late
             });
         }
+        self.for_devices.retain(|waiting| {
+            let late = now >= waiting.running.deadline;
+            if late {
+                expired(waiting.running.id);
+            }
+            !late
+        });
         self.outbox.retain(|outgoing| match outgoing.op {
             Some((op, deadline, _)) if now >= deadline => {
                 expired(op);
@@ -335,7 +346,9 @@ impl Path {
             let at = list.iter().position(|running| running.id == op);
             at.is_some_and(|at| list.remove(at).is_some())
         });
-        if begun {
+        // One that a device is copying ends by itself, in a moment.
+        let waits = self.for_devices.iter().position(|waiting| waiting.running.id == op);
+        if begun || waits.is_some_and(|at| self.for_devices.remove(at).is_some()) {
             return self.complete(op, Err(Failure::Cancelled), signals);
         }
         // A message that has not left is not sent. An announcement of bytes that are in place is: the move is done.
@@ -365,13 +378,25 @@ impl Path {
                 !uses
             });
         }
+        self.for_devices.retain(|waiting| {
+            let uses = waiting.running.part.leg.local().key == *near;
+            if uses {
+                signals.push(Signal::Completed {
+                    path,
+                    op: waiting.running.id,
+                    outcome: Err(Refusal::Released.into()),
+                });
+            }
+            !uses
+        });
         self.bouncer.release(path, near, signals);
     }
 
     /// Ends everything that is under way, and tells whether the far end certainly acts on none of it any more.
     pub(super) fn end(&mut self, loss: Loss, signals: &mut Vec<Signal>) -> bool {
         let lost = Failure::PathLost { loss, fenced: true };
-        for running in self.queue.drain(..).chain(self.waiting.drain(..)) {
+        let for_devices = self.for_devices.drain(..).map(|waiting| waiting.running);
+        for running in self.queue.drain(..).chain(self.waiting.drain(..)).chain(for_devices) {
             signals.push(Signal::Completed {
                 path: self.id,
                 op: running.id,
@@ -411,7 +436,7 @@ impl Path {
 pub(super) fn loss_of(error: &io::Error) -> Loss {
     match error.raw_os_error() {
         Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => Loss::ClosedByPeer,
-        Some(libc::ECONNREFUSED | libc::ENOENT) => Loss::Unreachable,
+        Some(libc::ECONNREFUSED | libc::ENOENT) => Loss::Refused,
         Some(libc::EMSGSIZE) => Loss::Garbage,
         Some(errno) => Loss::System(errno),
         None => Loss::System(libc::EIO),

@@ -3,15 +3,16 @@
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
+use weft_gpu::{Device, DeviceMemory, PinnedRange};
 use weft_protocol::{Access, Direction, Refusal};
 
-use super::frame::Answer;
+use super::frame::{Answer, OfDevice};
 use super::ledger::{Entry, LedgerView};
-use crate::copy::copy_cached;
+use crate::cuda::{End, Pin, memory_here};
 use crate::fork::PerProcess;
-use crate::memory::{Mapping, Protection, is_shared_memory, sealed_bytes};
+use crate::memory::{Mapping, Protection, Seen, is_shared_memory, sealed_bytes};
 
 /// A peer's region, and how to get at its bytes.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub(super) struct Target {
     pub len: u64,
     pub access: Access,
     pub entry: Entry,
+    /// Goes before the mapping that it pins.
+    pin: OnceLock<Option<Arc<PinnedRange>>>,
     pub reach: Reach,
 }
 
@@ -28,11 +31,20 @@ pub(super) enum Reach {
     Mapped(Mapping),
     /// An address in the owner's process.
     Foreign(u64),
+    /// Memory of a device, mapped here where it is another process's.
+    Device {
+        device: Arc<Device>,
+        address: u64,
+        _held: Arc<DeviceMemory>,
+    },
 }
 
 /// Of regions of this size the pages are entered before they are touched. In smaller ones there are too few, and for larger ones the page
 /// table itself would take much memory.
 const ENTERED_BYTES: RangeInclusive<u64> = 1 << 20..=32 << 30;
+
+/// Memory of a peer that is larger goes to a device through pinned memory of our own: pinning takes all of its pages, in one go.
+const PINNED_MAX_BYTES: u64 = 64 << 30;
 
 /// Why an answer cannot be used.
 #[derive(Debug)]
@@ -46,7 +58,11 @@ pub(super) enum Unusable {
 }
 
 impl Target {
-    pub(super) fn new(answer: Answer, file: Option<OwnedFd>) -> Result<Arc<Target>, Unusable> {
+    /// `own`: whether the owner is this very process.
+    pub(super) fn new(answer: Answer, file: Option<OwnedFd>, own: bool) -> Result<Arc<Target>, Unusable> {
+        if let Some(described) = &answer.device {
+            return Target::of_device(&answer, described, file, own);
+        }
         let reach = match (answer.foreign, &file) {
             (Some(address), None) if address.checked_add(answer.len).is_some() => Reach::Foreign(address),
             (None, Some(file)) => {
@@ -69,12 +85,82 @@ impl Target {
             len: answer.len,
             access: answer.access,
             entry: answer.entry,
+            pin: OnceLock::new(),
             reach,
         });
         if let Some(file) = file.filter(|_| ENTERED_BYTES.contains(&answer.len)) {
             target.enter(file);
         }
         Ok(target)
+    }
+
+    /// Memory of a device. A driver that cannot map it may have lost the device meanwhile, so that nobody is called a liar.
+    fn of_device(
+        answer: &Answer,
+        described: &OfDevice,
+        file: Option<OwnedFd>,
+        own: bool,
+    ) -> Result<Arc<Target>, Unusable> {
+        let reach = if own {
+            let held = memory_here(described.address).filter(|held| held.len() >= answer.len);
+            let held = held.ok_or(Unusable::Unsafe)?;
+            Reach::Device {
+                device: held.device().clone(),
+                address: held.address(),
+                _held: held,
+            }
+        } else {
+            let file = file.as_ref().map(AsFd::as_fd);
+            let mapped = DeviceMemory::import(&described.export, file, answer.access.write);
+            let mapped = mapped.map_err(|_| Unusable::Unsafe)?;
+            if mapped.len() < answer.len {
+                return Err(Unusable::Garbage);
+            }
+            Reach::Device {
+                device: mapped.device().clone(),
+                address: mapped.address(),
+                _held: Arc::new(mapped),
+            }
+        };
+        Ok(Arc::new(Target {
+            len: answer.len,
+            access: answer.access,
+            entry: answer.entry,
+            pin: OnceLock::new(),
+            reach,
+        }))
+    }
+
+    /// The region as an end of what a device copies. Pages that are mapped here are pinned the first time.
+    pub(super) fn end<'a>(&'a self, for_device: &Arc<Device>) -> End<'a> {
+        match &self.reach {
+            Reach::Device { device, address, .. } => End::Device {
+                device,
+                address: *address,
+                len: self.len,
+            },
+            Reach::Foreign(_) => End::Elsewhere { len: self.len },
+            Reach::Mapped(mapping) => {
+                let (address, len) = (mapping.as_ptr() as usize, self.len);
+                let pin = || {
+                    // SAFETY: the mapping is this target's alone and lives as long as it, and the pin goes before it; a flight that shares the pin keeps the target.
+                    let pin = || unsafe { PinnedRange::shared(for_device, address, len as usize, self.access.write) };
+                    // All of it is pinned at once, and the peer says how much that is.
+                    (len <= PINNED_MAX_BYTES).then(pin)?.ok()
+                };
+                let pinned = match self.pin.get_or_init(pin).clone() {
+                    Some(pin) => Pin::Ours { _pin: pin },
+                    None => Pin::Not,
+                };
+                let memory = None;
+                End::Host {
+                    address,
+                    len,
+                    pinned,
+                    memory,
+                }
+            }
+        }
     }
 
     /// Has the kernel enter the owner's pages, beside what is moved meanwhile: a page that is touched for the first time takes as long as
@@ -112,17 +198,14 @@ impl Target {
     pub(super) fn address(&self, offset: u64) -> usize {
         match &self.reach {
             Reach::Mapped(mapping) => mapping.as_ptr() as usize + offset as usize,
-            Reach::Foreign(address) => (address + offset) as usize,
+            Reach::Foreign(address) | Reach::Device { address, .. } => (address + offset) as usize,
         }
     }
 }
 
 /// A peer's region, mapped so that it can be read where it lies, without any copy.
-///
-/// The pages stay valid as long as this value lives, also if the peer dies. What they hold is the owner's business: it changes
-/// them when it likes, and once [`BorrowedMapping::is_live`] is false it has taken the region back.
 #[derive(Debug)]
-pub struct BorrowedMapping {
+pub(super) struct BorrowedMapping {
     mapping: Mapping,
     len: u64,
     entry: Entry,
@@ -142,37 +225,21 @@ impl BorrowedMapping {
             ledger,
         })
     }
+}
 
-    /// Forked children of this process find nothing at its address. Otherwise they have it, too, for as long as they live.
-    pub fn keep_from_children(&self) {
-        self.mapping.keep_from_children();
-    }
-
-    /// The first byte. Reads must be raw or volatile, because the owner may write at any moment.
-    pub fn as_ptr(&self) -> *const u8 {
+// SAFETY: a mapping stays for as long as the value lives, it holds at least `len` bytes, and its file cannot shrink.
+unsafe impl Seen for BorrowedMapping {
+    fn as_ptr(&self) -> *const u8 {
         self.mapping.as_ptr()
     }
-    pub fn len(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         self.len
     }
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
     /// Whether the owner still has the region registered.
-    pub fn is_live(&self) -> bool {
+    fn is_live(&self) -> bool {
         self.ledger.is_live(self.entry)
     }
-    /// Copies bytes out.
-    ///
-    /// # Panics
-    /// Where they lie outside the region.
-    pub fn read(&self, offset: u64, into: &mut [u8]) {
-        let end = offset.checked_add(into.len() as u64);
-        assert!(
-            end.is_some_and(|end| end <= self.len),
-            "a read outside a borrowed region"
-        );
-        // SAFETY: the mapping holds at least `len` bytes and its file cannot shrink; `into` is uniquely borrowed.
-        unsafe { copy_cached(into.as_mut_ptr(), self.as_ptr().add(offset as usize), into.len()) }
+    fn keep_from_children(&self) {
+        self.mapping.keep_from_children();
     }
 }

@@ -118,16 +118,12 @@ fn a_write_that_the_target_is_inside_of_outlives_its_near_side_without_touching_
     ends.near.register(&here).unwrap();
     ends.far.register(&there).unwrap();
     fetch(&mut ends.near, &mut ends.far, ends.near_path, &there.key);
-    let write = |id| Op {
-        id: OpId(id),
-        deadline: Time::from_secs(9),
-        body: Body::Move(Move {
-            direction: Direction::Write,
-            leg: Arc::new(leg(&here, &there)),
-            range: 0..100,
-            checksum: true,
-            arrival: None,
-        }),
+    let write = |id| {
+        Op::new(
+            OpId(id),
+            Time::from_secs(9),
+            Body::Move(Move::new(Direction::Write, Arc::new(leg(&here, &there)), 0..100).checksum(true)),
+        )
     };
     assert_eq!(ends.near.post(ends.near_path, &[write(1), write(2)], Time::ZERO), Ok(2));
     // The target is stopped in the middle of the first.
@@ -292,10 +288,12 @@ fn a_caller_of_another_user_is_hung_up_on() {
 #[test]
 fn a_peer_that_does_not_listen_is_back_pressure_and_nothing_is_lost() {
     let mut ends = connected();
-    let message = |id: u64| Op {
-        id: OpId(id),
-        deadline: Time::from_secs(9),
-        body: Body::Message(vec![id as u8; 60_000].into()),
+    let message = |id: u64| {
+        Op::new(
+            OpId(id),
+            Time::from_secs(9),
+            Body::Message(vec![id as u8; 60_000].into()),
+        )
     };
     let ops: Vec<Op> = (0..1000).map(message).collect();
     let accepted = ends.near.post(ends.near_path, &ops, Time::ZERO).unwrap();
@@ -329,10 +327,8 @@ fn a_peer_that_does_not_listen_is_back_pressure_and_nothing_is_lost() {
     };
     assert!(ended.len() == accepted && ended.iter().filter(expired).count() > 0);
     turn(&mut ends.far, Time::ZERO);
-    let long = Op {
-        body: Body::Message(vec![0; (64 << 10) + 1].into()),
-        ..message(5000)
-    };
+    let mut long = message(5000);
+    long.body = Body::Message(vec![0; (64 << 10) + 1].into());
     ends.near.post(ends.near_path, &[long], Time::ZERO).unwrap();
     assert!(matches!(
         turn(&mut ends.near, Time::ZERO)[..],
@@ -356,6 +352,7 @@ fn answered_with(ends: &mut Ends, op: &Op, file: &OwnedFd, there: &Region) -> Ve
             access: there.access,
             entry: ends.far.entries[&there.key].entry,
             foreign: None,
+            device: None,
         };
         let frame = Frame::Answer {
             ask,
@@ -373,16 +370,12 @@ fn a_peers_file_is_mapped_only_where_nobody_can_make_a_trap_of_it() {
     let (here, there) = (region(1, 0), region(2, 0));
     ends.near.register(&here).unwrap();
     ends.far.register(&there).unwrap();
-    let read = |id| Op {
-        id: OpId(id),
-        deadline: Time::from_secs(9),
-        body: Body::Move(Move {
-            direction: Direction::Read,
-            leg: Arc::new(leg(&here, &there)),
-            range: 0..100,
-            checksum: false,
-            arrival: None,
-        }),
+    let read = |id| {
+        Op::new(
+            OpId(id),
+            Time::from_secs(9),
+            Body::Move(Move::new(Direction::Read, Arc::new(leg(&here, &there)), 0..100)),
+        )
     };
     // Pages of the usual size: a hole in the file reads as zeros.
     let file = memory_file(c"holes", 4096, page_bytes(), 0).unwrap();
@@ -438,11 +431,11 @@ fn leg(here: &Region, there: &Region) -> Leg {
 }
 
 fn echo(ends: &mut Ends) {
-    let op = Op {
-        id: OpId(1 << 40),
-        deadline: Time::from_secs(90),
-        body: Body::Message(Arc::from(&b"hello"[..])),
-    };
+    let op = Op::new(
+        OpId(1 << 40),
+        Time::from_secs(90),
+        Body::Message(Arc::from(&b"hello"[..])),
+    );
     assert_eq!(ends.near.post(ends.near_path, &[op], Time::ZERO), Ok(1));
     turn(&mut ends.near, Time::ZERO);
     let signals = turn(&mut ends.far, Time::ZERO);

@@ -5,22 +5,23 @@ use std::sync::Arc;
 
 use weft_plan::Time;
 use weft_protocol::{
-    Access, Body, Capabilities, Failure, Grant, Loss, Memory, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region,
+    Access, Body, Capabilities, Failure, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region,
     RegionKey, Signal, Transport,
 };
 
 use super::bouncer::mono_now_ns;
-use super::frame::{Answer, Frame};
+use super::frame::{Answer, Frame, OfDevice};
 use super::ledger::{HazardView, LedgerView};
 use super::path::{Handshake, Path, loss_of};
 use super::poller::{Event, Watch, reserve_descriptor};
 use super::process::Process;
 use super::ring::Ring;
 use super::socket::{Files, Received, Socket};
-use super::target::{BorrowedMapping, Target, Unusable};
+use super::target::{Target, Unusable};
 use super::{Admitted, Lingering, SharedMemory, address};
 use crate::Live;
-use crate::memory::HostMemory;
+use crate::cuda::CudaMemory;
+use crate::memory::{HostMemory, Seen};
 
 /// Completions are handed out this many times without a look at the sockets, which costs more than a small copy.
 const QUICK_POLLS: u32 = 8;
@@ -43,9 +44,11 @@ impl Transport for SharedMemory {
     }
 
     fn register(&mut self, region: &Region) -> Result<Grant, Refusal> {
-        let Some(host) = region.memory.as_any().downcast_ref::<HostMemory>() else {
+        let memory = region.memory.as_any();
+        let host = memory.downcast_ref::<HostMemory>();
+        if host.is_none() && !memory.is::<CudaMemory>() {
             return Err(Refusal::Unsupported);
-        };
+        }
         if region.key.epoch != self.epoch {
             return Err(Refusal::StaleEpoch);
         }
@@ -53,8 +56,15 @@ impl Transport for SharedMemory {
             return Ok(Grant::default());
         }
         let entry = self.ledger.admit().ok_or(Refusal::Unsupported)?;
-        host.look_up_file();
-        self.entries.insert(region.key, Admitted { entry, revoked: false });
+        if let Some(host) = host {
+            host.look_up_file();
+        }
+        let admitted = Admitted {
+            entry,
+            revoked: false,
+            memory: region.memory.clone(),
+        };
+        self.entries.insert(region.key, admitted);
         self.table.insert(region.clone());
         Ok(Grant::default())
     }
@@ -83,10 +93,12 @@ impl Transport for SharedMemory {
             .iter()
             .filter(|lingering| lingering.given.contains(&entry));
         let lingering = lingering.map(|lingering| &lingering.hazard);
-        if open.chain(lingering).any(|hazard| hazard.is_inside(entry)) {
+        if open.chain(lingering).any(|hazard| hazard.is_inside(entry)) || self.is_flying(key) {
             return Ok(Progress::Busy);
         }
-        self.entries.remove(key);
+        if let Some(admitted) = self.entries.remove(key) {
+            self.devices.forget(&*admitted.memory);
+        }
         for path in &mut self.paths {
             path.given.remove(&entry);
         }
@@ -152,21 +164,26 @@ impl Transport for SharedMemory {
                     path.complete(op.id, Err(Refusal::Malformed.into()), &mut self.ready);
                 }
                 Body::Message(payload) => path.send_message(op.id, op.deadline, payload, &mut self.ready),
+                // Memory has nothing to be committed.
+                Body::Commit(_) => path.complete(op.id, Ok(weft_protocol::Done::default()), &mut self.ready),
             }
         }
         path.pump_bounces(&self.clock, &mut self.ready);
         self.watch_room(at);
+        self.pump_devices(now);
         Ok(accepted)
     }
 
     fn cancel(&mut self, path: PathId, op: OpId, _now: Time) {
         if let Some(at) = self.path_index(path) {
             self.paths[at].cancel(op, &mut self.ready);
+            self.cancel_flight(path, op);
         }
     }
 
     fn poll(&mut self, now: Time, signals: &mut Vec<Signal>) -> Progress {
         self.inline_bytes = self.options.inline_bytes_max;
+        self.land(now);
         // Straight after a post this only tells what came of it, so that the poster is not made to do the copying.
         if std::mem::take(&mut self.posted) {
             self.deliver(signals);
@@ -187,7 +204,7 @@ impl Transport for SharedMemory {
         }
         self.bury_broken();
         self.deliver(signals);
-        busy |= self.paths.iter().any(|path| !path.queue.is_empty());
+        busy |= self.paths.iter().any(|path| !path.queue.is_empty()) || self.is_any_flying();
         if busy { Progress::Busy } else { Progress::Idle }
     }
 }
@@ -203,13 +220,14 @@ impl Live for SharedMemory {
                 .paths
                 .iter()
                 .any(|path| !path.queue.is_empty() || path.broken.is_some())
+            || self.is_any_flying()
         {
             return Some(Time::ZERO);
         }
         self.paths.iter().filter_map(Path::next_timeout).min()
     }
 
-    fn borrow(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<BorrowedMapping>>, Failure> {
+    fn borrow(&mut self, path: PathId, key: &RegionKey) -> Result<Option<Arc<dyn Seen>>, Failure> {
         let closed = |loss| Failure::PathLost { loss, fenced: true };
         self.request_map(path, *key).map_err(closed)?;
         self.mapping(path, key)
@@ -463,7 +481,7 @@ impl SharedMemory {
         let found = match answer {
             Err(refusal) => Err(refusal.into()),
             Ok(_) if files_lost => no_room(libc::EMFILE),
-            Ok(answer) => match Target::new(answer, file) {
+            Ok(answer) => match Target::new(answer, file, path.is_within_this_process()) {
                 Ok(target) => Ok(target),
                 Err(Unusable::NoRoom) => no_room(libc::ENOMEM),
                 // Another way may copy what cannot be mapped.
@@ -540,6 +558,7 @@ impl SharedMemory {
     }
 
     fn lose(&mut self, at: usize, loss: Loss) {
+        self.land_all_of(self.paths[at].id, loss);
         let mut path = self.paths.remove(at);
         let fenced = path.end(loss, &mut self.ready);
         // A caller that never introduced itself was never announced, so nobody misses it.
@@ -581,20 +600,35 @@ fn answer(
         Ok(region) => region,
         Err(refusal) => return (Err(refusal), Vec::new()),
     };
-    let memory: Option<&HostMemory> = region.memory.as_any().downcast_ref();
-    let (Some(memory), Some(admitted)) = (memory, entries.get(key)) else {
+    let Some(admitted) = entries.get(key) else {
         return (Err(Refusal::Unsupported), Vec::new());
     };
     let mut answer = Answer {
-        len: memory.len(),
+        len: region.memory.len(),
         access: region.access,
         entry: admitted.entry,
         // Nobody is told where memory lies that nobody may touch.
         foreign: Some(0),
+        device: None,
     };
     if region.access == Access::NONE {
         return (Ok(answer), Vec::new());
     }
+    if let Some(memory) = region.memory.as_any().downcast_ref::<CudaMemory>() {
+        let memory = memory.device_memory();
+        let Ok(exported) = memory.export() else {
+            return (Err(Refusal::Unsupported), Vec::new());
+        };
+        answer.foreign = None;
+        answer.device = Some(OfDevice {
+            address: memory.address(),
+            export: exported.bytes,
+        });
+        return (Ok(answer), exported.file.into_iter().collect());
+    }
+    let Some(memory) = region.memory.as_any().downcast_ref::<HostMemory>() else {
+        return (Err(Refusal::Unsupported), Vec::new());
+    };
     if let Some(file) = memory.file_for(region.access.write) {
         answer.foreign = None;
         return (Ok(answer), vec![file]);

@@ -101,7 +101,7 @@ impl Worker {
         let unit_bytes = match part.target.reach {
             _ if !shared => usize::MAX,
             Reach::Mapped(_) => UNIT_BYTES,
-            Reach::Foreign(_) => FOREIGN_UNIT_BYTES,
+            Reach::Foreign(_) | Reach::Device { .. } => FOREIGN_UNIT_BYTES,
         };
         let bytes = self.lay_out(&part, unit_bytes)?;
         let way = match (&part.target.reach, part.peer.process) {
@@ -112,6 +112,8 @@ impl Worker {
             },
             (Reach::Foreign(_), Some(process)) => Way::Kernel(process.number()),
             (Reach::Foreign(_), None) => return Err(Fault::Forbidden),
+            // Devices do their copying themselves: see `devices.rs`.
+            (Reach::Device { .. }, _) => return Err(Fault::OutOfBounds),
         };
         let inside = self
             .hazard

@@ -3,9 +3,9 @@
 use std::io;
 
 use weft_protocol::Loss;
-use weft_protocol::frame::{self, Frame};
 use weft_protocol::wire::DecodeError;
 
+use super::frame::{self, Frame};
 use super::inbound::Inbound;
 use super::outbound::{Flushed, Outbound};
 use super::socket::{Epoll, Vectors};
@@ -69,7 +69,7 @@ impl From<io::Error> for Gone {
             (io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe, _) => {
                 (Loss::ClosedByPeer, true)
             }
-            (io::ErrorKind::ConnectionRefused, _) => (Loss::Unreachable, true),
+            (io::ErrorKind::ConnectionRefused, _) => (Loss::Refused, true),
             (io::ErrorKind::TimedOut, _) => (Loss::Silent, false),
             (_, Some(errno)) => (Loss::System(errno), false),
             // Only the TLS layer has errors without a number: the peer is not who it should be, or does not speak TLS.

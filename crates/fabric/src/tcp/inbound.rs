@@ -4,10 +4,10 @@
 use std::io;
 
 use weft_plan::Spans;
-use weft_protocol::frame::{Ended, Frame, WriteRequest};
 use weft_protocol::memory::Digest;
 use weft_protocol::{Access, Arrival, Refusal, Region, RegionTable};
 
+use super::frame::{Ended, Frame, WriteRequest};
 use super::gather::gather;
 use super::ops::{LocalOp, Ops, Stage};
 use super::outbound::Outbound;
@@ -340,7 +340,7 @@ impl IncomingWrite {
         self.received += len;
         if let (Some(region), Some(digest)) = (&self.region, &mut self.digest) {
             for piece in self.spans.pieces(from..from + len) {
-                region.memory.digest(piece.offset, piece.len, digest)?;
+                region.memory.host_bytes()?.digest(piece.offset, piece.len, digest)?;
             }
         }
         Ok(())

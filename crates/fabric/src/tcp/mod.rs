@@ -16,6 +16,7 @@
 
 mod connection;
 mod door;
+pub mod frame;
 mod gather;
 mod inbound;
 mod ops;
@@ -32,15 +33,15 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use weft_plan::Time;
-use weft_protocol::frame::{self, Frame};
 use weft_protocol::{
-    Capabilities, Epoch, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey, RegionTable,
-    Signal, Transport,
+    Capabilities, Carriage, Epoch, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey,
+    RegionTable, Signal, Transport,
 };
 
 use crate::{Clock, Live};
 use connection::{Connection, Gone, Join};
 use door::{Door, Knock, Stranger};
+use frame::Frame;
 use path::{Path, World};
 use socket::{Epoll, Socket, Vectors};
 use stream::Stream;
@@ -106,19 +107,14 @@ impl Tcp {
             .add(listener.as_fd(), LISTENER, false)
             .map_err(system("watching the listener"))?;
         let host = options.advertise.unwrap_or_else(|| reachable(bound.ip()));
-        let capabilities = Capabilities {
-            name: "tcp",
-            address: PeerAddress(format!("tcp:{}", SocketAddr::new(host, bound.port()))),
-            max_op_bytes: 1 << 20,
-            max_op_runs: 4096,
-            max_inflight_ops: INFLIGHT_OPS_MAX,
-            max_message_bytes: frame::MESSAGE_BYTES_MAX,
-            reliable_messages: true,
-            awaits_vouching: true,
-            atomics: true,
-            cost: options.cost,
-            numa: None,
-        };
+        let address = PeerAddress(format!("tcp:{}", SocketAddr::new(host, bound.port())));
+        let mut capabilities = Capabilities::new("tcp", address, vec![Carriage::host(options.cost, 1 << 20)]);
+        capabilities.max_op_runs = 4096;
+        capabilities.max_inflight_ops = INFLIGHT_OPS_MAX;
+        capabilities.max_message_bytes = frame::MESSAGE_BYTES_MAX;
+        capabilities.reliable_messages = true;
+        capabilities.awaits_vouching = true;
+        capabilities.atomics = true;
         Ok(Tcp {
             door: Door::new(listener, tls.is_some()),
             options,

@@ -6,10 +6,10 @@ use std::io;
 use std::sync::Arc;
 
 use weft_plan::{Spans, Time};
-use weft_protocol::frame::{self, Ended, Frame, ReadRequest, WriteRequest};
 use weft_protocol::memory::Digest;
 use weft_protocol::{Move, Refusal, Region};
 
+use super::frame::{self, Ended, Frame, ReadRequest, WriteRequest};
 use super::gather::{gather, host};
 use super::socket::Vectors;
 use super::stream::Stream;
@@ -529,7 +529,7 @@ impl Job {
         if let Some(digest) = &mut self.digest {
             let memory = &self.content.region().memory;
             for piece in self.content.spans().pieces(self.committed..self.committed + len) {
-                memory.digest(piece.offset, piece.len, digest)?;
+                memory.host_bytes()?.digest(piece.offset, piece.len, digest)?;
             }
         }
         Ok(())

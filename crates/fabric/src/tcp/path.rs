@@ -10,13 +10,13 @@ mod missing;
 use std::io;
 
 use weft_plan::Time;
-use weft_protocol::frame::{self, Ended, Frame, Heard, ReadRequest, WriteRequest};
 use weft_protocol::{
     Access, Body, Direction, Done, Failure, Loss, Move, Op, OpId, PathId, Progress, Refusal, RegionKey, RegionTable,
     Signal,
 };
 
 use super::connection::{Connection, Gone, Join};
+use super::frame::{self, Ended, Frame, Heard, ReadRequest, WriteRequest};
 use super::gather::host;
 use super::inbound::{IncomingWrite, Payload, Placing, Received, Sink};
 use super::ops::{LocalOp, Ops, Stage};
@@ -529,7 +529,7 @@ impl Path {
         if op.stage == Stage::Open {
             let outcome = match outcome {
                 Ok(far_sum) if op.received == op.bytes() && far_sum.is_some() == op.part.checksum => {
-                    Ok(Done::moved(far_sum))
+                    Done::moved_to_host(&op.part, far_sum).map_err(Failure::Refused)
                 }
                 Err(Ended::Refused(refusal)) => Err(Failure::Refused(refusal)),
                 // An end without all the bytes, or without the checksum, or that nobody asked for.
@@ -558,7 +558,7 @@ impl Path {
                 if !connection.outbound.is_sent(job) || far_sum.is_some() != op.part.checksum {
                     return Err(Gone::GARBAGE);
                 }
-                Ok(Done::moved(far_sum))
+                Done::moved_to_host(&op.part, far_sum).map_err(Failure::Refused)
             }
             (Err(Ended::Refused(refusal)), _) => {
                 connection.outbound.end(job, Ended::Aborted);
@@ -612,6 +612,11 @@ impl Path {
             }
             Body::Move(part) => self.post_move(op, part, world),
             Body::Atomic(atomic) => self.post_atomic(op, atomic),
+            // Host memory has nothing to be committed.
+            Body::Commit(_) => {
+                world.signals.push(completed(self.id, op.id, Ok(Done::default())));
+                Some(0)
+            }
         }
     }
 

@@ -1,13 +1,15 @@
 //! The rail as something to sleep on. The device is asked to wake a sleeper only when there is going to be one.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use weft_plan::Time;
 use weft_protocol::Progress;
 
 use super::Verbs;
 use crate::Live;
+use crate::bell::new_epoll;
+use crate::fork::NotInherited;
 
 impl Live for Verbs {
     fn wake_fd(&self) -> BorrowedFd<'_> {
@@ -51,14 +53,8 @@ impl Live for Verbs {
 }
 
 /// A descriptor that is readable whenever one of these is.
-pub(super) fn watch<const N: usize>(watched: [BorrowedFd<'_>; N]) -> io::Result<OwnedFd> {
-    // SAFETY: a system call without pointers; what it returns is checked before it is owned.
-    let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if epoll < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nobody else knows.
-    let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+pub(super) fn watch<const N: usize>(watched: [BorrowedFd<'_>; N]) -> io::Result<NotInherited<OwnedFd>> {
+    let epoll = new_epoll()?;
     for fd in watched {
         let mut interest = libc::epoll_event {
             events: libc::EPOLLIN as u32,

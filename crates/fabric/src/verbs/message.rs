@@ -6,7 +6,6 @@
 //! after the other: queue pairs keep the order of what is sent.
 
 use weft_plan::{Spans, Time};
-use weft_protocol::frame::MESSAGE_BYTES_MAX;
 use weft_protocol::wire::{DecodeError, Reader, Writer};
 use weft_protocol::{Access, Arrival, AtomicAct, Refusal, RegionKey};
 
@@ -17,6 +16,8 @@ pub(super) const PACKET_BYTES: usize = 4096;
 /// What every path can carry in one piece.
 const PACKET_BYTES_MIN: usize = 256;
 const HEAD_BYTES: usize = 4;
+/// The most bytes a message may have.
+pub(super) const MESSAGE_BYTES_MAX: usize = 256 << 10;
 /// The longest frame: a message and its kind.
 pub(super) const FRAME_BYTES_MAX: usize = MESSAGE_BYTES_MAX + 1;
 /// Runs of the spans that one checksum is asked of.

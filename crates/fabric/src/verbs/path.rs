@@ -329,6 +329,15 @@ impl Path {
             }
             Body::Move(part) => self.take_move(op, part, world).err().map(Failure::Refused),
             Body::Atomic(atomic) => self.take_atomic(op, atomic, world).err().map(Failure::Refused),
+            Body::Commit(_) => {
+                // Memory has nothing to be committed.
+                world.signals.push(Signal::Completed {
+                    path: self.id,
+                    op: op.id,
+                    outcome: Ok(Done::default()),
+                });
+                None
+            }
         };
         if let Some(failure) = refused {
             world.signals.push(Signal::Completed {

@@ -8,10 +8,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use weft_plan::Time;
-use weft_protocol::frame::MESSAGE_BYTES_MAX;
 use weft_protocol::{
-    Access, Capabilities, Epoch, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey,
-    Signal, Transport,
+    Access, Capabilities, Carriage, Epoch, Grant, Loss, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region,
+    RegionKey, Signal, Transport,
 };
 use weft_sys::verbs as sys;
 
@@ -21,7 +20,7 @@ use super::buffers::{BUFFERS_PER_PATH, Pool};
 use super::counters::VerbsCounters;
 use super::datagrams::{self, Datagrams};
 use super::device::{Device, ProtectionDomain};
-use super::message::PACKET_BYTES;
+use super::message::{MESSAGE_BYTES_MAX, PACKET_BYTES};
 use super::number::{self, Completed};
 use super::options::{VerbsError, VerbsOptions};
 use super::path::{Path, World};
@@ -32,6 +31,7 @@ use super::registration::{Registrations, RemoteAccess};
 use super::setup::Setup;
 use super::{INFLIGHT_OPS_MAX, live};
 use crate::Clock;
+use crate::fork::NotInherited;
 
 /// Completions that are taken at a time.
 const COMPLETIONS: usize = 64;
@@ -86,7 +86,7 @@ pub struct Verbs {
     dry: u64,
     /// Paths for which something has completed in this round.
     stirred: Vec<PathId>,
-    pub(super) wake: OwnedFd,
+    pub(super) wake: NotInherited<OwnedFd>,
     /// The device has been asked to wake a sleeper, and it is not known to have.
     pub(super) armed: bool,
     events_at: Time,
@@ -171,6 +171,17 @@ impl Verbs {
         let setup = Setup::start(&domain, &rail).map_err(failed("starting a thread"))?;
         let watched = [completions.channel(), rail.device.as_fd(), setup.bell()];
         let wake = live::watch(watched).map_err(failed("an epoll descriptor"))?;
+        let mut capabilities = Capabilities::new(
+            NAME,
+            doorstep.address(&rail.name()),
+            vec![Carriage::host(cost, 1 << 20)],
+        );
+        capabilities.max_op_runs = 4096;
+        capabilities.max_inflight_ops = INFLIGHT_OPS_MAX;
+        capabilities.max_message_bytes = MESSAGE_BYTES_MAX;
+        capabilities.reliable_messages = true;
+        capabilities.atomics = true;
+        capabilities.numa = rail.numa;
         Ok(Verbs {
             paths: Vec::new(),
             datagrams,
@@ -181,19 +192,7 @@ impl Verbs {
             regions: Regions::new(epoch),
             registrations,
             domain,
-            capabilities: Capabilities {
-                name: NAME,
-                address: doorstep.address(&rail.name()),
-                max_op_bytes: 1 << 20,
-                max_op_runs: 4096,
-                max_inflight_ops: INFLIGHT_OPS_MAX,
-                max_message_bytes: MESSAGE_BYTES_MAX,
-                reliable_messages: true,
-                awaits_vouching: false,
-                cost,
-                numa: rail.numa,
-                atomics: true,
-            },
+            capabilities,
             rail,
             options: VerbsOptions {
                 send_depth: sends,

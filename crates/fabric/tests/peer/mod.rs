@@ -15,7 +15,7 @@ use weft_fabric::memory::AllocateOptions;
 use weft_fabric::{Clock, HostMemory, Live, SharedMemory, SharedMemoryOptions};
 use weft_plan::{Place, Spans, Time};
 use weft_protocol::{
-    Access, Body, Direction, Done, Epoch, Failure, Leg, Loss, Memory, Move, Op, OpId, PathId, PeerAddress, Progress,
+    Access, Body, Direction, Done, Epoch, Failure, HostBytes, Leg, Loss, Move, Op, OpId, PathId, PeerAddress, Progress,
     Region, RegionKey, RemoteRegion, Signal, Transport,
 };
 
@@ -86,11 +86,7 @@ pub fn be_a_peer() {
                 Signal::Arrived { arrival, .. } => say(&format!("arrived {} {}", arrival.tag, arrival.index)),
                 Signal::Lost { loss, fenced, .. } => say(&format!("lost {loss:?} {fenced}")),
                 Signal::Message { path, payload } => {
-                    let op = Op {
-                        id: OpId(0),
-                        deadline: Time::MAX,
-                        body: Body::Message(payload.into()),
-                    };
+                    let op = Op::new(OpId(0), Time::MAX, Body::Message(payload.into()));
                     transport.post(path, &[op], clock.now()).expect("the path lives");
                 }
                 _ => {}
@@ -228,17 +224,11 @@ impl Near {
 
     pub fn op(&mut self, direction: Direction, leg: &Arc<Leg>, range: std::ops::Range<u64>, deadline: Time) -> Op {
         self.next_op += 1;
-        Op {
-            id: OpId(self.next_op),
+        Op::new(
+            OpId(self.next_op),
             deadline,
-            body: Body::Move(Move {
-                direction,
-                leg: leg.clone(),
-                range,
-                checksum: false,
-                arrival: None,
-            }),
-        }
+            Body::Move(Move::new(direction, leg.clone(), range)),
+        )
     }
 
     pub fn soon(&self) -> Time {

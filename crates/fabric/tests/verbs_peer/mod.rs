@@ -97,39 +97,33 @@ impl End {
 
     pub fn op(&mut self, direction: Direction, leg: &Arc<Leg>, range: std::ops::Range<u64>) -> Op {
         self.next_op += 1;
-        Op {
-            id: OpId(self.next_op),
-            deadline: self.clock.now().saturating_add(Time::from_secs(30)),
-            body: Body::Move(Move {
-                direction,
-                leg: leg.clone(),
-                range,
-                checksum: false,
-                arrival: None,
-            }),
-        }
+        Op::new(
+            OpId(self.next_op),
+            self.clock.now().saturating_add(Time::from_secs(30)),
+            Body::Move(Move::new(direction, leg.clone(), range)),
+        )
     }
 
     pub fn atomic(&mut self, region: &RemoteRegion, offset: u64, act: AtomicAct) -> Op {
         self.next_op += 1;
-        Op {
-            id: OpId(self.next_op),
-            deadline: self.clock.now().saturating_add(Time::from_secs(30)),
-            body: Body::Atomic(Atomic {
+        Op::new(
+            OpId(self.next_op),
+            self.clock.now().saturating_add(Time::from_secs(30)),
+            Body::Atomic(Atomic {
                 region: Arc::new(region.clone()),
                 offset,
                 act,
             }),
-        }
+        )
     }
 
     pub fn message(&mut self, payload: &[u8]) -> Op {
         self.next_op += 1;
-        Op {
-            id: OpId(self.next_op),
-            deadline: self.clock.now().saturating_add(Time::from_secs(30)),
-            body: Body::Message(payload.into()),
-        }
+        Op::new(
+            OpId(self.next_op),
+            self.clock.now().saturating_add(Time::from_secs(30)),
+            Body::Message(payload.into()),
+        )
     }
 
     pub fn post(&mut self, path: PathId, ops: &[Op]) {
@@ -219,7 +213,7 @@ pub fn be_a_peer() {
             match command.as_str() {
                 "bytes" => {
                     let mut bytes = [0; 4];
-                    regions[0].memory.read(0, &mut bytes);
+                    regions[0].memory.bytes().read(0, &mut bytes);
                     say(&format!("{bytes:?}"));
                 }
                 other => panic!("an unknown command {other}"),

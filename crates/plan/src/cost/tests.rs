@@ -1,6 +1,6 @@
 use super::*;
 use crate::algorithms::{Algorithm, Grid, Ring};
-use crate::collective::{Collective, Counts, Partition, Problem, Sizes};
+use crate::collective::{Collective, Problem, Sizes};
 use crate::platform::Platform;
 use crate::units::Rank;
 
@@ -88,51 +88,6 @@ fn phases_tell_what_all_steps_tell() {
         }
     }
     assert!(differ.is_empty(), "{}", differ.join("\n"));
-}
-
-#[test]
-fn ranks_that_go_on_as_soon_as_they_can_are_no_slower_than_those_that_step_together() {
-    for grid in [
-        Grid::flat(8),
-        Grid { nodes: 8, local: 1 },
-        Grid { nodes: 4, local: 4 },
-        Grid { nodes: 2, local: 3 },
-    ] {
-        let placement = cluster(grid);
-        for problem in problems(grid.ranks()) {
-            for candidate in Candidate::all(&problem) {
-                let Some(program) = candidate.program(&problem, grid) else {
-                    continue;
-                };
-                let profile = Profile::of(&problem, &*program, &placement);
-                for bytes in [1u64 << 14, 1 << 22] {
-                    let blocks = match problem.collective {
-                        Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. } => 1,
-                        _ => u64::from(problem.ranks),
-                    };
-                    let counts = Counts::Equal(bytes / blocks);
-                    let partition = Partition::new(&problem, counts, program.shape().pieces).unwrap();
-                    let exact = critical_path(&*program, &partition, Bytes(1), &placement)
-                        .unwrap()
-                        .as_secs_f64();
-                    let together = profile.predict(Bytes(bytes)).time.as_secs_f64();
-                    let ratio = exact / together;
-                    assert!(
-                        (0.3..1.15).contains(&ratio),
-                        "{candidate} for {problem:?} on {grid:?}, {bytes} bytes: {ratio}"
-                    );
-                    // Where all ranks do the same at the same time, there is nothing to gain.
-                    let same = candidate.algorithm == Algorithm::Ring && problem.collective == Collective::AllReduce;
-                    if same && grid.local == 1 {
-                        assert!(
-                            (0.98..1.02).contains(&ratio),
-                            "{candidate} for {problem:?} on {grid:?}, {bytes} bytes: {ratio}"
-                        );
-                    }
-                }
-            }
-        }
-    }
 }
 
 #[test]

@@ -1,15 +1,11 @@
-//! From a program as an algorithm writes it to one as an executor wants it: data in portions that follow each other, and what each op waits
-//! for. Which ops are done in one pass is decided where bytes are known, when a program is compiled for a rank.
+//! From a program as an algorithm writes it to one as an executor wants it: data in portions that follow each other. What each op waits for, and
+//! which are done in one pass, is decided where bytes are known, when a program is compiled for a rank.
 //!
 //! A lowered program is a program, and is verified like any other.
-
-mod hazards;
 
 use super::{Op, Ops, Phase, Program, Shape, Slice};
 use crate::collective::{Buffer, Extent};
 use crate::units::Rank;
-
-pub use hazards::{Hazard, hazards};
 
 /// A program that treats the data as so many portions, each of which goes through the program on its own.
 ///

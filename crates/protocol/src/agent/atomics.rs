@@ -106,7 +106,7 @@ impl Atomics {
         queue.lanes.push(Lane {
             via,
             transport: capabilities.name,
-            latency: capabilities.cost.latency.into(),
+            latency: capabilities.latency().into(),
             inflight: 0,
             inflight_max: (capabilities.max_inflight_ops / PLACES_SHARE).max(1),
         });
@@ -261,11 +261,11 @@ impl<T: ?Sized + Transport> Core<T> {
         let (Some(open), Some(path)) = (self.atomics.open.get_mut(&id), self.paths.at(via)) else {
             return false;
         };
-        let op = Op {
-            id: OpId(Atomics::BITS | id.0),
-            deadline: open.deadline,
-            body: Body::Atomic(open.atomic.clone()),
-        };
+        let op = Op::new(
+            OpId(Atomics::BITS | id.0),
+            open.deadline,
+            Body::Atomic(open.atomic.clone()),
+        );
         self.posted[path.slot] = true;
         // A path that is gone says so by a signal of its own; until then it only does not accept.
         let accepted = self.slots[path.slot]
@@ -307,12 +307,12 @@ impl<T: ?Sized + Transport> Core<T> {
         let Some(identity) = self.identity(peer) else {
             return false;
         };
-        let same_host = identity.host == self.settings.session.host;
+        let distance = self.distance(identity);
         self.slots.iter().any(|slot| {
             let capabilities = slot.transport.capabilities();
             let told = |name: &str| identity.addresses.iter().any(|address| address.transport() == name);
             capabilities.atomics
-                && slot.reach.joins(same_host)
+                && slot.reach.joins(distance)
                 && told(capabilities.name)
                 && !avoid.contains(&capabilities.name)
         })

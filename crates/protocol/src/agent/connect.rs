@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use weft_plan::Time;
+use weft_plan::route::Distance;
 
+use super::arrived::Arrived;
 use super::parcels::Parcels;
 use super::paths::Stage;
 use super::rails::pair_up;
-use super::{ConnectError, Core, Event, PeerError, Target};
+use super::{ConnectError, Core, ENDINGS_MAX, Event, PeerError, Reach, Target};
 use crate::error::Loss;
 use crate::session::{CloseReason, Config, Identity, NotificationId, Session, SessionError, SessionLoss, Via};
 use crate::transfer::{PeerId, TransferId};
@@ -36,6 +38,8 @@ pub(super) struct Peer {
     /// How many announcements there are in all.
     pub(super) announced: usize,
     pub(super) parcels: Parcels,
+    /// Its writes that the application is told of.
+    pub(super) arrived: Arrived,
     /// The session has ended, and is kept until then to answer a peer that has not heard of it.
     pub(super) over: Option<Time>,
     /// The peer has closed its last path: it has until then to come back.
@@ -51,6 +55,8 @@ pub(super) struct Rail {
     pub(super) address: PeerAddress,
     backoff: Time,
     pub(super) state: RailState,
+    /// The peer was there once.
+    pub(super) known: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,10 +85,7 @@ impl Peer {
         }
         let session = self.session.as_ref().and_then(Session::next_timeout);
         let attempt = self.attempt.as_ref().filter(|_| self.identity.is_none());
-        let rails = self.rails.iter().filter_map(|rail| match rail.state {
-            RailState::Waiting(at) => Some(at),
-            RailState::Using(_) => None,
-        });
+        let rails = self.rails.iter().filter_map(Rail::due);
         rails
             .chain(session)
             .chain(attempt.map(|a| a.target.deadline))
@@ -102,9 +105,28 @@ impl Peer {
 }
 
 impl Rail {
+    pub(super) fn new(slot: usize, address: PeerAddress, backoff: Time, at: Time) -> Rail {
+        Rail {
+            slot,
+            address,
+            backoff,
+            state: RailState::Waiting(at),
+            known: false,
+        }
+    }
+
+    /// When it is to be opened, where it is not open.
+    pub(super) fn due(&self) -> Option<Time> {
+        match self.state {
+            RailState::Waiting(at) => Some(at),
+            RailState::Using(_) => None,
+        }
+    }
+
     /// It has proved good: the next loss is met without delay.
     pub(super) fn calm(&mut self, backoff_min: Time) {
         self.backoff = backoff_min;
+        self.known = true;
     }
 
     /// Waits before the next attempt, longer each time.
@@ -157,7 +179,12 @@ impl<T: ?Sized + Transport> Core<T> {
 
     /// The transports of a name: where they stand, and their own addresses.
     fn rails_of(&self, name: &str) -> (Vec<usize>, Vec<&PeerAddress>) {
-        let capabilities = self.slots.iter().map(|slot| slot.transport.capabilities()).enumerate();
+        let reachable = self
+            .slots
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| slot.reach != Reach::Here);
+        let capabilities = reachable.map(|(at, slot)| (at, slot.transport.capabilities()));
         let of_name = capabilities.filter(|(_, capabilities)| capabilities.name == name);
         of_name
             .map(|(slot, capabilities)| (slot, &capabilities.address))
@@ -201,6 +228,10 @@ impl<T: ?Sized + Transport> Core<T> {
         };
         path.stage = Stage::Open;
         let Some(peer) = path.peer else { return };
+        if peer == PeerId::HERE {
+            self.on_opened_here(via);
+            return;
+        }
         let Some(state) = self.peers.at_mut(peer.0).filter(|p| p.over.is_none()) else {
             self.close_path(via);
             return;
@@ -258,9 +289,17 @@ impl<T: ?Sized + Transport> Core<T> {
         self.on_joined(peer, first, now);
     }
 
+    /// How far away a peer is, as its own word and ours about the host tell.
+    pub(super) fn distance(&self, identity: &Identity) -> Distance {
+        match identity.host == self.settings.session.host {
+            true => Distance::SameHost,
+            false => Distance::OtherHost,
+        }
+    }
+
     /// Now that the peer has said where else it can be reached, opens as many paths as are wanted.
     fn lay_rails(&mut self, peer: PeerId, identity: &Identity, now: Time) {
-        let same_host = identity.host == self.settings.session.host;
+        let distance = self.distance(identity);
         let backoff = self.settings.backoff_min;
         let Some(state) = self.peers.at(peer.0) else { return };
         let mut laid = Vec::new();
@@ -291,17 +330,12 @@ impl<T: ?Sized + Transport> Core<T> {
                 };
                 let kind = &self.slots[slot];
                 let there = state.rails.iter().filter(|rail| rail.slot == slot).count();
-                let missing = if kind.reach.joins(same_host) {
+                let missing = if kind.reach.joins(distance) {
                     kind.paths.saturating_sub(there)
                 } else {
                     0
                 };
-                laid.extend((0..missing).map(|_| Rail {
-                    slot,
-                    address: address.clone(),
-                    backoff,
-                    state: RailState::Waiting(now),
-                }));
+                laid.extend((0..missing).map(|_| Rail::new(slot, address.clone(), backoff, now)));
             }
         }
         // In the order of preference, whatever the names.
@@ -410,13 +444,8 @@ impl<T: ?Sized + Transport> Core<T> {
         let Some(attempt) = &mut state.attempt else { return };
         let (slot, address) = attempt.candidates[attempt.next % attempt.candidates.len()].clone();
         attempt.next += 1;
-        let rail = Rail {
-            slot,
-            address,
-            backoff: state.rails.pop().map_or(backoff, |before| before.backoff),
-            state: RailState::Waiting(now),
-        };
-        state.rails.push(rail);
+        let backoff = state.rails.pop().map_or(backoff, |before| before.backoff);
+        state.rails.push(Rail::new(slot, address, backoff, now));
         self.open_rail(peer, 0, now);
     }
 
@@ -434,11 +463,12 @@ impl<T: ?Sized + Transport> Core<T> {
                 self.new_path(slot, id, Some(peer), Stage::Opening);
             }
             Err(loss) => {
+                let known = rail.known;
                 rail.back_off(self.settings.backoff_max, now);
                 if let Some(attempt) = &mut state.attempt {
                     attempt.last_loss = loss;
                 }
-                self.consider_gone(peer, loss, now);
+                self.consider_gone(peer, loss, known, now);
             }
         }
         self.touch(peer);
@@ -447,8 +477,8 @@ impl<T: ?Sized + Transport> Core<T> {
     /// After a loss that left a peer without a path: how long to hope.
     ///
     /// A peer that has closed its last path, or died, gets a moment to come back; one whose host answers that nobody listens
-    /// any more is gone. Anything else may be the network's fault and gets the whole patience of the session.
-    pub(super) fn consider_gone(&mut self, peer: PeerId, loss: Loss, now: Time) {
+    /// any more is gone; `known`: it was there before, at the same address. Anything else may be the network's fault and gets the whole patience of the session.
+    pub(super) fn consider_gone(&mut self, peer: PeerId, loss: Loss, known: bool, now: Time) {
         let pathless = self.is_pathless(peer);
         let rejoin_by = now.saturating_add(self.settings.rejoin_max);
         let Some(state) = self
@@ -459,7 +489,9 @@ impl<T: ?Sized + Transport> Core<T> {
             return;
         };
         match loss {
-            Loss::Unreachable if pathless => self.part(peer, SessionLoss::NoPath, now),
+            // Where it once was there is nobody any more.
+            Loss::Refused if pathless && known => self.part(peer, SessionLoss::Gone, now),
+            Loss::Refused | Loss::Unreachable if pathless => self.part(peer, SessionLoss::NoPath, now),
             Loss::ClosedByPeer if pathless => state.rejoin_by = Some(rejoin_by),
             _ => {}
         }
@@ -480,6 +512,7 @@ impl<T: ?Sized + Transport> Core<T> {
             awaited: BTreeMap::new(),
             announced: 0,
             parcels: Parcels::default(),
+            arrived: Arrived::default(),
             over: None,
             rejoin_by: None,
             timer: None,
@@ -501,6 +534,11 @@ impl<T: ?Sized + Transport> Core<T> {
                 let name = identity.name.clone();
                 self.engine.on_peer_gone(peer, loss_of(&cause), now);
                 self.on_atomics_peer_gone(peer, loss_of(&cause), now);
+                self.on_stages_peer_gone(peer, loss_of(&cause), now);
+                self.endings.insert(peer, cause.clone());
+                if self.endings.len() > ENDINGS_MAX {
+                    self.endings.pop_first();
+                }
                 self.events.push_back(Event::PeerLost {
                     peer,
                     name,
@@ -524,7 +562,7 @@ impl<T: ?Sized + Transport> Core<T> {
                 self.events.push_back(Event::ConnectFailed { peer, error });
             }
         }
-        if silent || matches!(cause, SessionLoss::NoPath | SessionLoss::Closed) {
+        if silent || matches!(cause, SessionLoss::NoPath | SessionLoss::Gone | SessionLoss::Closed) {
             self.forget(peer);
         } else if let Some(state) = self.peers.at_mut(peer.0) {
             state.over = Some(linger);
@@ -565,7 +603,7 @@ impl<T: ?Sized + Transport> Core<T> {
 /// The end of a session as its transfers see it.
 fn loss_of(cause: &SessionLoss) -> Loss {
     match cause {
-        SessionLoss::Silent | SessionLoss::NoPath => Loss::Silent,
+        SessionLoss::Silent | SessionLoss::NoPath | SessionLoss::Gone => Loss::Silent,
         SessionLoss::ClosedByPeer { .. } => Loss::ClosedByPeer,
         SessionLoss::Misbehaved(_) => Loss::Garbage,
         _ => Loss::Closed,

@@ -12,13 +12,16 @@
 //! inside one call. Neither blocks; [`Core::next_timeout`] says when to turn again if no transport wakes its owner earlier.
 
 mod announce;
+mod arrived;
 mod atomics;
 mod connect;
 pub(crate) mod harness;
+mod here;
 mod parcels;
 mod paths;
 mod rails;
 mod regions;
+mod staged;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -40,16 +43,22 @@ use crate::transfer::{Engine, Limits, PeerId, Request, SubmitError, Summary, Tra
 use crate::transport::{Op, PeerAddress, Signal, Transport};
 
 use announce::Announcement;
+use arrived::{COMMIT_BIT, tag_of};
 use atomics::Atomics;
 use connect::Peer;
+use here::Here;
 use parcels::{Inbox, Spare};
 use paths::Path;
 use regions::Regions;
+use staged::Stages;
 
 pub use atomics::{AtomicError, AtomicId};
 pub use parcels::{MAX_PARCEL_BYTES, Parcel};
 pub use regions::RegionError;
-pub use weft_plan::route::Reach;
+pub use weft_plan::route::{NoRoute, Reach};
+
+/// Of so many peers an agent remembers why their sessions are over.
+pub const ENDINGS_MAX: usize = 1024;
 
 /// An agent without its threads. See the [module](self).
 pub struct Core<T: ?Sized + Transport> {
@@ -59,6 +68,7 @@ pub struct Core<T: ?Sized + Transport> {
     engine: Engine,
     regions: Regions,
     peers: Numbered<Peer>,
+    here: Here,
     /// By the number that the engine knows as a lane and the session as a via.
     paths: Numbered<Path>,
     /// The number of each path by its transport's own.
@@ -73,6 +83,7 @@ pub struct Core<T: ?Sized + Transport> {
     unclaimed: VecDeque<(Time, u32)>,
     announcements: BTreeMap<TransferId, Announcement>,
     atomics: Atomics,
+    stages: Stages,
     /// Peers whose session has more to say than there is room for among the events.
     stalled: Vec<PeerId>,
     events: VecDeque<Event>,
@@ -81,6 +92,8 @@ pub struct Core<T: ?Sized + Transport> {
     parcels_came: bool,
     closed_groups: VecDeque<u64>,
     spare: Spare,
+    /// Why sessions are over, by peer: the latest of them.
+    endings: BTreeMap<PeerId, SessionLoss>,
     /// Notifications that have left the events, but that the application has not looked at.
     untaken: usize,
     next_peer: u32,
@@ -159,7 +172,8 @@ impl Target {
 /// A transport and the part it plays.
 #[derive(Debug)]
 pub struct Slot<T: ?Sized> {
-    /// Which peers it can reach. Those on the same host are the ones whose host identity equals ours.
+    /// Which peers it can reach. Those on the same host are the ones whose host identity equals ours. [`Reach::Here`]: none, but places
+    /// of this agent.
     pub reach: Reach,
     /// Which transport comes first where several reach a peer: that of the smallest number, and among equals the cheapest.
     pub preference: u8,
@@ -175,6 +189,8 @@ pub struct UnderWay {
     pub announcements: usize,
     /// Notifications of peers that wait for their data.
     pub held: usize,
+    /// Pieces of the ring that staged transfers go through.
+    pub pieces: usize,
 }
 
 /// Where the agent's randomness comes from: the operating system, or a seed.
@@ -223,6 +239,12 @@ pub enum Event {
     Notified {
         peer: PeerId,
         payload: Vec<u8>,
+    },
+    /// A write of the peer is in place, all `parts` of it, which it wanted told under this number.
+    Arrived {
+        peer: PeerId,
+        number: u32,
+        parts: u32,
     },
     /// The peer's application has been given our notification.
     Delivered {
@@ -280,6 +302,18 @@ pub enum ConnectError {
 pub enum PeerError {
     #[error("the session with this peer is over, or not yet established")]
     NotConnected,
+    #[error("nobody is there to be notified: both ends of the transfer are this agent's own")]
+    NobodyThere,
+    #[error(transparent)]
+    NoRoute(#[from] NoRoute),
+    #[error("it would have to go through host memory, and this agent has been given none for that")]
+    NoStage,
+    #[error(
+        "what goes through host memory on the way can neither be committed nor told to the peer's application part by part"
+    )]
+    NotThroughTheRing,
+    #[error("a write is told to the peer's application by its arrival or by a notification, not by both")]
+    ToldTwice,
     #[error(transparent)]
     Session(#[from] SessionError),
     #[error(transparent)]
@@ -292,6 +326,7 @@ impl<T: ?Sized + Transport> Core<T> {
             engine: Engine::new(settings.limits),
             regions: Regions::new(settings.session.epoch, slots.len()),
             peers: Numbered::new(),
+            here: Here::new(&slots, settings.backoff_min),
             paths: Numbered::new(),
             by_path: slots.iter().map(|_| Numbered::new()).collect(),
             posted: vec![false; slots.len()],
@@ -300,12 +335,14 @@ impl<T: ?Sized + Transport> Core<T> {
             unclaimed: VecDeque::new(),
             announcements: BTreeMap::new(),
             atomics: Atomics::default(),
+            stages: Stages::default(),
             stalled: Vec::new(),
             events: VecDeque::new(),
             inboxes: Vec::new(),
             parcels_came: false,
             closed_groups: VecDeque::new(),
             spare: Spare::default(),
+            endings: BTreeMap::new(),
             untaken: 0,
             next_peer: 0,
             next_path: 0,
@@ -332,15 +369,22 @@ impl<T: ?Sized + Transport> Core<T> {
     }
     /// Where peers reach this agent, one address a transport.
     pub fn addresses(&self) -> Vec<PeerAddress> {
-        self.slots
-            .iter()
-            .map(|s| s.transport.capabilities().address.clone())
-            .collect()
+        let reachable = self.slots.iter().filter(|s| s.reach != Reach::Here);
+        reachable.map(|s| s.transport.capabilities().address.clone()).collect()
     }
 
     /// Who a connected peer is.
     pub fn identity(&self, peer: PeerId) -> Option<&Identity> {
         self.peers.at(peer.0)?.identity.as_ref()
+    }
+    /// Whether there is a session with a peer, and it is not over.
+    pub fn is_connected(&self, peer: PeerId) -> bool {
+        let peer = self.peers.at(peer.0);
+        peer.is_some_and(|peer| peer.identity.is_some() && peer.over.is_none())
+    }
+    /// Why the session with a peer is over. The latest [`ENDINGS_MAX`] peers are remembered.
+    pub fn ending(&self, peer: PeerId) -> Option<&SessionLoss> {
+        self.endings.get(&peer)
     }
     /// A region that the peer has published.
     pub fn region(&self, peer: PeerId, name: &str) -> Option<&RemoteRegion> {
@@ -360,29 +404,73 @@ impl<T: ?Sized + Transport> Core<T> {
         now: Time,
     ) -> Result<TransferId, PeerError> {
         let peer = request.peer;
-        if self.identity(peer).is_none() {
+        if peer == PeerId::HERE {
+            if announce.is_some() {
+                return Err(PeerError::NobodyThere);
+            }
+        } else if self.identity(peer).is_none() {
             return Err(PeerError::NotConnected);
         }
         // Parts are counted where something is announced, and nowhere else.
         request.tag = None;
+        self.tag_unannounced(&mut request, announce.is_some())?;
+        let ways = self.ways(&request)?;
+        if ways.is_some() && request.tag.is_some() {
+            return Err(PeerError::NotThroughTheRing);
+        }
         let Some(payload) = announce else {
-            return Ok(self.engine.submit(request, now)?);
+            return Ok(match ways {
+                None => self.engine.submit(request, now)?,
+                Some(ways) => self.submit_staged(request, ways, now)?,
+            });
         };
         if payload.len() > MAX_PAYLOAD_BYTES {
             return Err(SessionError::PayloadTooLong { len: payload.len() }.into());
         }
         self.may_announce(peer)?;
-        let tag = (request.direction == Direction::Write).then_some(self.next_tag);
+        if let Some(ways) = ways {
+            // Nobody counts what goes through the ring: the peer is told when the transfer has ended.
+            let id = self.submit_staged(request, ways, now)?;
+            self.add_announcement(id, peer, payload, None);
+            return Ok(id);
+        }
+        // What is to be committed is announced when it has been.
+        let tag = (request.direction == Direction::Write && request.tag.is_none()).then_some(self.next_tag);
         self.next_tag += 1;
-        request.tag = tag;
+        request.tag = request.tag.or(tag);
         let id = self.engine.submit(request, now)?;
         self.add_announcement(id, peer, payload, tag);
         Ok(id)
     }
 
+    /// The tag of a write whose parts are counted though nothing is announced.
+    fn tag_unannounced(&mut self, request: &mut Request, announces: bool) -> Result<(), PeerError> {
+        if request.direction == Direction::Read {
+            (request.arrives, request.commit) = (None, false);
+        }
+        let Some(number) = request.arrives else {
+            if request.commit {
+                request.tag = Some(COMMIT_BIT | self.next_tag);
+                self.next_tag += 1;
+            }
+            return Ok(());
+        };
+        if request.peer == PeerId::HERE {
+            return Err(PeerError::NobodyThere);
+        }
+        if announces {
+            return Err(PeerError::ToldTwice);
+        }
+        request.tag = Some(tag_of(number, self.next_tag));
+        self.next_tag += 1;
+        Ok(())
+    }
+
     /// Ends a transfer early. Its [`Event::Ended`] still comes, once nothing of it can touch memory any more.
     pub fn cancel(&mut self, id: TransferId, now: Time) {
-        self.engine.cancel(id, now);
+        if !self.cancel_staged(id, now) {
+            self.engine.cancel(id, now);
+        }
     }
 
     /// Sends a notification: once, in no particular order with transfers.
@@ -427,6 +515,7 @@ impl<T: ?Sized + Transport> Core<T> {
         UnderWay {
             announcements: self.announcements.len(),
             held: sessions.map(Session::held_notifications).sum(),
+            pieces: self.stages.pieces(),
         }
     }
 

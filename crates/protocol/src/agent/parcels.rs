@@ -9,14 +9,18 @@
 //! parcel   04  number  next expected  group  payload
 //! receipt  05  next expected
 //! ```
+//!
+//! A path that may drop messages may as well change and reorder them. There each carries a sum at its end, without which one flipped bit of a
+//! receipt would let go of what never came; and what comes ahead of its turn is kept for a while.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use weft_plan::Time;
 
 use super::paths::Stage;
 use super::{Core, PeerError};
+use crate::memory::Digest;
 use crate::transfer::PeerId;
 use crate::transport::{Body, Op, OpId, Transport};
 
@@ -24,7 +28,8 @@ const KIND_PARCEL: u8 = 4;
 const KIND_RECEIPT: u8 = 5;
 const HEAD_BYTES: usize = 1 + 3 * 8;
 /// The most that one parcel carries, over any transport.
-pub const MAX_PARCEL_BYTES: usize = crate::session::MAX_MESSAGE_BYTES - HEAD_BYTES;
+pub const MAX_PARCEL_BYTES: usize = crate::session::MAX_MESSAGE_BYTES - HEAD_BYTES - SUM_BYTES;
+const SUM_BYTES: usize = 8;
 /// Without a word to the peer that could carry it, a receipt goes out after so many parcels, or so many bytes.
 const RECEIPT_AFTER: u64 = 32;
 const RECEIPT_AFTER_BYTES: usize = 256 << 10;
@@ -34,6 +39,8 @@ const UNCONFIRMED_BYTES_MAX: usize = 8 << 20;
 const UNTAKEN_BYTES_MAX: usize = 1 << 30;
 /// Over a path that may drop messages, what is not confirmed for so long goes again.
 const RESEND_AFTER: Time = Time::from_ms(20);
+/// So many parcels that come ahead of their turn are kept.
+const AHEAD_MAX: u64 = 64;
 /// Groups that are over and remembered, so that what comes late for them is dropped.
 const CLOSED_GROUPS_MAX: usize = 256;
 /// Buffers of long parcels that are used again, so that memory for them is neither fetched nor cleared each time.
@@ -74,11 +81,13 @@ pub(super) struct Parcels {
     posted: usize,
     /// The number of the first of them.
     first: u64,
-    /// The number that comes next.
+    /// The number that comes next, and what came ahead of it.
     expected: u64,
+    ahead: BTreeMap<u64, Vec<u8>>,
     /// What the peer was last told of that.
     confirmed: u64,
     unconfirmed_bytes: usize,
+    answered_at: Time,
     /// When to send again what a path may have dropped.
     pub(super) resend_at: Option<Time>,
     untaken_bytes: usize,
@@ -209,7 +218,7 @@ impl<T: ?Sized + Transport> Core<T> {
         }
     }
 
-    pub(super) fn on_parcel(&mut self, via: u32, message: Vec<u8>, now: Time) {
+    pub(super) fn on_parcel(&mut self, via: u32, mut message: Vec<u8>, now: Time) {
         let Some(path) = self.paths.at_mut(via) else { return };
         let Some(from) = path.peer else { return };
         if path.stage != Stage::Joined {
@@ -217,25 +226,39 @@ impl<T: ?Sized + Transport> Core<T> {
             // that strangers reach hands what they say over one by one, so what a peer says after its introduction is not lost here.
             let known = self.peers.at(from.0).is_some_and(|peer| peer.identity.is_some());
             let within_reach = !self.slots[path.slot].transport.capabilities().awaits_vouching;
-            if path.early.len() < EARLY_MAX && (known || within_reach) {
-                path.early.push(message);
+            if !(known || within_reach) {
+                return;
             }
+            let is_receipt = |message: &[u8]| message.first() == Some(&KIND_RECEIPT);
+            if is_receipt(&message) && path.early.last().is_some_and(|last| is_receipt(last)) {
+                // A receipt says all that the one before it did.
+                path.early.pop();
+            }
+            if path.early.len() == EARLY_MAX {
+                // On a path that loses nothing, what has gone astray here would be missed for ever; what a lost path took with it goes again.
+                if self.slots[path.slot].transport.capabilities().reliable_messages {
+                    self.close_path(via);
+                }
+                return;
+            }
+            path.early.push(message);
             return;
         }
-        let word = |at: usize| {
-            let bytes = message.get(at..at + 8)?;
-            Some(u64::from_le_bytes(bytes.try_into().ok()?))
-        };
         let reliable = self.slots[path.slot].transport.capabilities().reliable_messages;
-        if !reliable {
+        if !reliable && !take_sum(&mut message) {
+            return;
+        }
+        // What is confirmed here went out on a path of this side's choice, which need not be the one that the word came on.
+        let lossy = self.may_drop_parcels(from);
+        if lossy {
             // When to send again may change.
             self.touch(from);
         }
         let Some(peer) = self.peers.at_mut(from.0) else { return };
         let parcels = &mut peer.parcels;
-        let (number, next, group) = match message[0] {
-            KIND_RECEIPT => (None, word(1), None),
-            _ => (word(1), word(9), word(17)),
+        let (number, next, group) = match message.first() {
+            Some(&KIND_PARCEL) => (word(&message, 1), word(&message, 9), word(&message, 17)),
+            _ => (None, word(&message, 1), None),
         };
         let Some(next) = next else { return self.close_path(via) };
         // Only what has been sent can have come.
@@ -250,19 +273,41 @@ impl<T: ?Sized + Transport> Core<T> {
             }
             parcels.first += 1;
             // Those behind it may have been dropped.
-            let left = !reliable && !parcels.kept.is_empty();
+            let left = lossy && !parcels.kept.is_empty();
             parcels.resend_at = left.then_some(now.saturating_add(RESEND_AFTER));
         }
-        let (Some(number), Some(group)) = (number, group) else {
+        let (Some(number), Some(_)) = (number, group) else {
             return;
         };
-        if number != parcels.expected {
-            // One that has come before comes again because its sender does not know.
-            if number < parcels.expected {
+        if number < parcels.expected {
+            // It comes again because its sender does not know; all those before it do too, and one answer is enough.
+            if number + 1 == parcels.expected || now >= parcels.answered_at.saturating_add(RESEND_AFTER) {
                 self.send_receipt(from, now);
             }
             return;
         }
+        if number > parcels.expected {
+            if !reliable && number - parcels.expected <= AHEAD_MAX {
+                parcels.ahead.insert(number, message);
+            }
+            return;
+        }
+        let mut turn = Some(message);
+        while let Some(message) = turn {
+            if !self.take_parcel(from, message, reliable, now) {
+                return;
+            }
+            let Some(peer) = self.peers.at_mut(from.0) else { return };
+            turn = peer.parcels.ahead.remove(&peer.parcels.expected);
+        }
+    }
+
+    /// Takes in the parcel whose turn it is. `false`: the peer was parted with over it.
+    fn take_parcel(&mut self, from: PeerId, message: Vec<u8>, reliable: bool, now: Time) -> bool {
+        let (Some(peer), Some(group)) = (self.peers.at_mut(from.0), word(&message, 17)) else {
+            return false;
+        };
+        let parcels = &mut peer.parcels;
         parcels.expected += 1;
         parcels.unconfirmed_bytes += message.len();
         let wanted = !self.closed_groups.contains(&group);
@@ -270,32 +315,30 @@ impl<T: ?Sized + Transport> Core<T> {
             parcels.untaken_bytes += message.len();
         }
         if parcels.untaken_bytes > UNTAKEN_BYTES_MAX {
-            return self.disconnect(from, now);
+            self.disconnect(from, now);
+            return false;
         }
         let due = parcels.expected - parcels.confirmed >= RECEIPT_AFTER
             || parcels.unconfirmed_bytes >= RECEIPT_AFTER_BYTES
             || !reliable;
-        if !wanted {
-            if due {
-                self.send_receipt(from, now);
-            }
-            return;
+        if wanted {
+            let at = match self.inboxes.iter().position(|inbox| inbox.group == group) {
+                Some(at) => at,
+                None => {
+                    self.inboxes.push(Inbox {
+                        group,
+                        waiting: VecDeque::new(),
+                    });
+                    self.inboxes.len() - 1
+                }
+            };
+            self.inboxes[at].waiting.push_back(Parcel { from, bytes: message });
+            self.parcels_came = true;
         }
-        let at = match self.inboxes.iter().position(|inbox| inbox.group == group) {
-            Some(at) => at,
-            None => {
-                self.inboxes.push(Inbox {
-                    group,
-                    waiting: VecDeque::new(),
-                });
-                self.inboxes.len() - 1
-            }
-        };
-        self.inboxes[at].waiting.push_back(Parcel { from, bytes: message });
-        self.parcels_came = true;
         if due {
             self.send_receipt(from, now);
         }
+        true
     }
 
     /// What came on a path before the session vouched for it.
@@ -348,12 +391,18 @@ impl<T: ?Sized + Transport> Core<T> {
         let parcels = &mut peer.parcels;
         parcels.via = Some(via);
         let transport = &mut self.slots[path.slot].transport;
+        let reliable = transport.capabilities().reliable_messages;
         while let Some(bytes) = parcels.kept.get(parcels.posted) {
-            let op = Op {
-                id: OpId(super::turn::MESSAGE_BIT | self.next_message),
-                deadline,
-                body: Body::Message(bytes.clone()),
+            let bytes = if reliable {
+                bytes.clone()
+            } else {
+                add_sum(bytes.to_vec()).into()
             };
+            let op = Op::new(
+                OpId(super::turn::MESSAGE_BIT | self.next_message),
+                deadline,
+                Body::Message(bytes),
+            );
             if transport.post(path.id, std::slice::from_ref(&op), now) != Ok(1) {
                 break;
             }
@@ -361,10 +410,17 @@ impl<T: ?Sized + Transport> Core<T> {
             self.posted[path.slot] = true;
             parcels.posted += 1;
         }
-        if !transport.capabilities().reliable_messages && parcels.resend_at.is_none() {
+        if !reliable && parcels.resend_at.is_none() {
             parcels.resend_at = Some(now.saturating_add(RESEND_AFTER));
             self.touch(to);
         }
+    }
+
+    /// Whether the path that parcels to a peer go out on may drop some.
+    fn may_drop_parcels(&self, to: PeerId) -> bool {
+        let via = self.peers.at(to.0).and_then(|peer| peer.parcels.via);
+        let path = via.and_then(|via| self.paths.at(via));
+        path.is_some_and(|path| !self.slots[path.slot].transport.capabilities().reliable_messages)
     }
 
     fn send_receipt(&mut self, to: PeerId, now: Time) {
@@ -372,13 +428,17 @@ impl<T: ?Sized + Transport> Core<T> {
         let next = peer.parcels.expected;
         peer.parcels.confirmed = next;
         peer.parcels.unconfirmed_bytes = 0;
+        peer.parcels.answered_at = now;
         let Some(via) = peer.parcels.via.or_else(|| self.quickest_path(to)) else {
             return;
         };
-        let mut bytes = Vec::with_capacity(9);
+        let mut bytes = Vec::with_capacity(9 + SUM_BYTES);
         bytes.push(KIND_RECEIPT);
         bytes.extend_from_slice(&next.to_le_bytes());
         if let Some(path) = self.paths.at_mut(via) {
+            if !self.slots[path.slot].transport.capabilities().reliable_messages {
+                bytes = add_sum(bytes);
+            }
             path.outbox.push_back(bytes.into());
             self.send_waiting(via, now);
         }
@@ -392,10 +452,38 @@ impl<T: ?Sized + Transport> Core<T> {
             .filter(|(_, path)| path.peer == Some(peer) && path.stage == Stage::Joined);
         let rated = joined.map(|(via, path)| {
             let capabilities = self.slots[path.slot].transport.capabilities();
-            (!capabilities.reliable_messages, capabilities.cost.latency, via)
+            (!capabilities.reliable_messages, capabilities.latency(), via)
         });
         rated.min().map(|(_, _, via)| via)
     }
+}
+
+fn word(message: &[u8], at: usize) -> Option<u64> {
+    let bytes = message.get(at..at + 8)?;
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
+fn sum_of(bytes: &[u8]) -> [u8; SUM_BYTES] {
+    let mut digest = Digest::default();
+    digest.update(bytes);
+    digest.finish().to_le_bytes()
+}
+
+fn add_sum(mut bytes: Vec<u8>) -> Vec<u8> {
+    let sum = sum_of(&bytes);
+    bytes.extend_from_slice(&sum);
+    bytes
+}
+
+/// Whether the sum at the end of a message is that of the rest, which is left.
+fn take_sum(message: &mut Vec<u8>) -> bool {
+    let Some(len) = message.len().checked_sub(SUM_BYTES) else {
+        return false;
+    };
+    let (rest, sum) = message.split_at(len);
+    let right = sum_of(rest) == sum;
+    message.truncate(len);
+    right
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weft_plan::Time;
 
 use super::connect::{Peer, RailState};
-use super::{Core, Event};
+use super::{Core, Event, Reach};
 use crate::error::Loss;
 use crate::session::{self, Peek, Session, SessionLoss, Via};
 use crate::transfer::{Lane, LaneId, PeerId};
@@ -100,6 +100,11 @@ impl<T: ?Sized + Transport> Core<T> {
     }
 
     pub(super) fn on_accepted(&mut self, slot: usize, id: PathId, now: Time) {
+        if self.slots[slot].reach == Reach::Here {
+            // Nobody has been told where it is.
+            self.slots[slot].transport.close(id);
+            return;
+        }
         let via = self.new_path(slot, id, None, Stage::Open);
         let by = now.saturating_add(self.settings.handshake_max);
         self.unclaimed.push_back((by, via));
@@ -180,22 +185,9 @@ impl<T: ?Sized + Transport> Core<T> {
 
     /// The session vouches for a path: from now on it carries transfers.
     pub(super) fn on_joined(&mut self, peer: PeerId, via: u32, now: Time) {
-        let Some(path) = self.paths.at_mut(via) else { return };
-        if path.stage != Stage::Open || path.peer != Some(peer) {
+        let Some(transport) = self.become_lane(peer, via) else {
             return;
-        }
-        path.stage = Stage::Joined;
-        path.carries = true;
-        self.slots[path.slot].transport.vouch(path.id);
-        self.posted[path.slot] = true;
-        let slot = &self.slots[path.slot];
-        let capabilities = slot.transport.capabilities();
-        let transport = capabilities.name;
-        self.engine.add_lane(Lane {
-            preference: slot.preference,
-            ..Lane::of(capabilities, LaneId(via), peer)
-        });
-        self.atomics.add_lane(peer, via, capabilities);
+        };
         if let Some(state) = self.peers.at_mut(peer.0) {
             state.rejoin_by = None;
             let using = |rail: &&mut super::connect::Rail| rail.state == RailState::Using(via);
@@ -208,11 +200,35 @@ impl<T: ?Sized + Transport> Core<T> {
         self.post_parcels(peer, now);
     }
 
+    /// Makes a lane of an open path, and tells of which transport.
+    pub(super) fn become_lane(&mut self, peer: PeerId, via: u32) -> Option<&'static str> {
+        let path = self.paths.at_mut(via)?;
+        if path.stage != Stage::Open || path.peer != Some(peer) {
+            return None;
+        }
+        path.stage = Stage::Joined;
+        path.carries = true;
+        self.slots[path.slot].transport.vouch(path.id);
+        self.posted[path.slot] = true;
+        let slot = &self.slots[path.slot];
+        let capabilities = slot.transport.capabilities();
+        self.engine.add_lane(Lane {
+            preference: slot.preference,
+            ..Lane::of(capabilities, LaneId(via), peer)
+        });
+        self.atomics.add_lane(peer, via, capabilities);
+        Some(capabilities.name)
+    }
+
     pub(super) fn on_lost(&mut self, via: u32, loss: Loss, fenced: bool, now: Time) {
         let Some(path) = self.paths.remove(via) else { return };
         self.by_path[path.slot].remove(path.id.0);
         let transport = self.slots[path.slot].transport.capabilities().name;
         let Some(peer) = path.peer else { return };
+        if peer == PeerId::HERE {
+            self.on_lost_here(via, path.slot, path.carries, loss, fenced, now);
+            return;
+        }
         if path.carries {
             self.engine.on_lane_lost(LaneId(via), loss, fenced, now);
             self.on_atomic_lane_lost(peer, via, loss, fenced);
@@ -223,6 +239,7 @@ impl<T: ?Sized + Transport> Core<T> {
             session.on_path_lost(Via(via), now);
         }
         let using = state.rails.iter_mut().find(|r| r.state == RailState::Using(via));
+        let known = using.as_ref().is_some_and(|rail| rail.known);
         if let Some(rail) = using {
             rail.back_off(backoff_max, now);
         }
@@ -241,7 +258,7 @@ impl<T: ?Sized + Transport> Core<T> {
             self.events.push_back(Event::PathDown { peer, transport, loss });
         }
         self.on_parcel_path_lost(peer, via, now);
-        self.consider_gone(peer, loss, now);
+        self.consider_gone(peer, loss, known, now);
         self.forget_if_cut_off(peer);
         self.touch(peer);
     }

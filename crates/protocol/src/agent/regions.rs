@@ -50,6 +50,8 @@ struct Registered {
     publications: BTreeSet<u32>,
     /// What it is published as.
     name: Option<String>,
+    /// It was lent, to whoever is told the key.
+    lent: bool,
     /// Transports, by index, that may still be inside.
     held: Vec<bool>,
     revoked: bool,
@@ -192,13 +194,27 @@ impl<T: ?Sized + Transport> Core<T> {
     }
 
     /// Lets peers reach registered memory without a name: whoever is told the key. It ends with the memory's registration.
+    ///
+    /// Lent again with the same rights it is the same key: however many peers are inside, transports know the memory once.
     pub fn lend(&mut self, source: &RegionKey, access: Access) -> Result<RegionKey, Refusal> {
         let registered = self.regions.registered(source)?;
         if registered.revoked {
             return Err(Refusal::Released);
         }
+        let lent = registered
+            .publications
+            .iter()
+            .filter_map(|slot| self.regions.by_slot.get(slot));
+        let same = |r: &&Registered| r.name.is_none() && !r.revoked && r.region.access == access;
+        if let Some(lent) = lent.filter(|r| r.lent).find(same) {
+            return Ok(lent.region.key);
+        }
         let (memory, place) = (registered.region.memory.clone(), registered.region.place);
-        Ok(self.enter(memory, place, access, Some(source.slot))?.key)
+        let key = self.enter(memory, place, access, Some(source.slot))?.key;
+        if let Some(registered) = self.regions.by_slot.get_mut(&key.slot) {
+            registered.lent = true;
+        }
+        Ok(key)
     }
 
     /// Memory that was registered or lent under a key, as this side uses it and as a peer is told of it.
@@ -285,6 +301,7 @@ impl<T: ?Sized + Transport> Core<T> {
             source: source.unwrap_or(slot),
             publications: BTreeSet::new(),
             name: None,
+            lent: false,
             held,
             revoked: false,
         };

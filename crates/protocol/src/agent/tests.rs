@@ -1,8 +1,11 @@
 //! Two agents over loopback, turned by hand.
 
+mod arrived;
 mod bounds;
+mod here;
 mod parcels;
 mod rails;
+mod staged;
 
 use std::sync::Arc;
 
@@ -115,14 +118,12 @@ impl<T: ?Sized + Transport> Pair<T> {
         let remote = self.near.region(peer, "kv").expect("published").clone();
         let spans = Spans::contiguous(0, remote.len);
         let leg = Leg::new(local.clone(), spans.clone(), remote, spans).expect("a leg");
-        let request = Request {
+        let request = Request::new(
             peer,
             direction,
-            legs: Arc::from([Arc::new(leg)]),
-            deadline: self.now.saturating_add(Time::from_secs(1)),
-            checksum: false,
-            tag: None,
-        };
+            Arc::from([Arc::new(leg)]),
+            self.now.saturating_add(Time::from_secs(1)),
+        );
         self.near.submit(request, announce, self.now).expect("submitted")
     }
 
@@ -139,7 +140,7 @@ impl<T: ?Sized + Transport> Pair<T> {
 
 fn contents(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.memory.len() as usize];
-    region.memory.read(0, &mut bytes);
+    region.memory.bytes().read(0, &mut bytes);
     bytes
 }
 
@@ -156,7 +157,7 @@ fn reads_and_writes_and_tells() {
     assert_eq!(pair.outcome(read), Ok(300_000));
     assert_eq!(contents(&near), vec![7; 300_000]);
 
-    near.memory.write(0, &[9; 300_000]);
+    near.memory.bytes().write(0, &[9; 300_000]);
     let write = pair.transfer(peer, Direction::Write, &near, Some(b"was written"));
     assert_eq!(pair.outcome(write), Ok(300_000));
     assert_eq!(contents(&far), vec![9; 300_000]);

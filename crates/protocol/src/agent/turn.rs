@@ -2,6 +2,7 @@
 
 use weft_plan::Time;
 
+use super::arrived::{COMMIT_BIT, TOLD_BIT};
 use super::atomics::{AtomicId, Atomics};
 use super::parcels::is_parcel;
 use super::{Core, Event};
@@ -71,6 +72,8 @@ impl<T: ?Sized + Transport> Core<T> {
         [
             self.engine.next_timeout(),
             self.atomics.next_timeout(),
+            self.here.next_timeout(),
+            self.stages.next_timeout(),
             peers,
             unclaimed,
         ]
@@ -84,6 +87,8 @@ impl<T: ?Sized + Transport> Core<T> {
             self.engine.on_timeout(now);
         }
         self.on_atomics_due(now);
+        self.open_here(now);
+        self.on_stages_due(now);
         self.expire_unclaimed(now);
         while let Some(&(at, peer)) = self.timers.first() {
             if at > now {
@@ -112,6 +117,7 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         let mut any = false;
         loop {
+            any |= self.feed_stages(now);
             any |= self.post_atomics(now);
             any |= self.post_moves(now);
             // Nothing is left to post now; but what follows may give rise to more.
@@ -233,6 +239,14 @@ impl<T: ?Sized + Transport> Core<T> {
                 let Some(peer) = self.paths.at(via).and_then(|p| p.peer) else {
                     return;
                 };
+                if arrival.tag & TOLD_BIT != 0 {
+                    self.on_told_part(peer, via, arrival);
+                    return;
+                }
+                if arrival.tag & COMMIT_BIT != 0 {
+                    // Nobody waits for these.
+                    return;
+                }
                 if let Some(session) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()) {
                     session.on_arrival(Via(via), arrival, now);
                     self.touch(peer);
@@ -253,6 +267,9 @@ impl<T: ?Sized + Transport> Core<T> {
             }
             TransferEvent::Recall { id, tag } => self.recall_announcement(id, tag, now),
             TransferEvent::Ended { id, outcome } => {
+                if self.on_hop_ended(id, &outcome, now) {
+                    return;
+                }
                 self.end_announcement(id, outcome.is_ok(), now);
                 self.events.push_back(Event::Ended { id, outcome });
             }
@@ -276,6 +293,11 @@ impl<T: ?Sized + Transport> Core<T> {
                     self.stalled.push(peer);
                 }
                 break;
+            }
+            let state = self.peers.at_mut(peer.0);
+            if let Some((number, parts)) = state.and_then(|p| p.arrived.next()) {
+                self.events.push_back(Event::Arrived { peer, number, parts });
+                continue;
             }
             let Some(event) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()?.next_event()) else {
                 break;
@@ -371,11 +393,11 @@ impl<T: ?Sized + Transport> Core<T> {
         let Some(path) = self.paths.at_mut(via) else { return };
         let transport = &mut self.slots[path.slot].transport;
         while let Some(bytes) = path.outbox.front() {
-            let op = Op {
-                id: OpId(MESSAGE_BIT | self.next_message),
-                deadline: now.saturating_add(self.settings.session.silence_max),
-                body: Body::Message(bytes.clone()),
-            };
+            let op = Op::new(
+                OpId(MESSAGE_BIT | self.next_message),
+                now.saturating_add(self.settings.session.silence_max),
+                Body::Message(bytes.clone()),
+            );
             if transport.post(path.id, std::slice::from_ref(&op), now) != Ok(1) {
                 return;
             }

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use weft_plan::{Place, Spans, Time};
+use weft_plan::{Spans, Time};
 
 use super::{Ends, Harness, Side};
 use crate::error::{Failure, Loss};
 use crate::leg::{Direction, Leg};
-use crate::memory::{Digest, Memory};
+use crate::memory::{Digest, HostBytes, Memory};
 use crate::region::{Access, Epoch, Region, RegionKey, RemoteRegion};
 use crate::seeded::Seeded;
 use crate::transfer::{PartLimits, cut};
@@ -102,7 +102,8 @@ impl<'h> Bench<'h> {
     /// Memory that holds random bytes, registered at one side.
     pub fn region(&mut self, side: Side, len: u64, access: Access) -> (Region, RemoteRegion) {
         let memory = self.harness.memory(side, len);
-        fill_random(&*memory, &mut self.random);
+        self.fill_random(&*memory);
+        let place = self.harness.place(side);
         let slot = self.next_slot;
         self.next_slot += 1;
         let secret = u128::from(self.random.next_u64()) << 64 | u128::from(self.random.next_u64());
@@ -115,7 +116,7 @@ impl<'h> Bench<'h> {
         let region = Region {
             key,
             memory,
-            place: Place::DRAM,
+            place,
             access,
         };
         let grant = end
@@ -126,7 +127,7 @@ impl<'h> Bench<'h> {
         let remote = RemoteRegion {
             key,
             len,
-            place: Place::DRAM,
+            place,
             access,
             grants: Arc::from([(name, grant)]),
         };
@@ -163,32 +164,32 @@ impl<'h> Bench<'h> {
 
     pub fn op_by(&mut self, body: Body, deadline: Time) -> Op {
         self.next_op += 1;
-        Op {
-            id: OpId(self.next_op),
-            deadline,
-            body,
-        }
+        Op::new(OpId(self.next_op), deadline, body)
     }
 
     /// The parts of a leg as operations, within what the transport says it likes.
     pub fn parts(&mut self, side: Side, direction: Direction, leg: &Arc<Leg>, how: How) -> Vec<Op> {
         let capabilities = self.end(side).transport().capabilities().clone();
+        let (near, far) = (leg.local().place.kind(), leg.remote().place.kind());
+        let carriage = capabilities.carriage(near, far);
+        let carriage = carriage.expect("the transport carries what its harness gives");
         let limits = PartLimits {
-            max_bytes: capabilities.max_op_bytes,
+            max_bytes: carriage.max_op_bytes,
             max_runs: capabilities.max_op_runs,
+            align: carriage.align,
         };
         let mut ops = Vec::new();
         let mut start = 0;
         loop {
             let end = cut(leg, start, limits);
             let index = ops.len() as u32;
-            ops.push(self.op(Body::Move(Move {
-                direction,
-                leg: Arc::clone(leg),
-                range: start..end,
-                checksum: how.checksum,
-                arrival: how.tag.map(|tag| Arrival { tag, index }),
-            })));
+            ops.push(
+                self.op(Body::Move(
+                    Move::new(direction, Arc::clone(leg), start..end)
+                        .checksum(how.checksum)
+                        .arrival(how.tag.map(|tag| Arrival { tag, index })),
+                )),
+            );
             start = end;
             if start == leg.bytes() {
                 return ops;
@@ -257,6 +258,44 @@ impl<'h> Bench<'h> {
             while self.step() {}
             self.harness.idle();
         }
+    }
+
+    /// Memory as its owner sees it.
+    pub fn look<'m>(&self, memory: &'m dyn Memory) -> &'m dyn HostBytes {
+        self.harness.look(memory)
+    }
+
+    /// What a span list holds, in its order.
+    pub fn gather(&self, memory: &dyn Memory, spans: &Spans) -> Vec<u8> {
+        let mut bytes = vec![0; spans.bytes() as usize];
+        let mut at = 0;
+        for span in spans.pieces(0..spans.bytes()) {
+            let len = span.len as usize;
+            self.look(memory).read(span.offset, &mut bytes[at..at + len]);
+            at += len;
+        }
+        bytes
+    }
+
+    pub fn contents(&self, memory: &dyn Memory) -> Vec<u8> {
+        let mut bytes = vec![0; memory.len() as usize];
+        self.look(memory).read(0, &mut bytes);
+        bytes
+    }
+
+    pub fn fill_random(&mut self, memory: &dyn Memory) {
+        let mut bytes = vec![0; memory.len() as usize];
+        self.random.fill(&mut bytes);
+        self.look(memory).write(0, &bytes);
+    }
+
+    pub fn sum_of(&self, memory: &dyn Memory, spans: &Spans, range: std::ops::Range<u64>) -> u64 {
+        let mut digest = Digest::default();
+        for span in spans.pieces(range) {
+            let summed = self.look(memory).digest(span.offset, span.len, &mut digest);
+            summed.expect("the memory is there");
+        }
+        digest.finish()
     }
 
     /// A message each way shows that the path works.
@@ -358,30 +397,6 @@ pub(super) fn leg(near: &Region, near_spans: Spans, far: &RemoteRegion, far_span
     Arc::new(Leg::new(near.clone(), near_spans, far.clone(), far_spans).expect("a leg within its regions"))
 }
 
-/// What a span list holds, in its order.
-pub(super) fn gather(memory: &dyn Memory, spans: &Spans) -> Vec<u8> {
-    let mut bytes = vec![0; spans.bytes() as usize];
-    let mut at = 0;
-    for span in spans.pieces(0..spans.bytes()) {
-        let len = span.len as usize;
-        memory.read(span.offset, &mut bytes[at..at + len]);
-        at += len;
-    }
-    bytes
-}
-
-pub(super) fn contents(memory: &dyn Memory) -> Vec<u8> {
-    let mut bytes = vec![0; memory.len() as usize];
-    memory.read(0, &mut bytes);
-    bytes
-}
-
-pub(super) fn fill_random(memory: &dyn Memory, random: &mut Seeded) {
-    let mut bytes = vec![0; memory.len() as usize];
-    random.fill(&mut bytes);
-    memory.write(0, &bytes);
-}
-
 /// What `memory` must hold after `bytes` were scattered over `spans` of it, `before` being what it held.
 pub(super) fn scattered(mut before: Vec<u8>, spans: &Spans, bytes: &[u8]) -> Vec<u8> {
     let mut at = 0;
@@ -391,14 +406,4 @@ pub(super) fn scattered(mut before: Vec<u8>, spans: &Spans, bytes: &[u8]) -> Vec
         at += len;
     }
     before
-}
-
-pub(super) fn sum_of(memory: &dyn Memory, spans: &Spans, range: std::ops::Range<u64>) -> u64 {
-    let mut digest = Digest::default();
-    for span in spans.pieces(range) {
-        memory
-            .digest(span.offset, span.len, &mut digest)
-            .expect("the memory is there");
-    }
-    digest.finish()
 }

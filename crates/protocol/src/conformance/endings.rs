@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use weft_plan::{Spans, Time};
 
-use super::bench::{Bench, How, contents, gather};
+use super::bench::{Bench, How};
 use super::{Harness, Side};
 use crate::error::{Failure, Loss, Refusal};
 use crate::leg::{Direction, Leg};
@@ -17,7 +17,7 @@ pub fn past_deadline_touches_nothing(harness: &mut dyn Harness) {
         let mut bench = Bench::new(harness);
         let (leg, far) = bench.whole_leg(10_000);
         bench.harness.idle();
-        let (near_before, far_before) = (contents(&*leg.local().memory), contents(&*far.memory));
+        let (near_before, far_before) = (bench.contents(&*leg.local().memory), bench.contents(&*far.memory));
         let mut ops = bench.parts(Side::Initiator, direction, &leg, How::default());
         for op in &mut ops {
             op.deadline = bench.harness.now();
@@ -31,11 +31,11 @@ pub fn past_deadline_touches_nothing(harness: &mut dyn Harness) {
         }
         bench.settle();
         assert!(
-            contents(&*leg.local().memory) == near_before,
+            bench.contents(&*leg.local().memory) == near_before,
             "local memory was touched after the deadline"
         );
         assert!(
-            contents(&*far.memory) == far_before,
+            bench.contents(&*far.memory) == far_before,
             "far memory was touched after the deadline"
         );
         bench.assert_usable();
@@ -87,7 +87,7 @@ pub fn full_queue_accepts_a_prefix(harness: &mut dyn Harness) {
         );
         let Body::Move(part) = &op.body else { continue };
         let spans = Spans::contiguous(part.range.start, part.range.end - part.range.start);
-        assert!(gather(&*leg.local().memory, &spans) == gather(&*far.memory, &spans));
+        assert!(bench.gather(&*leg.local().memory, &spans) == bench.gather(&*far.memory, &spans));
     }
 }
 
@@ -133,7 +133,7 @@ fn frozen(harness: &mut dyn Harness, direction: Direction) {
     });
     bench.frozen = false;
     bench.settle();
-    fences.hold();
+    fences.hold(&bench);
     bench.assert_usable();
 }
 
@@ -162,11 +162,11 @@ fn cancelled(harness: &mut dyn Harness, direction: Direction) {
             matches!(failure, Failure::Cancelled)
         });
         bench.settle();
-        fences.hold();
+        fences.hold(&bench);
         bench.assert_usable();
         bench.carry_leg(direction, &leg);
         assert!(
-            contents(&*leg.local().memory) == contents(&*far.memory),
+            bench.contents(&*leg.local().memory) == bench.contents(&*far.memory),
             "the next transfer is wrong"
         );
     }
@@ -217,7 +217,7 @@ fn ended_path(harness: &mut dyn Harness, ender: End) {
             },
         );
         bench.settle();
-        fences.hold();
+        fences.hold(&bench);
         let now = bench.harness.now();
         assert!(
             bench.initiator.transport().post(near_path, &ops[..1], now).is_err(),
@@ -228,7 +228,7 @@ fn ended_path(harness: &mut dyn Harness, ender: End) {
             bench.assert_usable();
             bench.carry_leg(direction, &leg);
             assert!(
-                contents(&*leg.local().memory) == contents(&*far.memory),
+                bench.contents(&*leg.local().memory) == bench.contents(&*far.memory),
                 "the next transfer is wrong"
             );
         }
@@ -241,10 +241,10 @@ struct Fences {
 }
 
 impl Fences {
-    fn hold(&self) {
+    fn hold(&self, bench: &Bench<'_>) {
         for (memory, wanted) in &self.stamped {
             assert!(
-                contents(&**memory) == *wanted,
+                bench.contents(&**memory) == *wanted,
                 "memory was touched after the completion"
             );
         }
@@ -266,7 +266,7 @@ fn stamp(
             Ok(_) => {
                 let spans = Spans::contiguous(part.range.start, part.range.end - part.range.start);
                 assert!(
-                    gather(&*leg.local().memory, &spans) == gather(&*far.memory, &spans),
+                    bench.gather(&*leg.local().memory, &spans) == bench.gather(&*far.memory, &spans),
                     "{direction:?} completed before its bytes were in place"
                 );
             }
@@ -285,7 +285,7 @@ fn stamp(
     for (memory, byte, free) in [(&leg.local().memory, 0x3c, true), (&far.memory, 0xc3, far_is_free)] {
         if free {
             let wanted = vec![byte; memory.len() as usize];
-            memory.write(0, &wanted);
+            bench.look(&**memory).write(0, &wanted);
             stamped.push((Arc::clone(memory), wanted));
         }
     }

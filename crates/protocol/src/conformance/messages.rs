@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use weft_plan::Spans;
 
-use super::bench::{Bench, How, contents, gather};
+use super::bench::{Bench, How};
 use super::{Harness, Side};
 use crate::leg::Direction;
 use crate::transport::{Arrival, Body, Op};
@@ -74,7 +74,7 @@ pub fn arrivals_follow_their_data(harness: &mut dyn Harness) {
         checksum: false,
     };
     let ops = bench.parts(Side::Initiator, Direction::Write, &leg, how);
-    let wanted = contents(&*leg.local().memory);
+    let wanted = bench.contents(&*leg.local().memory);
     let path = bench.near;
     let mut posted = 0;
     let mut seen = 0;
@@ -88,7 +88,7 @@ pub fn arrivals_follow_their_data(harness: &mut dyn Harness) {
                 panic!("the arrival of part {index}, which nobody sent");
             };
             let range = part.range.clone();
-            let there = gather(&*far.memory, &Spans::contiguous(range.start, range.end - range.start));
+            let there = b.gather(&*far.memory, &Spans::contiguous(range.start, range.end - range.start));
             assert!(
                 there == wanted[range.start as usize..range.end as usize],
                 "part {index} was announced before its bytes were in place"

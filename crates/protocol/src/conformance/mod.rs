@@ -39,6 +39,7 @@
 
 mod atomics;
 mod bench;
+mod commits;
 mod endings;
 mod messages;
 mod moves;
@@ -46,13 +47,14 @@ mod refusals;
 
 use std::sync::Arc;
 
-use weft_plan::Time;
+use weft_plan::{Place, Time};
 
-use crate::memory::Memory;
+use crate::memory::{HostBytes, Memory};
 use crate::region::Epoch;
 use crate::transport::Transport;
 
 pub use atomics::*;
+pub use commits::*;
 pub use endings::*;
 pub use messages::*;
 pub use moves::*;
@@ -64,6 +66,28 @@ pub trait Harness {
     fn ends(&mut self) -> Ends;
     /// Memory of a kind that the transport can move. A transport that knows several kinds is tested once with each.
     fn memory(&mut self, side: Side, len: u64) -> Arc<dyn Memory>;
+    /// Where that memory is.
+    fn place(&self, side: Side) -> Place {
+        let _ = side;
+        Place::DRAM
+    }
+    /// The same memory as its owner sees it, who need not go through the transport: how the suite knows what is in a device or a file.
+    fn look<'m>(&self, memory: &'m dyn Memory) -> &'m dyn HostBytes {
+        memory.bytes()
+    }
+    /// What of it would be found after a crash; none where that makes no difference, as for memory.
+    fn lasting(&self, memory: &dyn Memory) -> Option<Vec<u8>> {
+        let _ = memory;
+        None
+    }
+    /// Whether it sums bytes in a way of its own, because it sums both ends itself; otherwise by [`Digest`](crate::memory::Digest).
+    fn has_own_sum(&self) -> bool {
+        false
+    }
+    /// A fresh end that moves bytes among its own places, and its life; none where the transport is for peers.
+    fn alone(&mut self) -> Option<(Box<dyn Transport>, Epoch)> {
+        None
+    }
     /// The clock that both ends are given.
     fn now(&mut self) -> Time;
     /// Lets a little time pass, a millisecond or less, because neither end had anything to do.
@@ -183,6 +207,9 @@ macro_rules! conformance_tests {
             cancelled_atomics_are_told_honestly
             atomics_on_a_closed_path_are_told_honestly
             atomics_of_a_dead_peer_are_told_honestly
+            commits_make_writes_last
+            commits_without_the_right_are_refused
+            own_places_are_moved_between
         }
     };
     (# $attribute:tt $harness:expr) => {
@@ -197,32 +224,107 @@ conformance_tests!(@each @table);
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::loopback::Loopback;
-    use crate::memory::VecMemory;
+    use weft_plan::PlaceKind;
 
-    struct OverLoopback(Time);
+    use super::*;
+    use crate::loopback::{Loopback, LoopbackEndpoint, PlacedMemory};
+    use crate::memory::VecMemory;
+    use crate::transport::Carriage;
+
+    /// The reference transport between memory of two kinds.
+    struct OverLoopback {
+        now: Time,
+        near: Place,
+        far: Place,
+    }
+
+    impl OverLoopback {
+        const fn between(near: Place, far: Place) -> OverLoopback {
+            OverLoopback {
+                now: Time::ZERO,
+                near,
+                far,
+            }
+        }
+
+        fn end(&self, network: &Loopback, name: &str, epoch: Epoch) -> LoopbackEndpoint {
+            let cost = network.endpoint("costs as much", Epoch(0)).capabilities().carries[0].cost;
+            let (near, far) = (self.near.kind(), self.far.kind());
+            let mut kinds: Vec<(PlaceKind, PlaceKind)> = vec![(near, far), (far, near)];
+            kinds.dedup();
+            let carries = kinds
+                .into_iter()
+                .map(|(near, far)| Carriage::new(near, far, cost, 1 << 20));
+            network.endpoint_carrying(name, epoch, carries.collect())
+        }
+    }
 
     impl Harness for OverLoopback {
         fn ends(&mut self) -> Ends {
             let network = Loopback::new();
             Ends {
-                initiator: Box::new(network.endpoint("initiator", Epoch(7))),
+                initiator: Box::new(self.end(&network, "initiator", Epoch(7))),
                 initiator_epoch: Epoch(7),
-                target: Box::new(network.endpoint("target", Epoch(9))),
+                target: Box::new(self.end(&network, "target", Epoch(9))),
                 target_epoch: Epoch(9),
             }
         }
-        fn memory(&mut self, _: Side, len: u64) -> Arc<dyn Memory> {
-            Arc::new(VecMemory::zeroed(len as usize))
+        fn memory(&mut self, side: Side, len: u64) -> Arc<dyn Memory> {
+            match self.place(side) {
+                Place::Dram { .. } => Arc::new(VecMemory::zeroed(len as usize)),
+                place => Arc::new(PlacedMemory::zeroed(place, len as usize)),
+            }
+        }
+        fn place(&self, side: Side) -> Place {
+            match side {
+                Side::Initiator => self.near,
+                Side::Target => self.far,
+            }
+        }
+        fn look<'m>(&self, memory: &'m dyn Memory) -> &'m dyn HostBytes {
+            match memory.as_any().downcast_ref::<PlacedMemory>() {
+                Some(placed) => placed.look(),
+                None => memory.bytes(),
+            }
+        }
+        fn lasting(&self, memory: &dyn Memory) -> Option<Vec<u8>> {
+            let placed = memory.as_any().downcast_ref::<PlacedMemory>()?;
+            matches!(placed.place(), Place::File | Place::Object).then(|| placed.lasting())
+        }
+        fn alone(&mut self) -> Option<(Box<dyn Transport>, Epoch)> {
+            let alone = self.end(&Loopback::new(), "alone", Epoch(5));
+            Some((Box::new(alone), Epoch(5)))
         }
         fn now(&mut self) -> Time {
-            self.0
+            self.now
         }
         fn idle(&mut self) {
-            self.0 = self.0.saturating_add(Time::from_us(200));
+            self.now = self.now.saturating_add(Time::from_us(200));
         }
     }
 
-    conformance_tests!(OverLoopback(Time::ZERO));
+    const GPU: Place = Place::Gpu { ordinal: 0 };
+
+    conformance_tests!(OverLoopback::between(Place::DRAM, Place::DRAM));
+
+    mod device {
+        use super::*;
+        conformance_tests!(OverLoopback::between(GPU, GPU));
+    }
+    mod host_and_device {
+        use super::*;
+        conformance_tests!(OverLoopback::between(Place::DRAM, GPU));
+    }
+    mod host_and_file {
+        use super::*;
+        conformance_tests!(OverLoopback::between(Place::DRAM, Place::File));
+    }
+    mod device_and_file {
+        use super::*;
+        conformance_tests!(OverLoopback::between(GPU, Place::File));
+    }
+    mod host_and_object {
+        use super::*;
+        conformance_tests!(OverLoopback::between(Place::DRAM, Place::Object));
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use weft_plan::Spans;
 
-use super::bench::{Bench, How, contents, leg};
+use super::bench::{Bench, How, leg};
 use super::{Harness, Side};
 use crate::error::{Failure, Refusal};
 use crate::leg::Direction;
@@ -28,7 +28,10 @@ pub fn strangers_wait_to_be_vouched_for(harness: &mut dyn Harness) {
     bench.assert_usable();
     let (read, read_far) = bench.whole_leg(LEN);
     let (write, write_far) = bench.whole_leg(LEN);
-    let (near_before, far_before) = (contents(&*read.local().memory), contents(&*write_far.memory));
+    let (near_before, far_before) = (
+        bench.contents(&*read.local().memory),
+        bench.contents(&*write_far.memory),
+    );
     let mut ops = bench.parts(Side::Initiator, Direction::Read, &read, How::default());
     let tagged = How {
         tag: Some(3),
@@ -40,8 +43,14 @@ pub fn strangers_wait_to_be_vouched_for(harness: &mut dyn Harness) {
     let none_ended = ops.iter().all(|op| !bench.initiator.is_completed(op.id));
     assert!(none_ended, "a stranger was answered");
     assert!(bench.target.arrivals.is_empty());
-    assert!(contents(&*read.local().memory) == near_before, "a stranger has read");
-    assert!(contents(&*write_far.memory) == far_before, "a stranger has written");
+    assert!(
+        bench.contents(&*read.local().memory) == near_before,
+        "a stranger has read"
+    );
+    assert!(
+        bench.contents(&*write_far.memory) == far_before,
+        "a stranger has written"
+    );
     bench.target.transport().vouch(far_path);
     bench.until("what waited to be served", |b| {
         posted += b.post(Side::Initiator, path, &ops[posted..]);
@@ -50,8 +59,8 @@ pub fn strangers_wait_to_be_vouched_for(harness: &mut dyn Harness) {
     for op in &ops {
         bench.initiator.outcome(op.id).expect("a peer is served");
     }
-    assert!(contents(&*read.local().memory) == contents(&*read_far.memory));
-    assert!(contents(&*write_far.memory) == contents(&*write.local().memory));
+    assert!(bench.contents(&*read.local().memory) == bench.contents(&*read_far.memory));
+    assert!(bench.contents(&*write_far.memory) == bench.contents(&*write.local().memory));
     bench.assert_usable();
 }
 
@@ -94,10 +103,10 @@ pub fn release_under_traffic_is_a_fence(harness: &mut dyn Harness) {
         }
         release(&mut bench, Side::Target, &far);
         let stamp = vec![STAMP; far.memory.len() as usize];
-        far.memory.write(0, &stamp);
+        bench.look(&*far.memory).write(0, &stamp);
         bench.until_all_completed(Side::Initiator);
         bench.settle();
-        assert!(contents(&*far.memory) == stamp, "written after its release");
+        assert!(bench.contents(&*far.memory) == stamp, "written after its release");
         for op in &ops[..posted] {
             match bench.initiator.outcome(op.id) {
                 Ok(_) | Err(Failure::Refused(Refusal::Released)) => {}
@@ -118,7 +127,7 @@ pub fn released_near_side_is_refused(harness: &mut dyn Harness) {
         let mut bench = Bench::new(harness);
         let (leg, far) = bench.whole_leg(8 << 20);
         let near = leg.local();
-        let (near_before, far_before) = (contents(&*near.memory), contents(&*far.memory));
+        let (near_before, far_before) = (bench.contents(&*near.memory), bench.contents(&*far.memory));
         let ops = bench.parts(Side::Initiator, direction, &leg, How::default());
         let path = bench.near;
         let posted = bench.post(Side::Initiator, path, &ops);
@@ -127,7 +136,7 @@ pub fn released_near_side_is_refused(harness: &mut dyn Harness) {
         }
         release(&mut bench, Side::Initiator, near);
         let stamp = vec![STAMP; near.memory.len() as usize];
-        near.memory.write(0, &stamp);
+        bench.look(&*near.memory).write(0, &stamp);
         bench.until_all_completed(Side::Initiator);
         for op in &ops[..posted] {
             match bench.initiator.outcome(op.id) {
@@ -136,18 +145,18 @@ pub fn released_near_side_is_refused(harness: &mut dyn Harness) {
             }
         }
         bench.settle();
-        let far_between = contents(&*far.memory);
+        let far_between = bench.contents(&*far.memory);
         let later = bench.parts(Side::Initiator, direction, &leg, How::default());
         for outcome in bench.carry_out(Side::Initiator, path, &later) {
             assert_eq!(outcome, Err(Failure::Refused(Refusal::Released)), "{direction:?}");
         }
         bench.settle();
         assert!(
-            contents(&*near.memory) == stamp,
+            bench.contents(&*near.memory) == stamp,
             "the near side was written after its release"
         );
         assert!(
-            contents(&*far.memory) == far_between,
+            bench.contents(&*far.memory) == far_between,
             "a refused {direction:?} changed far memory"
         );
         // A write that ended half done may have left anything of its own over there, but nothing that is younger than the release.
@@ -212,7 +221,7 @@ pub fn refusal_leaves_the_path_usable(harness: &mut dyn Harness) {
         }
     }
     bench.carry_leg(Direction::Read, &good);
-    assert!(contents(&*good.local().memory) == contents(&*far.memory));
+    assert!(bench.contents(&*good.local().memory) == bench.contents(&*far.memory));
     bench.assert_usable();
 }
 
@@ -261,7 +270,7 @@ fn expect_refusal(
         remote,
         Spans::contiguous(offset, 1_000),
     );
-    let (near_before, far_before) = (contents(&*near.memory), contents(&*far.memory));
+    let (near_before, far_before) = (bench.contents(&*near.memory), bench.contents(&*far.memory));
     let how = How {
         checksum: false,
         tag: Some(1),
@@ -273,11 +282,11 @@ fn expect_refusal(
     }
     bench.settle();
     assert!(
-        contents(&*near.memory) == near_before,
+        bench.contents(&*near.memory) == near_before,
         "a refused {direction:?} changed local memory"
     );
     assert!(
-        contents(&*far.memory) == far_before,
+        bench.contents(&*far.memory) == far_before,
         "a refused {direction:?} changed far memory"
     );
     assert!(bench.target.arrivals.is_empty(), "a refused move arrived");

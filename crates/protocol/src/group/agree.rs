@@ -11,10 +11,16 @@
 //! ranks are suspected because they are gone. A rank that merely does not come may be left out as well, but only one that has never
 //! said anything: it cannot know of a decision.
 //!
+//! A network that is torn in two would let both parts go on. So those that are left need a [quorum](Quorum): of the ranks that are not *known* to be dead, more than
+//! half, or half of them with the lowest. A rank that nothing is heard of may be alive on the other side, and counts; what each knows of the dead it tells with
+//! its promise.
+//!
 //! Messages may be lost, repeated and overtaken: all of them can be [said again](Agreement::repeat).
 
 use std::collections::VecDeque;
+use std::fmt;
 
+use thiserror::Error;
 use weft_plan::Rank;
 
 use crate::wire::{DecodeError, Reader, Writer};
@@ -25,6 +31,9 @@ pub struct Agreement {
     own: Rank,
     /// By rank: whom this rank takes for lost, or has heard that others do.
     suspected: Vec<bool>,
+    /// By rank: who is known to be dead, here or elsewhere. They are among those that are suspected.
+    dead: Vec<bool>,
+    quorum: Quorum,
     /// By rank: who has ever said anything.
     heard: Vec<bool>,
     /// By rank: what it has promised in this round.
@@ -48,6 +57,37 @@ struct Promised {
     to: Rank,
     content: bool,
     ended: u64,
+}
+
+/// How many have to be left for a group to go on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Quorum {
+    /// More than half of the ranks that are not known to be dead, or half of them with the lowest of them: never two parts of one group.
+    #[default]
+    Majority,
+    /// Whoever is left. Two parts of a group that do not reach each other may both go on: for callers who prevent that by other means.
+    Any,
+}
+
+/// Too few are left.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{} ranks are left, of which there would have to be {needed}: {} {} not known to be dead, and may go on elsewhere", left.len(), Ranks(missing), if missing.len() == 1 { "is" } else { "are" })]
+pub struct NoQuorum {
+    /// Those that this rank takes for alive.
+    pub left: Vec<Rank>,
+    /// Those that it does not reach, and that are not known to be dead.
+    pub missing: Vec<Rank>,
+    /// How many of all these would have been needed.
+    pub needed: usize,
+}
+
+struct Ranks<'a>(&'a [Rank]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers: Vec<String> = self.0.iter().map(|rank| rank.0.to_string()).collect();
+        write!(f, "rank {}", numbers.join(", "))
+    }
 }
 
 /// What a round has led to.
@@ -76,17 +116,21 @@ pub enum AgreementMessage {
         /// How many calls of the old group have ended well at the sender.
         ended: u64,
         suspected: Vec<Rank>,
+        /// Those of them that are known to be dead.
+        dead: Vec<Rank>,
     },
     Decided(Decision),
 }
 
 impl Agreement {
     /// Among so many ranks, of which some are known to be lost. `ended` calls of theirs have ended well here.
-    pub fn new(own: Rank, ranks: u32, lost: &[Rank], ended: u64) -> Agreement {
+    pub fn new(own: Rank, ranks: u32, lost: &[Rank], ended: u64, quorum: Quorum) -> Agreement {
         let ranks = ranks as usize;
         let mut agreement = Agreement {
             own,
             suspected: vec![false; ranks],
+            dead: vec![false; ranks],
+            quorum,
             heard: vec![false; ranks],
             promised: vec![None; ranks],
             follows: Rank(0),
@@ -152,6 +196,40 @@ impl Agreement {
         }
     }
 
+    /// A rank is lost, and will never do anything again.
+    pub fn on_dead(&mut self, rank: Rank) {
+        if self.bury(rank) {
+            self.promise();
+        }
+    }
+
+    /// From now on so many have to be left.
+    pub fn require(&mut self, quorum: Quorum) {
+        if self.quorum != quorum {
+            self.quorum = quorum;
+            self.decide_if_all_follow();
+        }
+    }
+
+    /// Why there is no decision, where that is for want of a quorum.
+    pub fn shortfall(&self) -> Option<NoQuorum> {
+        let left = self.ranks_where(|rank| !self.suspected[rank]);
+        if self.decision().is_some() || self.is_quorum(&left) {
+            return None;
+        }
+        let counted = self.ranks_where(|rank| !self.dead[rank]);
+        let half = counted.len() / 2;
+        let needed = match counted.first().is_some_and(|lowest| left.contains(lowest)) {
+            true => counted.len() - half,
+            false => half + 1,
+        };
+        Some(NoQuorum {
+            missing: counted.into_iter().filter(|rank| !left.contains(rank)).collect(),
+            left,
+            needed,
+        })
+    }
+
     /// Whether the others wait for this rank.
     pub fn is_coordinator(&self) -> bool {
         self.coordinator() == self.own
@@ -183,6 +261,7 @@ impl Agreement {
                 content,
                 ended,
                 ref suspected,
+                ref dead,
             } => {
                 if let Some(decision) = self.decisions.get(round as usize) {
                     // The one that would decide hears of it, and its own word counts; others must not be led away from whom they
@@ -191,9 +270,10 @@ impl Agreement {
                     let decision = Decision { by, ..decision.clone() };
                     self.outbox.push_back((from, AgreementMessage::Decided(decision)));
                 } else if round == self.round {
-                    let suspected: Vec<bool> = suspected.iter().map(|rank| self.suspect(*rank)).collect();
+                    let suspected = suspected.iter().filter(|rank| self.suspect(**rank)).count();
+                    let dead = dead.iter().filter(|rank| self.bury(**rank)).count();
                     self.promised[from.0 as usize] = Some(Promised { to, content, ended });
-                    match suspected.contains(&true) {
+                    match suspected + dead > 0 {
                         true => self.promise(),
                         false => self.decide_if_all_follow(),
                     }
@@ -240,6 +320,27 @@ impl Agreement {
         new
     }
 
+    /// Whether that is new.
+    fn bury(&mut self, rank: Rank) -> bool {
+        self.suspect(rank);
+        let new = rank != self.own && self.is_rank(rank) && !self.dead[rank.0 as usize];
+        if new {
+            self.dead[rank.0 as usize] = true;
+        }
+        new
+    }
+
+    /// Whether so many are left that no others can be.
+    fn is_quorum(&self, members: &[Rank]) -> bool {
+        if self.quorum == Quorum::Any {
+            return true;
+        }
+        let counted = self.ranks_where(|rank| !self.dead[rank]);
+        let of_them = members.iter().filter(|rank| counted.contains(rank)).count();
+        let has_lowest = counted.first().is_some_and(|lowest| members.contains(lowest));
+        2 * of_them > counted.len() || 2 * of_them == counted.len() && has_lowest
+    }
+
     /// The lowest rank that is not suspected: at the latest this one.
     fn coordinator(&self) -> Rank {
         let first = self.suspected.iter().position(|suspected| !suspected);
@@ -268,6 +369,7 @@ impl Agreement {
             content: self.content,
             ended: self.ended,
             suspected: self.ranks_where(|rank| self.suspected[rank]),
+            dead: self.ranks_where(|rank| self.dead[rank]),
         };
         for to in self.ranks_where(|rank| !self.suspected[rank] && rank != self.own.0 as usize) {
             self.outbox.push_back((to, message.clone()));
@@ -284,6 +386,9 @@ impl Agreement {
             return;
         };
         if promised.iter().any(|promised| promised.to != self.own) {
+            return;
+        }
+        if !self.is_quorum(&members) {
             return;
         }
         let all_content = promised.iter().all(|promised| promised.content);
@@ -329,14 +434,15 @@ impl AgreementMessage {
                 w.varint(rank.0.into());
             }
         };
-        let (kind, content, round, rank, ended, list) = match self {
+        let (kind, content, round, rank, ended, list, dead) = match self {
             AgreementMessage::Promise {
                 round,
                 to,
                 content,
                 ended,
                 suspected,
-            } => (0, content, round, to, ended, suspected),
+                dead,
+            } => (0, content, round, to, ended, suspected, Some(dead)),
             AgreementMessage::Decided(decision) => {
                 let Decision {
                     round,
@@ -345,7 +451,7 @@ impl AgreementMessage {
                     content,
                     ended,
                 } = decision;
-                (2, content, round, by, ended, members)
+                (2, content, round, by, ended, members, None)
             }
         };
         w.u8(kind | u8::from(*content));
@@ -353,12 +459,22 @@ impl AgreementMessage {
         w.varint(rank.0.into());
         w.varint(*ended);
         ranks(&mut w, list);
+        if let Some(dead) = dead {
+            ranks(&mut w, dead);
+        }
         w.buf
     }
 
     pub fn from_bytes(bytes: &[u8]) -> Result<AgreementMessage, DecodeError> {
         fn number(r: &mut Reader<'_>) -> Result<u32, DecodeError> {
             u32::try_from(r.varint()?).map_err(|_| DecodeError::Invalid)
+        }
+        fn ranks(r: &mut Reader<'_>) -> Result<Vec<Rank>, DecodeError> {
+            let count = r.varint()?;
+            if count > RANKS_MAX || count > r.remaining() as u64 {
+                return Err(DecodeError::TooLong);
+            }
+            (0..count).map(|_| Ok(Rank(number(r)?))).collect()
         }
         let mut r = Reader::new(bytes);
         let kind = r.u8()?;
@@ -368,12 +484,8 @@ impl AgreementMessage {
         let content = kind & 1 != 0;
         let (round, rank) = (number(&mut r)?, Rank(number(&mut r)?));
         let ended = r.varint()?;
-        let count = r.varint()?;
-        if count > RANKS_MAX || count > r.remaining() as u64 {
-            return Err(DecodeError::TooLong);
-        }
-        let list = (0..count).map(|_| Ok(Rank(number(&mut r)?)));
-        let list = list.collect::<Result<Vec<Rank>, DecodeError>>()?;
+        let list = ranks(&mut r)?;
+        let dead = if kind & 2 == 0 { ranks(&mut r)? } else { Vec::new() };
         r.end()?;
         Ok(match kind & 2 {
             0 => AgreementMessage::Promise {
@@ -382,6 +494,7 @@ impl AgreementMessage {
                 content,
                 ended,
                 suspected: list,
+                dead,
             },
             _ => AgreementMessage::Decided(Decision {
                 round,
@@ -529,7 +642,7 @@ mod tests {
                 let late = turn > 4_000;
                 self.ranks[own]
                     .part
-                    .get_or_insert_with(|| Agreement::new(Rank(own as u32), ranks, &[], ended_at(own)));
+                    .get_or_insert_with(|| Agreement::new(Rank(own as u32), ranks, &[], ended_at(own), Quorum::Any));
                 let other = self.chance.below(count) as usize;
                 let gone = !self.ranks[other].alive;
                 let (again, coordinates_late) = (self.chance.chance(0.05), turn > 6_000);
@@ -614,7 +727,7 @@ mod tests {
     fn a_decision_that_cannot_be_is_not_heard() {
         let lists: [&[u32]; 4] = [&[], &[0, 7], &[1, 0], &[1, 1]];
         for members in lists.map(|list| list.iter().copied().map(Rank).collect::<Vec<Rank>>()) {
-            let mut part = Agreement::new(Rank(0), 3, &[], 0);
+            let mut part = Agreement::new(Rank(0), 3, &[], 0, Quorum::Majority);
             part.on_message(
                 Rank(1),
                 AgreementMessage::Decided(Decision {
@@ -631,7 +744,7 @@ mod tests {
 
     #[test]
     fn whoever_comes_too_late_hears_that_it_is_left_out() {
-        let mut parts = [Agreement::new(Rank(1), 3, &[], 0), Agreement::new(Rank(2), 3, &[], 0)];
+        let mut parts = [1, 2].map(|rank| Agreement::new(Rank(rank), 3, &[], 0, Quorum::Majority));
         parts.iter_mut().for_each(|part| while part.next_message().is_some() {});
         // They have heard of each other, and never of rank 0.
         for _ in 0..2 {
@@ -647,12 +760,98 @@ mod tests {
         }
         let decided = parts[0].decision().expect("a decision").clone();
         assert_eq!(decided.members, [Rank(1), Rank(2)]);
-        let mut late = Agreement::new(Rank(0), 3, &[], 0);
+        let mut late = Agreement::new(Rank(0), 3, &[], 0, Quorum::Majority);
         let (_, promise) = late.next_message().expect("a promise");
         parts[0].on_message(Rank(0), promise);
         let (to, answer) = parts[0].outbox.pop_back().expect("an answer");
         assert_eq!(to, Rank(0));
         late.on_message(Rank(1), answer);
         assert_eq!(late.decision().map(|it| &it.members[..]), Some(&[Rank(1), Rank(2)][..]));
+    }
+
+    /// A part of a torn group that has heard from all of its own, and of the others only what the deaths of some say.
+    fn part(ranks: u32, left: &[u32], dead: &[u32]) -> Agreement {
+        let mut part = Agreement::new(Rank(left[0]), ranks, &[], 0, Quorum::Majority);
+        for rank in (0..ranks).filter(|rank| !left.contains(rank)) {
+            part.on_lost(Rank(rank));
+        }
+        for from in &left[1..] {
+            // What is known of the dead may be known to one alone.
+            let message = AgreementMessage::Promise {
+                round: 0,
+                to: Rank(left[0]),
+                content: false,
+                ended: 0,
+                suspected: Vec::new(),
+                dead: dead.iter().copied().map(Rank).collect(),
+            };
+            part.on_message(Rank(*from), message);
+        }
+        if left.len() == 1 {
+            dead.iter().for_each(|rank| part.on_dead(Rank(*rank)));
+        }
+        part
+    }
+
+    #[test]
+    fn of_two_parts_one_goes_on_at_most() {
+        for ranks in 1u32..7 {
+            for members in 1u32..1 << ranks {
+                let of = |bits: u32| (0..ranks).filter(|rank| bits >> rank & 1 != 0).collect::<Vec<u32>>();
+                let others = (1 << ranks) - 1 - members;
+                let decides = |left: &[u32], dead: &[u32]| part(ranks, left, dead).decision().is_some();
+                let goes_on = decides(&of(members), &[]);
+                let more = 2 * members.count_ones() > ranks;
+                let half = 2 * members.count_ones() == ranks && members & 1 != 0;
+                assert_eq!(goes_on, more || half, "{members:b} of {ranks}");
+                if others != 0 {
+                    assert!(!goes_on || !decides(&of(others), &[]), "{members:b} and {others:b}");
+                    // Nobody is on the other side.
+                    assert!(
+                        decides(&of(members), &of(others)),
+                        "{members:b} of {ranks}, the others dead"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_no_quorum_is_told_who_is_missing() {
+        let short = part(5, &[2, 3], &[0])
+            .shortfall()
+            .expect("two of four, without the lowest");
+        assert_eq!((&short.missing[..], short.needed), (&[Rank(1), Rank(4)][..], 3));
+        assert_eq!(
+            short.to_string(),
+            "2 ranks are left, of which there would have to be 3: rank 1, 4 are not known to be dead, and may go on elsewhere"
+        );
+        assert_eq!(part(5, &[1, 3], &[0]).shortfall(), None, "with the lowest that counts");
+        let mut any = Agreement::new(Rank(1), 2, &[Rank(0)], 0, Quorum::Majority);
+        assert_eq!(any.decision(), None);
+        any.require(Quorum::Any);
+        assert_eq!(
+            any.decision().map(|decision| &decision.members[..]),
+            Some(&[Rank(1)][..])
+        );
+    }
+
+    #[test]
+    fn nothing_is_decided_while_one_of_those_that_are_left_follows_another() {
+        let follows = |to: u32| AgreementMessage::Promise {
+            round: 0,
+            to: Rank(to),
+            content: false,
+            ended: 0,
+            suspected: Vec::new(),
+            dead: Vec::new(),
+        };
+        let mut first = Agreement::new(Rank(0), 3, &[], 0, Quorum::Majority);
+        first.on_message(Rank(1), follows(0));
+        first.on_message(Rank(2), follows(1));
+        assert_eq!(first.decision(), None);
+        first.on_message(Rank(2), follows(0));
+        let all = vec![Rank(0), Rank(1), Rank(2)];
+        assert_eq!(first.decision().map(|decision| decision.members.clone()), Some(all));
     }
 }

@@ -49,7 +49,11 @@ impl Witness<'_> {
                 return self.abort(blamed, Cause::Late);
             };
             seen.push(blamed);
-            let here = status.call.number == self.call.number && !status.ended && !self.is_still(blamed);
+            // One that is behind waits in its turn. Messages are in no order with calls.
+            let is_message = |call: &CallRecord| call.number == CallRecord::PAIRWISE;
+            let comparable = is_message(&status.call) == is_message(&self.call);
+            let before = comparable && status.call.number <= self.call.number;
+            let here = before && !status.ended && !self.is_still(blamed);
             match status.waiting.peer.filter(|_| here) {
                 Some(next) if !seen.contains(&next) => blamed = next,
                 // They wait for each other, or say so: one that stands still is not one of them.
@@ -208,6 +212,17 @@ mod tests {
         let abort = witness(&history(), &others).after_deadline();
         assert_eq!((abort.blamed, abort.cause), (Rank(3), Cause::Late));
         assert_eq!(abort.instead.map(|call| call.number), Some(4));
+    }
+
+    #[test]
+    fn a_rank_that_is_behind_because_of_another_is_not_to_blame() {
+        // Rank 1 is in the call before, and waits for rank 2, which has not come to it.
+        let others = [None, status(4, 104, Some(2), false), status(3, 103, None, true)];
+        let abort = witness(&history(), &others).after_deadline();
+        assert_eq!((abort.blamed, abort.cause), (Rank(2), Cause::Late));
+        // One that is behind and busy with itself is.
+        let others = [None, status(4, 104, None, false), status(5, 1, Some(1), false)];
+        assert_eq!(witness(&history(), &others).after_deadline().blamed, Rank(1));
     }
 
     #[test]

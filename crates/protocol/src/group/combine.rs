@@ -65,8 +65,8 @@ impl Kernels for Reference {
     fn copy(&self, from: At<'_>, to: At<'_>, len: u64) {
         let mut window = [0; WINDOW];
         for (start, len) in windows(len, WINDOW) {
-            from.memory.read(from.offset + start, &mut window[..len]);
-            to.memory.write(to.offset + start, &window[..len]);
+            from.memory.bytes().read(from.offset + start, &mut window[..len]);
+            to.memory.bytes().write(to.offset + start, &window[..len]);
         }
     }
 
@@ -75,21 +75,21 @@ impl Kernels for Reference {
         let each = (WINDOW / how.size().max(1)).max(1) * how.size().max(1);
         let (mut a, mut b) = (vec![0; each], vec![0; each]);
         for (start, len) in windows(len, each) {
-            with.memory.read(with.offset + start, &mut a[..len]);
-            from.memory.read(from.offset + start, &mut b[..len]);
+            with.memory.bytes().read(with.offset + start, &mut a[..len]);
+            from.memory.bytes().read(from.offset + start, &mut b[..len]);
             fold(how, &mut a[..len], &b[..len]);
-            into.memory.write(into.offset + start, &a[..len]);
+            into.memory.bytes().write(into.offset + start, &a[..len]);
         }
     }
 
     fn divide(&self, datatype: Datatype, at: At<'_>, len: u64, by: u64) {
         let (mut sum, mut mean) = ([0; WINDOW], [0; WINDOW]);
         for (start, len) in windows(len, WINDOW) {
-            at.memory.read(at.offset + start, &mut sum[..len]);
+            at.memory.bytes().read(at.offset + start, &mut sum[..len]);
             datatype
                 .average(by, &mut mean[..len], &[&sum[..len]])
                 .expect("buffers of one length, in whole elements");
-            at.memory.write(at.offset + start, &mean[..len]);
+            at.memory.bytes().write(at.offset + start, &mean[..len]);
         }
     }
 }

@@ -36,6 +36,8 @@ pub struct Compiled {
 #[derive(Clone, Debug)]
 pub(super) struct Flat {
     pub(super) step: u32,
+    /// Which op of its step, in the order of the program. Of two that became one, the message.
+    pub(super) place: u32,
     /// Which combiner of the call.
     pub(super) part: u32,
     /// Which message of its lane, for a message.
@@ -46,8 +48,9 @@ pub(super) struct Flat {
     pub(super) on_end: Range<u32>,
 }
 
+/// What an op does, and with which bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Act {
+pub enum Act {
     Send {
         lane: Lane,
         queue: u32,
@@ -170,8 +173,42 @@ impl Compiled {
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty()
     }
+    /// How many ops there are. They have numbers from zero on.
     pub fn len(&self) -> usize {
         self.ops.len()
+    }
+
+    /// What an op does.
+    pub fn act(&self, op: u32) -> &Act {
+        &self.ops[op as usize].act
+    }
+    /// Where the program lists an op: its step, and which op of that step. Numbers of ops ascend with it.
+    pub fn listed(&self, op: u32) -> (u32, u32) {
+        let op = &self.ops[op as usize];
+        (op.step, op.place)
+    }
+    /// Which message of its lane an op is, if it is one.
+    pub fn index(&self, op: u32) -> u32 {
+        self.ops[op as usize].index
+    }
+    /// The ops that wait for nothing.
+    pub fn first(&self) -> &[u32] {
+        &self.first
+    }
+    /// How many releases an op waits for.
+    pub fn waits(&self, op: u32) -> u32 {
+        self.waits[op as usize]
+    }
+    /// Whom the beginning of an op releases. Only sends have such.
+    pub fn on_begin(&self, op: u32) -> &[u32] {
+        self.released(&self.ops[op as usize].on_begin)
+    }
+    /// Whom the end of an op releases.
+    pub fn on_end(&self, op: u32) -> &[u32] {
+        self.released(&self.ops[op as usize].on_end)
+    }
+    fn released(&self, range: &Range<u32>) -> &[u32] {
+        &self.released[range.start as usize..range.end as usize]
     }
 }
 
@@ -179,6 +216,7 @@ impl Compiled {
 #[derive(Clone, Copy, Debug)]
 struct Listed {
     step: u32,
+    place: u32,
     act: Act,
     /// A message of nothing: it stands for everything before it.
     fence: bool,
@@ -204,7 +242,7 @@ impl Act {
         }
     }
     /// Bytes that it is about.
-    fn len(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.writes().or(self.reads()[0]).map_or(0, |piece| piece.len)
     }
 }
@@ -296,7 +334,7 @@ fn list(
     };
     let (mut listed, mut ops) = (Vec::new(), Ops::new());
     for step in 0..shape.steps {
-        for op in ops.fill(program, rank, step) {
+        for (place, op) in (0..).zip(ops.fill(program, rank, step)) {
             let act = match *op {
                 Op::Send { to, slice, channel } => Act::Send {
                     lane: lane(to, channel),
@@ -329,9 +367,14 @@ fn list(
             };
             let fence = op.peer().is_some() && op.reads().chain(op.writes()).all(|slice| slice.is_empty());
             let itself = matches!(act, Act::Copy { from, to } if from == to);
-            let kept = act.len() > 0 || fence || op.peer().is_some() && source.scope != Scope::Known;
+            let kept = act.bytes() > 0 || fence || op.peer().is_some() && source.scope != Scope::Known;
             if kept && !itself {
-                listed.push(Listed { step, act, fence });
+                listed.push(Listed {
+                    step,
+                    place,
+                    act,
+                    fence,
+                });
             }
         }
     }
@@ -341,6 +384,7 @@ fn list(
         if at.len > 0 {
             listed.push(Listed {
                 step: shape.steps,
+                place: 0,
                 act: Act::Divide { at },
                 fence: false,
             });
@@ -387,5 +431,59 @@ mod tests {
                 .unwrap_or(end);
         }
         assert!(end <= compiled.scratch());
+    }
+
+    #[test]
+    fn a_slice_that_was_sent_is_overwritten_only_after_that() {
+        // In place, rank 0 sends chunk 0 first and gets its reduction last.
+        let problem = Problem::new(Collective::AllReduce, 3).in_place();
+        let program = Ring::new(problem).unwrap();
+        let partition = Partition::new(&problem, Counts::Equal(9), program.shape().pieces).unwrap();
+        let source = Source {
+            program: &program,
+            partition: &partition,
+            size: 4,
+            average: false,
+            scope: Scope::Known,
+        };
+        let compiled = Compiled::new(&source, Rank(0)).unwrap();
+        let listed = |step, place| (0..compiled.len() as u32).find(|&op| compiled.listed(op) == (step, place));
+        let (sent, overwritten) = (listed(0, 0).unwrap(), listed(2, 1).unwrap());
+        assert!(matches!(compiled.act(sent), Act::Send { .. }));
+        assert!(compiled.on_end(sent).contains(&overwritten), "{compiled:?}");
+        assert!(!compiled.on_begin(sent).contains(&overwritten), "{compiled:?}");
+    }
+
+    #[test]
+    fn every_release_is_waited_for() {
+        let problem = Problem::new(Collective::AllReduce, 6);
+        let program = weft_plan::algorithms::Algorithm::ALL
+            .iter()
+            .filter_map(|algorithm| algorithm.program(&problem, weft_plan::algorithms::Grid::flat(6)));
+        for program in program {
+            let partition = Partition::new(&problem, Counts::Equal(50), program.shape().pieces).unwrap();
+            let source = Source {
+                program: &*program,
+                partition: &partition,
+                size: 2,
+                average: true,
+                scope: Scope::Known,
+            };
+            for rank in (0..6).map(Rank) {
+                let compiled = Compiled::new(&source, rank).unwrap();
+                let ops = 0..compiled.len() as u32;
+                let mut released = vec![0; compiled.len()];
+                for op in ops.clone() {
+                    for &after in compiled.on_begin(op).iter().chain(compiled.on_end(op)) {
+                        assert!(after > op, "what comes later waits");
+                        released[after as usize] += 1;
+                    }
+                }
+                for op in ops {
+                    assert_eq!(compiled.waits(op), released[op as usize], "{program:?}");
+                    assert_eq!(compiled.first().contains(&op), compiled.waits(op) == 0);
+                }
+            }
+        }
     }
 }

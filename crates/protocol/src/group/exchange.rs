@@ -21,11 +21,17 @@ use crate::transport::Progress;
 ///
 /// - the messages of a lane are taken in the order in which they were offered, and messages of different lanes do not wait for each
 ///   other;
-/// - a message is taken once, whole, and only if its head is the one that the receiver expects;
+/// - a message is taken once, whole, and only if its head is the one that the receiver expects: any other is reported as
+///   [`Trouble::WrongMessage`], and nothing of it is used. One of no bytes is a message like any other;
+/// - a rank may be a call ahead of another: what it sends for that waits behind what is left of the call before;
+/// - what is combined is combined in whole elements, of built-in types as well as of a caller's own;
+/// - an offer that found a lane [full](Offered::Full) has changed nothing, and there is room again once something has been taken;
 /// - nothing reads an offered piece after its offer has settled, and nothing writes a buffer of the call except a `take` while it
 ///   is being called;
 /// - after [`end`](Exchange::end) has answered [`Progress::Idle`] nothing touches the buffers of the call at all, and after
-///   [`take_back`](Exchange::take_back) has, nothing that one buffer.
+///   [`take_back`](Exchange::take_back) has, nothing that one buffer. What was offered and given up then is not taken for the message that it was.
+///
+/// [`conformance`](super::conformance) holds every exchange to this.
 pub trait Exchange: Board + fmt::Debug + Send {
     /// How many channels there are for calls between any two ranks. The next one is for [messages](super::Messages) between the two, and
     /// lanes of others do not exist.
@@ -71,8 +77,11 @@ pub trait Exchange: Board + fmt::Debug + Send {
 pub trait Board {
     /// Publishes what this rank is waiting for. Called when a wait has lasted for some time, not for every wait.
     fn publish(&mut self, waiting: Waiting);
-    /// What a rank has last published, as far as it is known here by now. (It may have to be asked first: call again.)
+    /// What a rank has last published, as far as it is known here by now. Where it is not to be seen the rank is asked meanwhile: whoever keeps calling
+    /// gets to know it.
     fn status(&mut self, of: Rank) -> Option<Status>;
+    /// Forgets what ranks have answered before, because it may be old. What is to be seen without asking never is.
+    fn forget_answers(&mut self) {}
     /// A number that changes whenever a rank publishes or answers something: one that is in a call and alive has a pulse.
     fn pulse(&mut self, of: Rank) -> u64;
     /// Tells all ranks that the call has failed. The first to say so is the one that is believed: [`Exchange::poll`] reports that one

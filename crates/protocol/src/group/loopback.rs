@@ -328,14 +328,14 @@ impl LoopbackExchange {
 fn read(view: &View, offset: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     if len > 0 {
-        view.memory.read(view.offset + offset, &mut bytes);
+        view.memory.bytes().read(view.offset + offset, &mut bytes);
     }
     bytes
 }
 
 fn write(view: &View, offset: u64, bytes: &[u8]) {
     if !bytes.is_empty() {
-        view.memory.write(view.offset + offset, bytes);
+        view.memory.bytes().write(view.offset + offset, bytes);
     }
 }
 

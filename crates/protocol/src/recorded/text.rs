@@ -4,7 +4,7 @@
 //! 0 open x6c6f6f703a62 = path 0
 //! 0 signal 0 opened
 //! 5000 post 0 = accepted 1 op 7 1000000 read 3 9 0 4096 true untagged
-//! 9000 signal 0 completed 7 summed 6699
+//! 9000 signal 0 completed 7 told 6699 6699 -
 //! 9000 post 0 = accepted 1 op 8 1000000 add 9 64 1
 //! 9500 signal 0 completed 8 found 41
 //! ```
@@ -95,6 +95,7 @@ impl fmt::Display for PostedOp {
                 AtomicAct::FetchAdd(value) => write!(f, "add {far_slot} {offset} {value}"),
                 AtomicAct::CompareSwap { expected, new } => write!(f, "swap {far_slot} {offset} {expected} {new}"),
             },
+            PostedBody::Commit { far_slot, tag, parts } => write!(f, "commit {far_slot} {tag} {parts}"),
             PostedBody::Move {
                 direction,
                 near_slot,
@@ -183,6 +184,11 @@ fn parse_op(words: &mut SplitWhitespace<'_>) -> Option<PostedOp> {
                 new: number(words)?,
             },
         },
+        "commit" => PostedBody::Commit {
+            far_slot: number(words)?,
+            tag: number(words)?,
+            parts: number(words)?,
+        },
         "read" => parse_move(Direction::Read, words)?,
         "write" => parse_move(Direction::Write, words)?,
         _ => return None,
@@ -241,12 +247,15 @@ fn parse_signal(words: &mut SplitWhitespace<'_>) -> Option<Signal> {
 
 fn outcome_words(outcome: &Result<Done, Failure>) -> String {
     match outcome {
-        Ok(Done { far_sum, before }) => match (far_sum, before) {
-            (None, None) => "done".to_string(),
-            (Some(sum), None) => format!("summed {sum}"),
-            (None, Some(before)) => format!("found {before}"),
-            (Some(sum), Some(before)) => format!("summed_found {sum} {before}"),
-        },
+        Ok(done) if *done == Done::default() => "done".to_string(),
+        Ok(Done {
+            far_sum,
+            near_sum,
+            before,
+        }) => {
+            let word = |told: &Option<u64>| told.map_or("-".to_string(), |number| number.to_string());
+            format!("told {} {} {}", word(far_sum), word(near_sum), word(before))
+        }
         Err(Failure::Cancelled) => "cancelled".to_string(),
         Err(Failure::Expired) => "expired".to_string(),
         Err(Failure::ChecksumMismatch) => "mismatch".to_string(),
@@ -259,12 +268,17 @@ fn outcome_words(outcome: &Result<Done, Failure>) -> String {
 fn parse_outcome(words: &mut SplitWhitespace<'_>) -> Option<Result<Done, Failure>> {
     Some(match words.next()? {
         "done" => Ok(Done::default()),
-        "summed" => Ok(Done::moved(Some(number(words)?))),
-        "found" => Ok(Done::found(number(words)?)),
-        "summed_found" => Ok(Done {
-            far_sum: Some(number(words)?),
-            before: Some(number(words)?),
-        }),
+        "told" => {
+            let mut told = || match words.next()? {
+                "-" => Some(None),
+                word => word.parse().ok().map(Some),
+            };
+            Ok(Done {
+                far_sum: told()?,
+                near_sum: told()?,
+                before: told()?,
+            })
+        }
         "cancelled" => Err(Failure::Cancelled),
         "expired" => Err(Failure::Expired),
         "mismatch" => Err(Failure::ChecksumMismatch),
@@ -307,6 +321,7 @@ fn loss_word(loss: Loss) -> String {
         Loss::Silent => "silent".to_string(),
         Loss::Garbage => "garbage".to_string(),
         Loss::Unreachable => "unreachable".to_string(),
+        Loss::Refused => "refused".to_string(),
         Loss::System(code) => format!("system:{code}"),
     }
 }
@@ -318,6 +333,7 @@ fn parse_loss(word: &str) -> Option<Loss> {
         "silent" => Loss::Silent,
         "garbage" => Loss::Garbage,
         "unreachable" => Loss::Unreachable,
+        "refused" => Loss::Refused,
         other => Loss::System(other.strip_prefix("system:")?.parse().ok()?),
     })
 }
@@ -364,13 +380,18 @@ mod tests {
             Just(Loss::Silent),
             Just(Loss::Garbage),
             Just(Loss::Unreachable),
+            Just(Loss::Refused),
             any::<i32>().prop_map(Loss::System),
         ]
     }
 
     fn any_outcome() -> impl Strategy<Value = Result<Done, Failure>> {
         prop_oneof![
-            any::<[Option<u64>; 2]>().prop_map(|[far_sum, before]| Ok(Done { far_sum, before })),
+            any::<[Option<u64>; 3]>().prop_map(|[far_sum, near_sum, before]| Ok(Done {
+                far_sum,
+                near_sum,
+                before
+            })),
             Just(Err(Failure::Unanswered)),
             Just(Err(Failure::Cancelled)),
             Just(Err(Failure::Expired)),
@@ -390,6 +411,11 @@ mod tests {
         ];
         let body = prop_oneof![
             any::<Vec<u8>>().prop_map(PostedBody::Message),
+            (any::<u32>(), any::<u64>(), any::<u32>()).prop_map(|(far_slot, tag, parts)| PostedBody::Commit {
+                far_slot,
+                tag,
+                parts
+            }),
             (any::<u32>(), any::<u64>(), act).prop_map(|(far_slot, offset, act)| PostedBody::Atomic {
                 far_slot,
                 offset,

@@ -147,6 +147,9 @@ pub enum SessionLoss {
     PathLost,
     #[error("no path to the peer is left")]
     NoPath,
+    /// Wait for another life of the peer.
+    #[error("nobody is there any more where the peer was")]
+    Gone,
     #[error("closed by this side")]
     Closed,
     #[error("closed by the peer: {reason}")]
@@ -156,6 +159,13 @@ pub enum SessionLoss {
 }
 
 impl SessionLoss {
+    /// Whether the peer is known to be dead, or to have left for good, and is not merely out of reach.
+    pub fn is_death(&self) -> bool {
+        let left = SessionLoss::ClosedByPeer {
+            reason: CloseReason::Done,
+        };
+        *self == SessionLoss::Gone || *self == left
+    }
     /// Whether one of the two ends wanted it so, and nothing was wrong.
     pub fn is_orderly(&self) -> bool {
         let by_peer = SessionLoss::ClosedByPeer {

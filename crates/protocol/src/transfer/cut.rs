@@ -8,6 +8,8 @@ pub struct PartLimits {
     pub max_bytes: u64,
     /// Runs of both sides together. A part can always hold one run of each side, so fewer than eight are taken as eight.
     pub max_runs: usize,
+    /// A part ends at a multiple of this, counted from where the leg begins, or where the leg ends.
+    pub align: u64,
 }
 
 /// A run that is cut at its start and at its end becomes up to three; each side can have one such at each end of a part.
@@ -19,7 +21,10 @@ const CUT_RUNS: usize = 4;
 /// Where `start` lies past the end of the leg.
 pub fn cut(leg: &Leg, start: u64, limits: PartLimits) -> u64 {
     assert!(start <= leg.bytes(), "a part that starts past its leg");
-    let end = leg.bytes().min(start.saturating_add(limits.max_bytes.max(1)));
+    // The leg's runs are multiples of the alignment, or the lane would not have been chosen; so only the length has to be rounded.
+    let align = limits.align.max(1);
+    let max_bytes = (limits.max_bytes - limits.max_bytes % align).max(align);
+    let end = leg.bytes().min(start.saturating_add(max_bytes));
     let (near, far) = (leg.local_spans(), leg.remote_spans());
     let room = limits.max_runs.max(2 * CUT_RUNS) - CUT_RUNS;
     if near.runs().len() + far.runs().len() <= room {
@@ -114,7 +119,7 @@ mod tests {
             let leg = leg(list(&near, bytes), list(&far, bytes));
             let mut at = 0;
             while at < leg.bytes() {
-                let end = cut(&leg, at, PartLimits { max_bytes, max_runs });
+                let end = cut(&leg, at, PartLimits { max_bytes, max_runs, align: 1 });
                 prop_assert!(end > at && end - at <= max_bytes);
                 let runs = leg.local_spans().slice(at..end).runs().len() + leg.remote_spans().slice(at..end).runs().len();
                 prop_assert!(runs <= max_runs, "{} runs", runs);

@@ -1,5 +1,7 @@
 //! The engine: which part goes over which lane, when, and what follows.
 
+mod commits;
+mod held;
 #[cfg(test)]
 mod tests;
 
@@ -10,7 +12,7 @@ use weft_plan::Time;
 
 use super::cut::PartLimits;
 use super::error::SubmitError;
-use super::lane::{Choice, Classes, Lane, LaneState, Rest};
+use super::lane::{Choice, Classes, Lane, LaneState, Next, Rest};
 use super::slab::Slab;
 use super::state::{Hanging, Measure, Notice, Part, Transfer};
 use super::{LaneId, Limits, PeerId, Post, Request, TransferEvent, TransferId};
@@ -18,6 +20,8 @@ use crate::error::{Failure, Loss, Refusal};
 use crate::leg::Direction;
 use crate::numbered::Numbered;
 use crate::transport::{Arrival, Body, Done, Move, Op, OpId};
+
+use held::Held;
 
 /// How long a lane rests on which an operation was lost, if nothing more is heard of it.
 const SHAKEN: Time = Time::from_ms(1);
@@ -40,6 +44,7 @@ pub struct Engine {
     turn: VecDeque<PeerId>,
     deadlines: BinaryHeap<Reverse<(Time, TransferId)>>,
     resting: Vec<(Time, LaneId)>,
+    held: Held,
     cancels: VecDeque<(LaneId, OpId)>,
     events: VecDeque<TransferEvent>,
 }
@@ -64,6 +69,8 @@ struct OpenOp {
     lane: LaneId,
     transport: &'static str,
     part: Part,
+    /// It is a commit, and moves nothing.
+    commit: bool,
 }
 
 /// Whose word it is that the far end acts no more on a lane.
@@ -87,6 +94,7 @@ impl Engine {
             turn: VecDeque::new(),
             deadlines: BinaryHeap::new(),
             resting: Vec::new(),
+            held: Held::default(),
             cancels: VecDeque::new(),
             events: VecDeque::new(),
         }
@@ -213,7 +221,7 @@ impl Engine {
         let id = TransferId(self.transfers.insert(Transfer::new(request, bytes, now)));
         if deadline <= now {
             self.fail(id, Failure::Expired, None);
-        } else if bytes == 0 {
+        } else if bytes == 0 && self.transfers.get(id.0).is_some_and(Transfer::is_over) {
             self.end_if_over(id);
         } else {
             if deadline != Time::MAX {
@@ -267,7 +275,10 @@ impl Engine {
         }
         if let Some(transfer) = self.transfers.get_mut(op.transfer.0) {
             transfer.open -= 1;
-            transfer.redo.push(op.part);
+            match op.commit {
+                true => transfer.on_commit_unposted(),
+                false => transfer.redo.push(op.part),
+            }
             self.make_ready(op.transfer);
             self.end_if_over(op.transfer);
         }
@@ -331,6 +342,7 @@ impl Engine {
                 self.fail(id, Failure::Expired, None);
             }
         }
+        self.ask_held(now);
         let mut at = 0;
         while at < self.resting.len() {
             let (wake, lane) = self.resting[at];
@@ -353,7 +365,8 @@ impl Engine {
     pub fn next_timeout(&self) -> Option<Time> {
         let deadline = self.deadlines.peek().map(|Reverse((deadline, _))| *deadline);
         let rested = self.resting.iter().map(|(wake, _)| *wake).min();
-        deadline.into_iter().chain(rested).min()
+        let asked = Some(self.held.ask_at).filter(|at| *at < Time::MAX);
+        deadline.into_iter().chain(rested).chain(asked).min()
     }
 
     pub fn next_event(&mut self) -> Option<TransferEvent> {
@@ -412,7 +425,7 @@ impl Engine {
             }
             let next = transfer.next();
             let Choice::Lane(chosen) = entry.classes.choose(&self.lanes, &transfer.avoid, &next) else {
-                if transfer.avoid.is_empty() {
+                if transfer.avoid.is_empty() && !entry.classes.differ() {
                     entry.ready.push_front(id);
                     return None;
                 }
@@ -422,11 +435,25 @@ impl Engine {
                 continue;
             };
             let lane = chosen.lane;
-            let state = self.lanes.at(lane.0)?;
-            let mut limits = state.part_limits();
+            if let Some(after) = &transfer.request.after {
+                if after.is_ready() {
+                    transfer.request.after = None;
+                } else if !self.lanes.at(lane.0).is_some_and(|state| state.lane.awaits_ready) {
+                    // It stands in no queue until its time has come, and holds up nobody.
+                    transfer.queued = false;
+                    self.held.add(id, self.now);
+                    continue;
+                }
+            }
+            if let Some(leg) = transfer.commit_due() {
+                transfer.on_commit_posted();
+                transfer.queued = false;
+                return Some(self.open_commit(id, leg, lane));
+            }
+            let mut limits = chosen.limits;
             if transfer.request.tag.is_some() {
                 // Counted parts stay as they are cut, so every lane on which they may end up must be able to carry them.
-                limits = tightest(&self.lanes, &entry.classes, limits);
+                limits = tightest(&self.lanes, &entry.classes, next, limits);
             }
             let measure = Measure {
                 limits,
@@ -436,7 +463,7 @@ impl Engine {
                 } else {
                     chosen.share
                 },
-                min_part: state.min_part,
+                min_part: chosen.min_part,
             };
             let part = transfer.next_part(measure)?;
             if transfer.has_parts_to_post() {
@@ -457,16 +484,25 @@ impl Engine {
         state.inflight_bytes += part.len();
         transfer.open += 1;
         let request = &transfer.request;
-        let body = Body::Move(Move {
-            direction: request.direction,
-            leg: request.legs[part.leg as usize].clone(),
-            range: part.start..part.end,
-            checksum: request.checksum,
-            arrival: request.tag.map(|tag| Arrival { tag, index: part.index }),
-        });
+        let last = request.arrives.is_some() && transfer.all_cut() && part.index + 1 == transfer.parts;
+        let index = part.index | if last { Arrival::LAST } else { 0 };
+        let after = request.after.clone();
+        let body = Body::Move(
+            Move::new(
+                request.direction,
+                request.legs[part.leg as usize].clone(),
+                part.start..part.end,
+            )
+            .checksum(request.checksum)
+            .arrival(request.tag.map(|tag| Arrival { tag, index })),
+        );
         // With a checksum it must wait until every part is known to be whole. With a part that was repeated, until the repeat is
         // known to have landed: the peer may have counted the first attempt, and would believe the memory its own too early.
-        let tell = transfer.all_cut() && !request.checksum && !transfer.repeated && transfer.notice == Notice::Held;
+        let tell = transfer.all_cut()
+            && !request.checksum
+            && !transfer.repeated
+            && !transfer.is_unannounced()
+            && transfer.notice == Notice::Held;
         if let Some(tag) = request.tag.filter(|_| tell) {
             transfer.notice = Notice::Told;
             self.events.push_back(TransferEvent::Cut {
@@ -481,10 +517,11 @@ impl Engine {
             lane,
             transport: state.lane.transport,
             part,
+            commit: false,
         }));
         Post {
             lane,
-            op: Op { id: op, deadline, body },
+            op: Op::new(op, deadline, body).after(after),
         }
     }
 
@@ -495,14 +532,15 @@ impl Engine {
             return;
         };
         transfer.open -= 1;
+        if op.commit {
+            self.settle_commit(&op, outcome);
+            return;
+        }
         let outcome = match outcome {
-            Ok(done) if transfer.request.checksum => match done.far_sum {
-                Some(far) => match transfer.near_sum(&op.part) {
-                    Ok(near) if near == far => Ok(()),
-                    Ok(_) => Err(Failure::ChecksumMismatch),
-                    Err(refusal) => Err(refusal.into()),
-                },
-                None => Err(Refusal::Unsupported.into()),
+            Ok(done) if transfer.request.checksum => match (done.far_sum, done.near_sum) {
+                (Some(far), Some(near)) if far == near => Ok(()),
+                (Some(_), Some(_)) => Err(Failure::ChecksumMismatch),
+                _ => Err(Refusal::Unsupported.into()),
             },
             Ok(_) => Ok(()),
             Err(failure) => Err(failure),
@@ -511,7 +549,11 @@ impl Engine {
             Ok(()) => {
                 transfer.on_part_done(&op.part, op.transport);
                 if transfer.open == 0 {
+                    let commits = transfer.commit_due().is_some();
                     self.end_if_over(id);
+                    if commits {
+                        self.make_ready(id);
+                    }
                 }
             }
             Err(failure) => self.on_part_failed(op, failure),
@@ -524,11 +566,14 @@ impl Engine {
             lane,
             transport,
             mut part,
+            ..
         } = op;
         let Some(transfer) = self.transfers.get_mut(id.0) else {
             return;
         };
         part.attempts += 1;
+        // It may have landed, and the far application may have been told: it is not carried again.
+        let once = transfer.request.arrives.is_some();
         if let Failure::PathLost { fenced, .. } = failure
             && transfer.request.direction == Direction::Write
         {
@@ -559,6 +604,9 @@ impl Engine {
                 if transfer.failure.is_none() {
                     transfer.setback = Some(failure);
                 }
+                if once {
+                    self.fail(id, failure, Some(transport));
+                }
                 self.end_if_over(id);
                 return;
             }
@@ -566,17 +614,17 @@ impl Engine {
         // What was refused has not touched the far end's memory.
         transfer.repeated |= !matches!(failure, Failure::Refused(_));
         let give_up = match failure {
-            Failure::Cancelled | Failure::PathLost { .. } => part.attempts >= self.limits.max_attempts,
+            Failure::Cancelled | Failure::PathLost { .. } => once || part.attempts >= self.limits.max_attempts,
             Failure::ChecksumMismatch => {
                 part.mismatches += 1;
-                part.mismatches >= MISMATCHES_MAX
+                once || part.mismatches >= MISMATCHES_MAX
             }
             Failure::Refused(Refusal::Unsupported) => {
                 if !transfer.avoid.contains(&transport) {
                     transfer.avoid.push(transport);
                 }
-                let peer = self.peers.at(transfer.request.peer.0);
-                let mut transports = peer.into_iter().flat_map(|p| p.classes.transports());
+                let (peer, kinds) = (self.peers.at(transfer.request.peer.0), transfer.kinds(&part));
+                let mut transports = peer.into_iter().flat_map(|p| p.classes.carriers(kinds));
                 transports.all(|other| transfer.avoid.contains(&other))
             }
             Failure::Expired | Failure::Unanswered | Failure::Refused(_) => true,
@@ -661,13 +709,14 @@ impl Engine {
             return;
         };
         let peer = transfer.request.peer;
-        let succeeded = transfer.bytes_done == transfer.bytes_total;
+        let succeeded = transfer.has_succeeded();
         let outcome = match transfer.failure {
             Some((cause, transport)) if !succeeded || transfer.bytes_total == 0 => {
                 Err(transfer.error(cause, transport))
             }
             _ => {
-                if let Some(tag) = transfer.request.tag.filter(|_| transfer.notice == Notice::Held) {
+                let held = transfer.notice == Notice::Held && !transfer.is_unannounced();
+                if let Some(tag) = transfer.request.tag.filter(|_| held) {
                     self.events.push_back(TransferEvent::Cut {
                         id,
                         tag,
@@ -698,13 +747,15 @@ impl Engine {
     }
 }
 
-/// The limits that every live lane of a peer keeps.
-fn tightest(lanes: &Numbered<Box<LaneState>>, classes: &Classes, of_lane: PartLimits) -> PartLimits {
-    let live = classes
-        .lanes()
-        .filter_map(|id| lanes.at(id.0).map(|state| state.part_limits()));
+/// The limits that every live lane of a peer keeps which can carry it.
+fn tightest(lanes: &Numbered<Box<LaneState>>, classes: &Classes, next: Next, of_lane: PartLimits) -> PartLimits {
+    let live = classes.lanes(next).filter_map(|id| {
+        let state = lanes.at(id.0)?;
+        Some(state.part_limits(state.pace(next.between)?))
+    });
     live.fold(of_lane, |a, b| PartLimits {
         max_bytes: a.max_bytes.min(b.max_bytes),
         max_runs: a.max_runs.min(b.max_runs),
+        align: a.align.max(b.align),
     })
 }

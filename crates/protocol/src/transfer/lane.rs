@@ -1,11 +1,11 @@
 //! Lanes: which of a peer's paths carries the next part.
 
-use weft_plan::{Bytes, LinkCost, Picos, Time};
+use weft_plan::{Bytes, Picos, PlaceKind, Time};
 
 use super::cut::PartLimits;
 use super::{LaneId, PeerId};
 use crate::numbered::Numbered;
-use crate::transport::Capabilities;
+use crate::transport::{Capabilities, Carriage};
 
 /// A path to a peer, with what it costs and what it holds.
 #[derive(Clone, Debug)]
@@ -16,14 +16,16 @@ pub struct Lane {
     pub transport: &'static str,
     /// The class of the smallest number is used first, and among equals the cheapest.
     pub preference: u8,
-    pub cost: LinkCost,
+    /// Between which kinds of places, and at what cost.
+    pub carries: Vec<Carriage>,
     /// The NUMA node it is near to, where that matters.
     pub numa: Option<u16>,
-    pub max_op_bytes: u64,
     pub max_op_runs: usize,
     pub max_inflight_ops: usize,
     /// At least one part is always allowed.
     pub max_inflight_bytes: u64,
+    /// It waits itself for what an operation comes after.
+    pub awaits_ready: bool,
 }
 
 impl Lane {
@@ -34,12 +36,17 @@ impl Lane {
             peer,
             transport: capabilities.name,
             preference: 0,
-            cost: capabilities.cost,
+            carries: capabilities.carries.clone(),
             numa: capabilities.numa,
-            max_op_bytes: capabilities.max_op_bytes,
+            awaits_ready: capabilities.awaits_ready,
             max_op_runs: capabilities.max_op_runs,
             max_inflight_ops: (capabilities.max_inflight_ops - capabilities.max_inflight_ops / 4).max(1),
-            max_inflight_bytes: capabilities.max_op_bytes.saturating_mul(8),
+            max_inflight_bytes: capabilities
+                .carries
+                .iter()
+                .map(|c| c.max_op_bytes.saturating_mul(8))
+                .max()
+                .unwrap_or(0),
         }
     }
 }
@@ -66,10 +73,26 @@ pub(super) struct LaneState {
     pub fence_wanted: bool,
     /// The next rest of a lane that has no room.
     room_again: Time,
+    paces: Vec<Pace>,
+}
+
+/// What a lane does between two kinds of places.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    between: Between,
+    max_op_bytes: u64,
+    align: u64,
     /// Parts smaller than this would cost more in latency than they gain by being spread.
     pub min_part: u64,
     latency_ps: f64,
     ps_per_byte: f64,
+}
+
+/// The kinds of the two ends of a leg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Between {
+    pub near: PlaceKind,
+    pub far: PlaceKind,
 }
 
 /// How long a lane rests at first that is full of what is not ours, and at most: each time in vain doubles it.
@@ -88,29 +111,27 @@ const FAR_SPEED: f64 = 0.75;
 
 impl LaneState {
     pub fn new(lane: Lane) -> LaneState {
-        let ps_per_byte = 1e12 / lane.cost.bandwidth.bytes_per_sec().max(1) as f64;
-        let latency_ps = lane.cost.latency.as_ps() as f64;
-        let worthwhile = (latency_ps * LATENCIES_PER_PART / ps_per_byte) as u64;
         LaneState {
             inflight_ops: 0,
             inflight_bytes: 0,
             rest: Rest::None,
             fence_wanted: false,
             room_again: ROOM_AGAIN,
-            min_part: worthwhile
-                .max(PART_BYTES_MIN)
-                .next_multiple_of(4096)
-                .min(lane.max_op_bytes.max(1)),
-            latency_ps,
-            ps_per_byte,
+            paces: lane.carries.iter().map(Pace::of).collect(),
             lane,
         }
     }
 
-    pub fn part_limits(&self) -> PartLimits {
+    /// What it does between these kinds of places; none where it does nothing.
+    pub fn pace(&self, between: Between) -> Option<&Pace> {
+        self.paces.iter().find(|pace| pace.between == between)
+    }
+
+    pub fn part_limits(&self, pace: &Pace) -> PartLimits {
         PartLimits {
-            max_bytes: self.lane.max_op_bytes,
+            max_bytes: pace.max_op_bytes,
             max_runs: self.lane.max_op_runs,
+            align: pace.align,
         }
     }
 
@@ -131,10 +152,10 @@ impl LaneState {
     }
 
     /// It holds as much of ours as it may. A completion makes room.
-    fn is_full(&self) -> bool {
+    fn is_full(&self, pace: &Pace) -> bool {
         self.inflight_ops >= self.lane.max_inflight_ops
             || (self.inflight_ops > 0
-                && self.inflight_bytes.saturating_add(self.lane.max_op_bytes) > self.lane.max_inflight_bytes)
+                && self.inflight_bytes.saturating_add(pace.max_op_bytes) > self.lane.max_inflight_bytes)
     }
 
     fn is_far(&self, numa: Option<u16>) -> bool {
@@ -142,25 +163,53 @@ impl LaneState {
     }
 
     /// What it carries of memory on that node, in bytes a picosecond.
-    fn speed(&self, numa: Option<u16>) -> f64 {
+    fn speed(&self, pace: &Pace, numa: Option<u16>) -> f64 {
         let discount = if self.is_far(numa) { FAR_SPEED } else { 1.0 };
-        discount / self.ps_per_byte
+        discount / pace.ps_per_byte
     }
 
     /// When a part posted now would be there, as far as the lane's backlog tells.
-    fn eta_ps(&self, next: &Next) -> f64 {
+    fn eta_ps(&self, pace: &Pace, next: &Next) -> f64 {
         let detour = if self.is_far(next.numa) { FAR_LATENCY_PS } else { 0.0 };
-        let bytes = self
-            .inflight_bytes
-            .saturating_add(next.bytes.min(self.lane.max_op_bytes));
-        self.latency_ps + detour + bytes as f64 / self.speed(next.numa)
+        let bytes = self.inflight_bytes.saturating_add(next.bytes.min(pace.max_op_bytes));
+        pace.latency_ps + detour + bytes as f64 / self.speed(pace, next.numa)
     }
 }
 
-/// Lanes of one transport to one peer.
+impl Pace {
+    fn of(carriage: &Carriage) -> Pace {
+        let ps_per_byte = 1e12 / carriage.cost.bandwidth.bytes_per_sec().max(1) as f64;
+        let latency_ps = carriage.cost.latency.as_ps() as f64;
+        let worthwhile = (latency_ps * LATENCIES_PER_PART / ps_per_byte) as u64;
+        Pace {
+            between: Between::of(carriage),
+            max_op_bytes: carriage.max_op_bytes,
+            align: carriage.align,
+            min_part: worthwhile
+                .max(PART_BYTES_MIN)
+                .next_multiple_of(4096)
+                .min(carriage.max_op_bytes.max(1)),
+            latency_ps,
+            ps_per_byte,
+        }
+    }
+}
+
+impl Between {
+    fn of(carriage: &Carriage) -> Between {
+        Between {
+            near: carriage.near,
+            far: carriage.far,
+        }
+    }
+}
+
+/// Lanes of one transport to one peer, as they carry between two kinds of places.
 #[derive(Debug)]
 pub(super) struct Class {
     pub transport: &'static str,
+    between: Between,
+    align: u64,
     /// Its preference, and how long a typical part takes on its best lane; the smallest comes first.
     score: (u8, Picos),
     pub lanes: Vec<LaneId>,
@@ -169,10 +218,25 @@ pub(super) struct Class {
 /// What is to be carried next, as far as the choice of its lane depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Next {
+    pub between: Between,
+    /// What its spans are multiples of.
+    pub align: u64,
     /// The NUMA node of the near memory, where that is known.
     pub numa: Option<u16>,
     /// What is left of the transfer, or of the part that is carried again.
     pub bytes: u64,
+}
+
+impl Next {
+    pub const NOTHING: Next = Next {
+        between: Between {
+            near: PlaceKind::Dram,
+            far: PlaceKind::Dram,
+        },
+        align: 1 << 63,
+        numa: None,
+        bytes: 0,
+    };
 }
 
 /// Where the next part may go.
@@ -194,29 +258,42 @@ pub(super) struct Chosen {
     pub share: f64,
     /// Operations under way in the whole class.
     pub class_ops: usize,
+    pub limits: PartLimits,
+    /// Parts smaller than this are not worth their latency.
+    pub min_part: u64,
 }
 
 /// The live lanes of a peer, the best class first.
 #[derive(Debug, Default)]
 pub(super) struct Classes {
     classes: Vec<Class>,
+    /// Whether some carry what others cannot, so that one transfer may have to wait where another need not.
+    differ: bool,
 }
 
 impl Classes {
     pub fn add(&mut self, lane: &Lane) {
-        let score = (lane.preference, lane.cost.time(Bytes(1 << 20), 1));
-        match self.classes.iter_mut().find(|c| c.transport == lane.transport) {
-            Some(class) => {
-                class.lanes.push(lane.id);
-                class.score = class.score.min(score);
+        for carriage in &lane.carries {
+            let score = (lane.preference, carriage.cost.time(Bytes(1 << 20), 1));
+            let between = Between::of(carriage);
+            let same = |c: &&mut Class| c.transport == lane.transport && c.between == between;
+            match self.classes.iter_mut().find(same) {
+                Some(class) => {
+                    class.lanes.push(lane.id);
+                    class.score = class.score.min(score);
+                    class.align = class.align.max(carriage.align);
+                }
+                None => self.classes.push(Class {
+                    transport: lane.transport,
+                    between,
+                    align: carriage.align,
+                    score,
+                    lanes: vec![lane.id],
+                }),
             }
-            None => self.classes.push(Class {
-                transport: lane.transport,
-                score,
-                lanes: vec![lane.id],
-            }),
         }
         self.classes.sort_by_key(|c| c.score);
+        self.compare();
     }
 
     pub fn remove(&mut self, lane: LaneId) {
@@ -224,6 +301,28 @@ impl Classes {
             class.lanes.retain(|l| *l != lane);
         }
         self.classes.retain(|c| !c.lanes.is_empty());
+        self.compare();
+    }
+
+    fn compare(&mut self) {
+        let first = self.classes.first().map(|c| c.between);
+        self.differ = self.classes.iter().any(|c| Some(c.between) != first || c.align > 1);
+    }
+
+    /// Whether some of them carry what others cannot.
+    pub fn differ(&self) -> bool {
+        self.differ
+    }
+
+    /// Those that carry it.
+    fn able(&self, next: Next) -> impl Iterator<Item = &Class> {
+        let able = move |c: &&Class| c.between == next.between && next.align >= c.align;
+        self.classes.iter().filter(able)
+    }
+
+    /// The transports that carry it.
+    pub fn carriers(&self, next: Next) -> impl Iterator<Item = &'static str> {
+        self.able(next).map(|c| c.transport)
     }
 
     pub fn transports(&self) -> impl Iterator<Item = &'static str> + '_ {
@@ -234,15 +333,16 @@ impl Classes {
         self.classes.is_empty()
     }
 
-    pub fn lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
-        self.classes.iter().flat_map(|c| c.lanes.iter().copied())
+    /// The lanes that carry it.
+    pub fn lanes(&self, next: Next) -> impl Iterator<Item = LaneId> {
+        self.able(next).flat_map(|c| c.lanes.iter().copied())
     }
 
     /// The lane of the best class that would be done with the part first. A class whose lanes are merely full is waited for; one
     /// whose lanes have all been shaken is passed over, unless there is no other.
     pub fn choose(&self, lanes: &Numbered<Box<LaneState>>, avoid: &[&'static str], next: &Next) -> Choice {
         let mut none = Choice::Nowhere;
-        for class in self.classes.iter().filter(|class| !avoid.contains(&class.transport)) {
+        for class in self.able(*next).filter(|class| !avoid.contains(&class.transport)) {
             let states = || class.lanes.iter().filter_map(|id| lanes.at(id.0));
             if let Some(choice) = best_of(states(), next) {
                 return choice;
@@ -258,30 +358,33 @@ impl Classes {
 
 /// The best of a class's lanes; none where all of them are full or rest.
 fn best_of<'a>(states: impl Iterator<Item = &'a Box<LaneState>>, next: &Next) -> Option<Choice> {
-    let mut best: Option<(f64, &LaneState)> = None;
+    let mut best: Option<(f64, &LaneState, &Pace)> = None;
     let mut soonest_full = f64::INFINITY;
     let (mut together, mut class_ops) = (0.0, 0);
     for state in states {
-        together += state.speed(next.numa);
+        let Some(pace) = state.pace(next.between) else { continue };
+        together += state.speed(pace, next.numa);
         class_ops += state.inflight_ops;
         if state.rest != Rest::None {
             continue;
         }
-        let eta = state.eta_ps(next);
-        if state.is_full() {
+        let eta = state.eta_ps(pace, next);
+        if state.is_full(pace) {
             soonest_full = soonest_full.min(eta);
-        } else if best.is_none_or(|(soonest, _)| eta < soonest) {
-            best = Some((eta, state));
+        } else if best.is_none_or(|(soonest, ..)| eta < soonest) {
+            best = Some((eta, state, pace));
         }
     }
-    let (eta, state) = best?;
+    let (eta, state, pace) = best?;
     // A slow lane that is busy already is not filled up just because a fast one is full, or it would be the last to finish.
     if state.inflight_ops > 0 && soonest_full < eta {
         return Some(Choice::Full);
     }
     Some(Choice::Lane(Chosen {
         lane: state.lane.id,
-        share: state.speed(next.numa) / together,
+        share: state.speed(pace, next.numa) / together,
         class_ops,
+        limits: state.part_limits(pace),
+        min_part: pace.min_part,
     }))
 }

@@ -43,14 +43,8 @@
 //!
 //! let mut engine = Engine::new(Limits::default());
 //! engine.add_lane(Lane::of(here.capabilities(), LaneId(0), PeerId(0)));
-//! let request = Request {
-//!     peer: PeerId(0),
-//!     direction: Direction::Read,
-//!     legs: Arc::from([Arc::new(leg)]),
-//!     deadline: Time::from_secs(1),
-//!     checksum: true,
-//!     tag: None,
-//! };
+//! let legs = Arc::from([Arc::new(leg)]);
+//! let request = Request::new(PeerId(0), Direction::Read, legs, Time::from_secs(1)).checksum(true);
 //! let id = engine.submit(request, Time::ZERO).unwrap();
 //! while let Some(post) = engine.next_post() {
 //!     assert_eq!(here.post(path, &[post.op], Time::ZERO), Ok(1));
@@ -63,7 +57,7 @@
 //! }
 //! assert!(matches!(engine.next_event(), Some(TransferEvent::Ended { id: ended, outcome: Ok(_) }) if ended == id));
 //! let mut byte = [0];
-//! near.memory.read(4095, &mut byte);
+//! near.memory.bytes().read(4095, &mut byte);
 //! assert_eq!(byte, [7]);
 //! ```
 
@@ -79,7 +73,7 @@ use std::sync::Arc;
 use weft_plan::Time;
 
 use crate::leg::{Direction, Leg};
-use crate::transport::Op;
+use crate::transport::{Op, Ready};
 
 pub use cut::{PartLimits, cut};
 pub use engine::Engine;
@@ -89,6 +83,11 @@ pub use lane::Lane;
 /// A peer, numbered by whoever turns the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
+
+impl PeerId {
+    /// No peer: both ends of the transfer are this agent's own places.
+    pub const HERE: PeerId = PeerId(u32::MAX);
+}
 
 /// A path to a peer, numbered by whoever turns the engine, best in ascending order, and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -121,6 +120,7 @@ impl Default for Limits {
 
 /// What to transfer. The legs are shared, so that a prepared transfer is submitted again and again without copying its spans.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Request {
     pub peer: PeerId,
     pub direction: Direction,
@@ -130,6 +130,50 @@ pub struct Request {
     pub checksum: bool,
     /// Let the far end count the parts of a write under this tag.
     pub tag: Option<u64>,
+    /// Begin only when this has come about. The deadline counts all the same.
+    pub after: Option<Arc<dyn Ready>>,
+    /// Have what was written made to last before the transfer counts as done: see [`Commit`](crate::Commit). Needs a tag.
+    pub commit: bool,
+    /// Tell the far application of a write, under this number, once all of it is in place. Such a write is never carried twice: who has been
+    /// told uses the memory, so a part that was lost fails it. Needs a tag.
+    pub arrives: Option<u32>,
+}
+
+impl Request {
+    /// Neither summed nor counted.
+    pub fn new(peer: PeerId, direction: Direction, legs: Arc<[Arc<Leg>]>, deadline: Time) -> Request {
+        Request {
+            peer,
+            direction,
+            legs,
+            deadline,
+            checksum: false,
+            tag: None,
+            after: None,
+            commit: false,
+            arrives: None,
+        }
+    }
+
+    pub fn checksum(self, checksum: bool) -> Request {
+        Request { checksum, ..self }
+    }
+
+    pub fn tag(self, tag: Option<u64>) -> Request {
+        Request { tag, ..self }
+    }
+
+    pub fn after(self, after: Option<Arc<dyn Ready>>) -> Request {
+        Request { after, ..self }
+    }
+
+    pub fn commit(self, commit: bool) -> Request {
+        Request { commit, ..self }
+    }
+
+    pub fn arrives(self, arrives: Option<u32>) -> Request {
+        Request { arrives, ..self }
+    }
 }
 
 /// An operation for a lane.
@@ -199,7 +243,7 @@ impl Carried {
     }
 
     /// A fifth transport, which no machine has, would be counted with the fourth.
-    fn add(&mut self, transport: &'static str, bytes: u64) {
+    pub(crate) fn add(&mut self, transport: &'static str, bytes: u64) {
         let last = self.entries.len() - 1;
         for (i, entry) in self.entries.iter_mut().enumerate() {
             match entry {

@@ -1,14 +1,15 @@
 //! One transfer: what of it is cut, open, done, or to be done again.
 
+use std::collections::BTreeSet;
+
 use weft_plan::{Place, Time};
 
 use super::cut::{PartLimits, cut};
 use super::error::{LegRange, TransferError};
-use super::lane::Next;
+use super::lane::{Between, Next};
 use super::{Carried, LaneId, Request, Summary};
-use crate::error::{Failure, Refusal};
+use crate::error::Failure;
 use crate::leg::Direction;
-use crate::memory::Digest;
 
 /// Bytes of one leg that travel together.
 #[derive(Clone, Copy, Debug)]
@@ -87,10 +88,20 @@ pub(super) struct Transfer {
     pub hanging: Vec<Hanging>,
     /// Transports that cannot reach this memory.
     pub avoid: Vec<&'static str>,
+    commits: Commits,
     /// Where the next part begins.
     leg: usize,
     at: u64,
     uncut: u64,
+}
+
+/// Far regions that are to be committed, by a leg of each, and how far that has come.
+#[derive(Debug, Default)]
+struct Commits {
+    legs: Vec<usize>,
+    posted: usize,
+    done: usize,
+    attempts: u8,
 }
 
 impl Transfer {
@@ -117,16 +128,57 @@ impl Transfer {
             redo: Vec::new(),
             hanging: Vec::new(),
             avoid: Vec::new(),
+            commits: Commits::default(),
             leg: 0,
             at: 0,
             uncut: bytes_total,
         };
         transfer.skip_finished_legs();
+        if transfer.request.commit && transfer.request.tag.is_some() {
+            transfer.commits.legs = far_regions(&transfer.request);
+        }
         transfer
     }
 
     pub fn has_parts_to_post(&self) -> bool {
-        self.failure.is_none() && (self.uncut > 0 || !self.redo.is_empty())
+        self.failure.is_none() && (self.uncut > 0 || !self.redo.is_empty() || self.commit_due().is_some())
+    }
+
+    /// The leg whose far region is to be committed now: after all parts have landed, one region after the other.
+    pub fn commit_due(&self) -> Option<usize> {
+        let landed = self.open == 0 && self.bytes_done == self.bytes_total;
+        let due = self.commits.legs.get(self.commits.posted);
+        due.copied().filter(|_| landed)
+    }
+
+    pub fn on_commit_posted(&mut self) {
+        self.commits.posted += 1;
+    }
+
+    /// The commit that was posted was not taken.
+    pub fn on_commit_unposted(&mut self) {
+        self.commits.posted -= 1;
+    }
+
+    pub fn on_committed(&mut self) {
+        self.commits.done += 1;
+    }
+
+    /// A commit was lost, and asking once more is harmless. Tells how often that has happened.
+    pub fn on_commit_lost(&mut self) -> u8 {
+        self.commits.posted -= 1;
+        self.commits.attempts += 1;
+        self.commits.attempts
+    }
+
+    /// All bytes are in place, and lasting where that was asked for.
+    pub fn has_succeeded(&self) -> bool {
+        self.bytes_done == self.bytes_total && self.commits.done == self.commits.legs.len()
+    }
+
+    /// Its parts are counted, but no notification waits for them.
+    pub fn is_unannounced(&self) -> bool {
+        self.request.commit || self.request.arrives.is_some()
     }
 
     pub fn all_cut(&self) -> bool {
@@ -135,7 +187,7 @@ impl Transfer {
 
     pub fn is_over(&self) -> bool {
         let may_land = || self.hanging.iter().any(|lost| lost.may_land);
-        self.open == 0 && (self.bytes_done == self.bytes_total || (self.failure.is_some() && !may_land()))
+        self.open == 0 && (self.has_succeeded() || (self.failure.is_some() && !may_land()))
     }
 
     /// Whether the peer's application is notified, or was, if all that seems lost has landed.
@@ -164,13 +216,41 @@ impl Transfer {
     pub fn next(&self) -> Next {
         let (leg, bytes) = match self.redo.last() {
             Some(part) => (part.leg as usize, part.len()),
-            None => (self.leg, self.uncut),
+            None => (self.commit_due().unwrap_or(self.leg), self.uncut),
         };
-        let numa = match self.request.legs.get(leg).map(|leg| leg.local().place) {
-            Some(Place::Dram { numa }) => numa,
+        let Some(leg) = self.request.legs.get(leg) else {
+            return Next::NOTHING;
+        };
+        let near = leg.local().place;
+        let numa = match near {
+            Place::Dram { numa } => numa,
             _ => None,
         };
-        Next { numa, bytes }
+        let between = Between {
+            near: near.kind(),
+            far: leg.remote().place.kind(),
+        };
+        let align = leg.align();
+        Next {
+            between,
+            align,
+            numa,
+            bytes,
+        }
+    }
+
+    /// What a part is of.
+    pub fn kinds(&self, part: &Part) -> Next {
+        let leg = &self.request.legs[part.leg as usize];
+        let between = Between {
+            near: leg.local().place.kind(),
+            far: leg.remote().place.kind(),
+        };
+        Next {
+            between,
+            align: leg.align(),
+            ..Next::NOTHING
+        }
     }
 
     /// The next part to post: one that failed before, else a new one.
@@ -180,16 +260,6 @@ impl Transfer {
             None if self.uncut == 0 => None,
             None => Some(self.cut_part(measure)),
         }
-    }
-
-    /// The near end's checksum of a part.
-    pub fn near_sum(&self, part: &Part) -> Result<u64, Refusal> {
-        let leg = &self.request.legs[part.leg as usize];
-        let mut digest = Digest::default();
-        for span in leg.local_spans().pieces(part.start..part.end) {
-            leg.local().memory.digest(span.offset, span.len, &mut digest)?;
-        }
-        Ok(digest.finish())
     }
 
     pub fn summary(&self, now: Time) -> Summary {
@@ -308,4 +378,12 @@ impl Transfer {
         }
         done
     }
+}
+
+/// One leg for each far region that a request writes to.
+fn far_regions(request: &Request) -> Vec<usize> {
+    let keys = request.legs.iter().map(|leg| leg.remote().key);
+    let mut seen = BTreeSet::new();
+    let first = keys.enumerate().filter(|(_, key)| seen.insert((key.epoch, key.slot)));
+    first.map(|(leg, _)| leg).collect()
 }

@@ -153,7 +153,7 @@ impl<T: Transport> World<T> {
 pub fn same(a: &Region, b: &Region) -> bool {
     let bytes = |memory: &dyn Memory| {
         let mut bytes = vec![0; memory.len() as usize];
-        memory.read(0, &mut bytes);
+        memory.bytes().read(0, &mut bytes);
         bytes
     };
     bytes(&*a.memory) == bytes(&*b.memory)

@@ -85,6 +85,15 @@ class LeftOut(Error):
     """The ranks that are left have gone on without this one."""
 
 
+class NoQuorum(Error):
+    """Too few ranks are left: others that are not known to be dead may go on elsewhere."""
+
+    missing: list[int]
+    """Those that are out of reach, and not known to be dead."""
+    needed: int
+    """How many ranks would have had to be left."""
+
+
 class ConnectError(Error):
     """No session came about."""
 
@@ -99,6 +108,10 @@ class Full(Error):
 
 class InvalidCall(Error, ValueError):
     """The call makes no sense as it is."""
+
+
+class GpuError(Error):
+    """A GPU, its driver or its memory did not do what was asked; the text says what is missing."""
 
 
 class NotBorrowable(Error):
@@ -129,7 +142,7 @@ class NotBelieved(Error):
     """Sealed words that nobody with the secret has written so, for this, and not too long ago."""
 
     reason: str
-    """forged, expired, about another or malformed."""
+    """forged, expired, about another, malformed, or used: somebody has come with them before."""
 
 
 class Stopped(Error):

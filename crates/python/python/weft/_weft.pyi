@@ -60,10 +60,24 @@ class Agent:
     @property
     def metrics(self) -> str:
         """The metrics as Prometheus reads them; empty unless `metrics_listen` is set."""
-    def allocate(self, nbytes: int) -> Memory:
-        """Memory that Weft allocates: zeroed, and mapped by peers on this host instead of copied through the kernel."""
+    def allocate(self, nbytes: int, *, device: int | None = None) -> Memory:
+        """Memory that Weft allocates: zeroed, and mapped by peers on this host instead of copied through the kernel. With `device`, of the GPU of that
+        number, and not zeroed."""
     def register(self, object: _Buffer, writable: bool = True) -> Memory:
-        """Registers the memory of anything with the buffer protocol or DLPack, without copying it. The object is kept alive."""
+        """Registers the memory of anything with the buffer protocol, DLPack or `__cuda_array_interface__`, of the host or of a GPU, without copying it. The
+        object is kept alive."""
+    def copy(
+        self,
+        source: Memory,
+        target: Memory,
+        *,
+        source_spans: _Spans = None,
+        target_spans: _Spans = None,
+        deadline: float | None = None,
+        checksum: bool | None = None,
+        stream: Any = None,
+    ) -> Transfer:
+        """Copies between two memories of this agent, of which one is a GPU's: an ordinary transfer, on a `stream` after what is there now."""
     def publish(self, name: str, memory: Memory, read: bool = True, write: bool = False) -> None:
         """Lets peers reach memory under a name, until it is withdrawn or released or the agent is closed. Nobody has to hold the memory
         meanwhile."""
@@ -103,6 +117,12 @@ class Memory:
         """Whether peers on this host can map it instead of copying through the kernel."""
     @property
     def writable(self) -> bool: ...
+    @property
+    def device(self) -> int | None:
+        """The GPU whose memory it is, by its number; `None` for host memory."""
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """How other libraries find memory of a GPU: `torch.as_tensor(memory, device="cuda")`."""
     def read_word(self, offset: int) -> int:
         """What the word at `offset` holds: eight bytes, little-endian, at a multiple of eight."""
     def fetch_add(self, offset: int, value: int) -> int:
@@ -147,6 +167,7 @@ class Peer:
         deadline: float | None = None,
         checksum: bool | None = None,
         notify: bytes | None = None,
+        stream: Any = None,
     ) -> Transfer:
         """From the remote region into local memory.
 
@@ -176,8 +197,11 @@ class Peer:
         deadline: float | None = None,
         checksum: bool | None = None,
         notify: bytes | None = None,
+        stream: Any = None,
     ) -> Transfer:
-        """From local memory into the remote region. Otherwise as `read`."""
+        """From local memory into the remote region. Otherwise as `read`.
+
+        With a `stream` of the GPU that the local memory is of, it begins after what is on the stream now."""
     def prepare_write(
         self,
         local: Memory,
@@ -276,6 +300,53 @@ class Seal:
         """Seals words about something, which whoever opens them has to name, for so many seconds of the wall clock."""
     def open(self, sealed: bytes, about: bytes) -> bytes:
         """The words, where they are to be believed."""
+
+_Lease = tuple[int, int, float]
+_Origin = tuple[str, list[str], list[int], int, _Lease]
+
+class _Desk:
+    """What `weft.hand_off.Desk` stands on."""
+
+    def __new__(cls, **settings: Any) -> Self: ...
+    def lease(self, seconds: float) -> _Lease | None: ...
+    def give_back(self, leased: _Lease) -> None: ...
+    def write(self, said: _Origin, about: bytes) -> bytes: ...
+    def open(self, ticket: bytes, about: bytes) -> _Origin: ...
+    def offer(self, addresses: Sequence[str], seconds: float) -> bytes: ...
+    def open_offer(self, offer: bytes, name: str, seconds: float) -> list[str]: ...
+
+class _HandOff:
+    """What `weft.hand_off.HandOff` stands on."""
+
+    def __new__(
+        cls,
+        agent: Agent,
+        meaning: Sequence[tuple[str, str]],
+        rank: int,
+        ranks: int,
+        layers: Sequence[tuple[str, int, int, Pages]],
+        memories: Sequence[Memory],
+        deadline: float,
+        lease: float,
+        landing_bytes: int,
+        checksum: bool,
+    ) -> Self: ...
+    def offer(self, name: str, blocks: Sequence[int], tokens: int, about: bytes) -> bytes: ...
+    def offer_leased(self, name: str, leased: _Lease) -> None: ...
+    def compute(self, name: str, blocks: Sequence[int], tokens: int, digest: bytes) -> None: ...
+    def computed(self, name: str, layer: int | None, upto: int) -> None: ...
+    def preempt(self, name: str, timeout: float) -> None: ...
+    def stop(self, name: str) -> None: ...
+    def want(self, ticket: bytes, about: bytes, readers: int) -> str: ...
+    def want_from(self, said: _Origin, readers: int) -> None: ...
+    def want_pushed(self, name: str, addresses: Sequence[str], readers: int) -> None: ...
+    def fetch(
+        self, name: str, blocks: Sequence[int], tokens: tuple[int, int], prompt_tokens: int, digest: bytes
+    ) -> None: ...
+    def leave(self, name: str) -> None: ...
+    def event(self, timeout: float) -> tuple[str, bool, tuple[str, str] | None, int, float, list[str]] | None: ...
+    def under_way(self) -> tuple[int, int, int]: ...
+    def close(self) -> None: ...
 
 class Pages:
     """One layer of a paged KV cache as one end holds it: `blocks` of `tokens`, of which this end has the `heads` from the first up to
@@ -593,8 +664,9 @@ class Communicator:
         """Nobody ends before everybody has begun."""
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Ranks that give the same colour form a group of their own, ordered by `key`; those that give none form none."""
-    def shrink(self, timeout: float = 10.0) -> Communicator:
-        """After a failure, a group of those that are left. All of them must call this; whoever does not in time is left out."""
+    def shrink(self, timeout: float = 10.0, *, quorum: bool = True) -> Communicator:
+        """After a failure, a group of those that are left. All of them must call this; whoever does not in time is left out. Where so few are left that others may go on
+        elsewhere, this raises `NoQuorum`; with `quorum=False` whoever is left goes on, and that no two parts of a group do is up to the caller."""
     def grow(self, name: str, size: int) -> Communicator:
         """A group with more ranks: those of this one keep theirs, and new ones join under the same name and size."""
     def _raw(

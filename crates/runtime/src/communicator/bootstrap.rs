@@ -9,20 +9,19 @@ use weft_plan::algorithms::Grid;
 use weft_plan::cost::{CHANNELS, Placement};
 use weft_plan::{Rank, Time};
 use weft_protocol::agent::Target;
-use weft_protocol::group::{Abort, CallRecord, Cause, Trouble};
+use weft_protocol::group::{Far, Forming, FormingError, Hello, Note, Trouble, group_id};
 use weft_protocol::memory::Digest;
 use weft_protocol::region::RegionKey;
 use weft_protocol::session::Identity;
 use weft_protocol::transfer::PeerId;
 use weft_protocol::transport::PeerAddress;
-use weft_protocol::wire::{Reader, Writer};
 use weft_protocol::{Epoch, Loss};
 
 use super::Communicator;
-use super::board::{Board, letter, tell_abort};
+use super::board::Board;
 use super::choice::{Choice, Settled};
 use super::exchange::GroupExchange;
-use super::far::Far;
+use super::seat::AgentSeat;
 use super::state::State;
 use crate::agent::{Agent, parse_addresses};
 use crate::driver::{PeerState, Shared};
@@ -31,10 +30,8 @@ use crate::interrupt;
 use crate::memory::{Memory, after};
 use crate::rendezvous::{Registration, World};
 
-const HELLO: u8 = 0;
+/// The kind of letter that says under which key a rank's part of the arena is lent.
 const SEGMENT: u8 = 1;
-/// Of each of the texts in a hello.
-const TEXT_BYTES_MAX: usize = 256;
 /// Beside the channels of calls there is one for messages between two ranks.
 const MESSAGES: u16 = 1;
 /// Every channel takes memory between any two ranks.
@@ -118,22 +115,6 @@ impl Drop for Listening {
     }
 }
 
-/// What a rank says of itself first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Hello {
-    rank: Rank,
-    size: u32,
-    arena: bool,
-    channels: u16,
-    /// A digest of the platform that it chooses by.
-    platform: u64,
-    host: String,
-    /// The name of its platform.
-    platform_name: String,
-    /// The names of its transports, best first, with commas between them.
-    transports: String,
-}
-
 impl Communicator {
     /// Joins all processes that a launcher has started together (torchrun, MPI, Slurm), as the rank that its variables name, with an agent
     /// that is made for it. All of them give the same name.
@@ -203,7 +184,7 @@ impl Formation {
             world.core.open_parcels(id);
             world.core.open_parcels(id + 1);
             // Others may have been quicker, and have said hello already.
-            board.hear(&mut world.core, now);
+            board.lock().hear(&mut world.core, now);
         });
         Ok(Formation {
             agent: agent.clone(),
@@ -244,7 +225,7 @@ impl Formation {
                 epoch: Some(member.epoch),
             })?,
         };
-        self.board.knows(rank, peer);
+        self.board.lock().knows(rank, peer);
         Ok(())
     }
 
@@ -252,21 +233,8 @@ impl Formation {
     pub(super) fn form(self) -> Result<Communicator, Error> {
         let formed = self.try_form();
         if formed.is_err() {
-            let rank = self.options.rank;
-            let told = tell_abort(&Abort {
-                by: rank,
-                blamed: rank,
-                cause: Cause::Withdrew,
-                step: 0,
-                called: CallRecord::new(0, 0, "forming the group"),
-                instead: None,
-            });
-            self.shared.act(|world, now| {
-                for peer in self.board.peers().into_iter().flatten() {
-                    // Whoever is gone needs not be told.
-                    let _ = world.core.send_parcel(peer, self.board.group, &[&told], now);
-                }
-            });
+            self.shared
+                .act(|world, now| Forming::withdraw(self.options.rank, &mut world.core, &self.board.lock(), now));
         }
         formed
     }
@@ -277,20 +245,7 @@ impl Formation {
         } = self.options;
         let hellos = self.meet()?;
         let own = &hellos[rank.0 as usize];
-        let near: Vec<bool> = hellos
-            .iter()
-            .map(|hello| own.arena && hello.arena && hello.host == own.host)
-            .collect();
-        let count = near.iter().filter(|near| **near).count();
-        let arena = match count {
-            0 | 1 => None,
-            _ => Some(self.arena(&near, channels + MESSAGES)?),
-        };
-        let used = (0..size)
-            .map(|other| other != rank.0 && (arena.is_none() || !near[other as usize]))
-            .collect();
-        let far = Far::new(&self.agent, (**self.board).clone(), used, channels + MESSAGES)?;
-        let exchange = GroupExchange::new(rank, near, arena, far, channels);
+        let exchange = self.exchange(&hellos)?;
         let placement = Placement::over(self.agent.platform(), grid(&hellos), &across(&hellos))?;
         let here = hellos.iter().filter(|hello| hello.host == own.host).count();
         let settings = self.agent.settings();
@@ -304,6 +259,42 @@ impl Formation {
         let group = Communicator::new(self.agent.clone(), state, boards, self.options.clone())?;
         group.barrier().deadline(self.left()).run()?;
         Ok(group)
+    }
+
+    /// This rank's end of the exchange between ranks that have said hello.
+    fn exchange(&self, hellos: &[Hello]) -> Result<GroupExchange, Error> {
+        let JoinOptions {
+            rank, size, channels, ..
+        } = self.options;
+        let own = &hellos[rank.0 as usize];
+        let near: Vec<bool> = hellos
+            .iter()
+            .map(|hello| own.arena && hello.arena && hello.host == own.host)
+            .collect();
+        let count = near.iter().filter(|near| **near).count();
+        let arena = match count {
+            0 | 1 => None,
+            _ => Some(self.arena(&near, channels + MESSAGES)?),
+        };
+        let used: Vec<bool> = (0..size)
+            .map(|other| other != rank.0 && (arena.is_none() || !near[other as usize]))
+            .collect();
+        let seat = AgentSeat::new(&self.agent, (**self.board).clone())?;
+        let far = Far::new(seat, &used, channels);
+        Ok(GroupExchange::new(rank, near, arena, far, channels))
+    }
+
+    /// An exchange without the communicator that would use it. It lives as long as the formation does; others find this rank as long as the
+    /// registration does.
+    #[cfg(test)]
+    pub(super) fn only_exchange(
+        agent: &Agent,
+        options: JoinOptions,
+    ) -> Result<(Formation, Registration, GroupExchange), Error> {
+        let formation = Formation::of_name(agent, options)?;
+        let registration = formation.find_lower_ranks()?;
+        let exchange = formation.exchange(&formation.meet()?)?;
+        Ok((formation, registration, exchange))
     }
 
     /// Says hello to every rank, and hears it from every rank.
@@ -329,53 +320,46 @@ impl Formation {
             platform_name: platform.name.clone(),
             transports: transports.join(","),
         };
-        let mut hellos: Vec<Option<Hello>> = vec![None; size as usize];
-        hellos[rank.0 as usize] = Some(own.clone());
-        let mut greeted = vec![false; size as usize];
-        greeted[rank.0 as usize] = true;
+        let mut forming = Forming::new(own);
+        let shared = &self.shared;
         loop {
-            for (peer, hello) in self.letters(HELLO) {
-                let Some(hello) = Hello::read(&hello).filter(|hello| hello.rank.0 < size && hello.size == size) else {
-                    continue;
-                };
-                let place = hello.rank.0 as usize;
-                let known = self.board.peers()[place];
-                // Nobody takes the place of a rank that has been found, or of this one.
-                if hello.rank == rank || known.is_some_and(|known| known != peer) {
-                    continue;
-                }
-                self.board.knows(hello.rank, peer);
-                hellos[place].get_or_insert(hello);
+            let met = shared.act(|world, now| forming.poll(&mut world.core, &mut self.board.lock(), now));
+            match met {
+                Ok(Some(hellos)) => return Ok(hellos),
+                Ok(None) => {}
+                Err(error) => return Err(self.unformed(error)),
             }
-            for (other, peer) in self.board.peers().into_iter().enumerate() {
-                if let Some(peer) = peer.filter(|_| !greeted[other]) {
-                    self.send(peer, HELLO, &own.to_bytes())?;
-                    greeted[other] = true;
-                }
-            }
-            if greeted.iter().all(|greeted| *greeted) && hellos.iter().all(Option::is_some) {
-                let hellos: Vec<Hello> = hellos.into_iter().flatten().collect();
-                if let Some(other) = hellos.iter().find(|hello| hello.channels != channels) {
-                    return Err(Error::Formation(format!(
-                        "rank {} has {} channels, this one {channels}",
-                        other.rank.0, other.channels
-                    )));
-                }
-                return match hellos.iter().find(|hello| hello.platform != own.platform) {
-                    Some(other) => Err(Error::DifferentPlatforms {
-                        rank: other.rank,
-                        theirs: other.platform_words(),
-                        ours: own.platform_words(),
-                    }),
-                    None => Ok(hellos),
-                };
-            }
-            let missing = || hellos.iter().enumerate().filter(|(_, hello)| hello.is_none());
-            self.wait(HELLO, || {
-                let ranks: Vec<String> = missing().map(|(rank, _)| rank.to_string()).collect();
+            let missing = || {
+                let ranks: Vec<String> = forming.missing().map(|rank| rank.0.to_string()).collect();
                 format!("rank {} of group {:?}", ranks.join(", "), self.options.name)
-            })?;
+            };
+            self.check_time(shared.clock.now(), missing)?;
+            self.pause(weft_protocol::group::HELLO);
         }
+    }
+
+    fn unformed(&self, error: FormingError) -> Error {
+        match error {
+            FormingError::Platforms { rank, theirs, ours } => Error::DifferentPlatforms { rank, theirs, ours },
+            FormingError::Lost { rank } => self.gone(rank).unwrap_or(Error::Formation(error.to_string())),
+            other => Error::Formation(other.to_string()),
+        }
+    }
+
+    /// Why a rank is gone, if it is.
+    fn gone(&self, rank: Rank) -> Option<Error> {
+        let peer = self.board.lock().peers()[rank.0 as usize]?;
+        match self.shared.lock().peers.get(&peer) {
+            Some(PeerState::Gone(error)) => Some(error.clone()),
+            _ => None,
+        }
+    }
+
+    /// Waits a little for a letter of a kind.
+    fn pause(&self, kind: u8) {
+        let until = self.until.min(self.shared.clock.now().saturating_add(LOOK_AGAIN));
+        self.shared
+            .wait_until(until, |_| self.board.lock().has_letters(kind).then_some(()));
     }
 
     /// Sets up what the ranks on this host share.
@@ -392,7 +376,7 @@ impl Formation {
         let segment = Arena::segment(ranks.len(), options)?;
         let memory = self.agent.register_shared(segment.clone())?;
         let key = memory.lent()?;
-        let peers = self.board.peers();
+        let peers = self.peers();
         for rank in ranks.iter().filter(|rank| **rank != own) {
             let peer = peers[rank.0 as usize].ok_or(Error::Stopped)?;
             self.send(peer, SEGMENT, &key_bytes(&key))?;
@@ -443,11 +427,16 @@ impl Formation {
 
     /// The letters of one kind that have come. Others stay.
     fn letters(&self, kind: u8) -> Vec<(PeerId, Vec<u8>)> {
-        self.board.take_letters(kind)
+        self.board.lock().take_letters(kind)
+    }
+
+    fn peers(&self) -> Vec<Option<PeerId>> {
+        self.board.lock().peers().to_vec()
     }
 
     fn send(&self, to: PeerId, kind: u8, content: &[u8]) -> Result<(), Error> {
-        let words = letter(kind, content);
+        let content = content.to_vec();
+        let words = Note::Letter { kind, content }.to_bytes();
         let group = self.board.group;
         let shared = &self.shared;
         while !shared.act(|world, now| world.core.send_parcel(to, group, &[&words], now))? {
@@ -460,30 +449,17 @@ impl Formation {
 
     /// Waits a little for a letter of a kind, unless the time is over or a rank is gone.
     fn wait(&self, kind: u8, what: impl Fn() -> String) -> Result<(), Error> {
-        let shared = &self.shared;
-        let now = shared.clock.now();
-        self.check_time(now, what)?;
-        if let Some(abort) = self.board.abort() {
+        self.check_time(self.shared.clock.now(), what)?;
+        if let Some(abort) = self.board.lock().abort() {
             return Err(Error::Formation(abort.to_string()));
         }
-        let peers = self.board.peers();
-        let gone = |peer: &PeerId, world: &crate::driver::World| match world.peers.get(peer) {
-            Some(PeerState::Gone(error)) => Some(error.clone()),
-            _ => None,
-        };
-        let until = self.until.min(now.saturating_add(LOOK_AGAIN));
-        let lost = shared.wait_until(until, |world| {
-            // Whoever is gone may have said why before.
-            if self.board.has_letters(kind) {
-                return Some(None);
-            }
-            let lost = peers.iter().flatten().find_map(|peer| gone(peer, world));
-            lost.map(Some)
-        });
-        match lost {
-            Some(Some(error)) => Err(error),
-            _ => Ok(()),
+        self.pause(kind);
+        // Whoever is gone may have said why before.
+        if self.board.lock().has_letters(kind) {
+            return Ok(());
         }
+        let gone = (0..self.options.size).find_map(|rank| self.gone(Rank(rank)));
+        gone.map_or(Ok(()), Err)
     }
 
     /// Whether to go on waiting.
@@ -545,69 +521,12 @@ impl Neighbourhood for Near {
                 return Ok(None);
             };
             match transport.borrow(path, key) {
-                Ok(mapping) => Ok(mapping.map(|mapping| {
-                    mapping.keep_from_children();
-                    mapping as Arc<dyn Seen>
-                })),
+                Ok(mapping) => Ok(mapping.inspect(|mapping| mapping.keep_from_children())),
                 Err(weft_protocol::Failure::Refused(_)) => Err(Trouble::Garbage { rank }),
                 Err(_) => Ok(None),
             }
         })
     }
-}
-
-impl Hello {
-    fn platform_words(&self) -> String {
-        format!("`{}` ({:016x})", self.platform_name, self.platform)
-    }
-
-    fn to_bytes(&self) -> Vec<u8> {
-        let mut w = Writer::new();
-        for number in [self.rank.0, self.size, u32::from(self.channels)] {
-            w.buf.extend_from_slice(&number.to_le_bytes());
-        }
-        w.u8(u8::from(self.arena));
-        w.buf.extend_from_slice(&self.platform.to_le_bytes());
-        for text in [&self.host, &self.platform_name, &self.transports] {
-            let text = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
-            w.buf.extend_from_slice(&(text.len() as u16).to_le_bytes());
-            w.buf.extend_from_slice(text.as_bytes());
-        }
-        w.buf
-    }
-
-    fn read(bytes: &[u8]) -> Option<Hello> {
-        let mut r = Reader::new(bytes);
-        let mut number = || Some(u32::from_le_bytes(r.take(4).ok()?.try_into().ok()?));
-        let (rank, size, channels) = (number()?, number()?, number()?);
-        let arena = r.u8().ok()? != 0;
-        let platform = u64::from_le_bytes(r.take(8).ok()?.try_into().ok()?);
-        let mut text = || {
-            let len = u16::from_le_bytes(r.take(2).ok()?.try_into().ok()?);
-            let len = Some(usize::from(len)).filter(|len| *len <= TEXT_BYTES_MAX)?;
-            Some(std::str::from_utf8(r.take(len).ok()?).ok()?.to_owned())
-        };
-        let (host, platform_name, transports) = (text()?, text()?, text()?);
-        let hello = Hello {
-            rank: Rank(rank),
-            size,
-            arena,
-            channels: u16::try_from(channels).ok()?,
-            platform,
-            host,
-            platform_name,
-            transports,
-        };
-        Some(hello).filter(|_| r.remaining() == 0)
-    }
-}
-
-/// The number that the parcels of a group are told apart by.
-pub(super) fn group_id(of: &[&[u8]]) -> u64 {
-    let mut digest = Digest::default();
-    of.iter().for_each(|part| digest.update(part));
-    // The next one is for messages, and nobody else's.
-    digest.finish() & !1
 }
 
 /// Nodes with equally many ranks each, if the ranks are counted node by node; else every rank is far from every other. A node is a host
@@ -677,20 +596,6 @@ mod tests {
             platform_name: "laptop".to_owned(),
             transports: transports.to_owned(),
         }
-    }
-
-    #[test]
-    fn a_hello_reads_back_and_garbage_does_not() {
-        let said = hello(3, "a-host", true, "shared_memory,tcp");
-        let bytes = said.to_bytes();
-        assert_eq!(Hello::read(&bytes), Some(said));
-        assert_eq!(Hello::read(&bytes[..bytes.len() - 1]), None);
-        assert_eq!(Hello::read(&[bytes, vec![0]].concat()), None);
-        assert_eq!(Hello::read(&[1, 2, 3]), None);
-        assert_eq!(Hello::read(&[255; 400]), None);
-        let long = hello(0, &"é".repeat(300), true, "tcp");
-        let read = Hello::read(&long.to_bytes()).unwrap();
-        assert!(long.host.starts_with(&read.host) && read.host.len() == TEXT_BYTES_MAX);
     }
 
     #[test]

@@ -1,18 +1,19 @@
 //! A rank's exchange: the arena for ranks on this host, parcels for all others.
 
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 
 use weft_fabric::arena::{Arena, Ear};
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
 use weft_protocol::group::{
-    Abort, Board, CallRecord, Exchange, Lane, MessageHead, OfferId, Offered, Piece, Sink, Status, Taken, Trouble, View,
-    Waiting,
+    Abort, Board, CallRecord, Exchange, Far, Lane, MessageHead, OfferId, Offered, Piece, Sink, Status, Taken, Trouble,
+    View, Waiting,
 };
 
-use super::board::{ask, tell_abort};
-use super::far::Far;
+use super::seat::AgentSeat;
+use crate::ending::remember;
 
 #[derive(Debug)]
 pub(super) struct GroupExchange {
@@ -20,14 +21,20 @@ pub(super) struct GroupExchange {
     /// By rank: whether the arena reaches it.
     near: Vec<bool>,
     arena: Option<Arena>,
-    far: Far,
+    far: Far<AgentSeat>,
     channels: u16,
     /// By which whoever rests in the arena hears of what comes from far.
     ear: Arc<Ear>,
 }
 
 impl GroupExchange {
-    pub(super) fn new(rank: Rank, near: Vec<bool>, arena: Option<Arena>, far: Far, channels: u16) -> GroupExchange {
+    pub(super) fn new(
+        rank: Rank,
+        near: Vec<bool>,
+        arena: Option<Arena>,
+        far: Far<AgentSeat>,
+        channels: u16,
+    ) -> GroupExchange {
         GroupExchange {
             rank,
             near,
@@ -55,7 +62,7 @@ impl GroupExchange {
     /// Whether a rank has told everybody that a call has failed.
     pub(super) fn check_told(&mut self) -> Result<(), Trouble> {
         if self.far.is_used()
-            && let Some(abort) = self.far.board.abort()
+            && let Some(abort) = self.far.told()
         {
             return Err(Trouble::Aborted(Box::new(abort)));
         }
@@ -67,22 +74,20 @@ impl GroupExchange {
         match (&mut self.arena, self.far.is_used()) {
             (Some(arena), false) => arena.rest(max),
             (Some(arena), true) => {
-                if let Some(heard) = self.far.listen(&self.ear) {
+                let (heard, far) = (self.ear.heard(), &self.far);
+                let mut world = far.seat().shared.lock();
+                if !far.has_news(&world.core) {
+                    remember(&mut world.wakers, &Waker::from(self.ear.clone()));
+                    drop(world);
                     arena.rest_hearing(&self.ear, heard, max);
                 }
             }
-            (None, _) => self.far.rest(now.saturating_add(max.into())),
+            (None, _) => {
+                let (far, until) = (&self.far, now.saturating_add(max.into()));
+                let shared = &far.seat().shared;
+                shared.wait_until(until, |world| far.has_news(&world.core).then_some(()));
+            }
         }
-    }
-
-    /// Forgets what ranks have answered before: it may be old.
-    pub(super) fn forget_answers(&self) {
-        self.far.board.forget_answers();
-    }
-
-    /// Asks all ranks what they have called, where that is not to be seen.
-    pub(super) fn ask_all(&self) {
-        self.far.say(None, &ask());
     }
 
     fn arena_of(&mut self, rank: Rank) -> Option<&mut Arena> {
@@ -93,7 +98,9 @@ impl GroupExchange {
 
 impl Board for GroupExchange {
     fn publish(&mut self, waiting: Waiting) {
-        self.far.board.set_waiting(waiting);
+        if self.far.is_used() {
+            self.far.publish(waiting);
+        }
         if let Some(arena) = &mut self.arena {
             arena.publish(waiting);
         }
@@ -101,19 +108,28 @@ impl Board for GroupExchange {
 
     fn status(&mut self, of: Rank) -> Option<Status> {
         let near = self.arena_of(of).and_then(|arena| arena.status(of));
-        near.or_else(|| self.far.board.status(of))
+        near.or_else(|| self.far.status(of))
     }
 
     fn pulse(&mut self, of: Rank) -> u64 {
         match self.arena_of(of) {
             Some(arena) => arena.pulse(of),
-            None => self.far.board.pulse(of),
+            None => self.far.pulse(of),
         }
     }
 
+    fn forget_answers(&mut self) {
+        self.far.forget_answers();
+    }
+
     fn abort(&mut self, abort: &Abort) {
-        self.far.board.set_abort(abort);
-        self.far.say(None, &tell_abort(abort));
+        // Of two, the first is believed, whichever way it came: what was heard in the arena goes to those who are far.
+        let heard = match self.check_told() {
+            Err(Trouble::Aborted(heard)) => Some(heard),
+            _ => None,
+        };
+        let abort = heard.as_deref().unwrap_or(abort);
+        self.far.abort(abort);
         if let Some(arena) = &mut self.arena {
             arena.abort(abort);
         }
@@ -126,26 +142,18 @@ impl Exchange for GroupExchange {
     }
 
     fn begin(&mut self, call: &CallRecord, buffers: &mut Vec<View>) -> Result<(), Trouble> {
+        let Some(arena) = &mut self.arena else {
+            return self.far.begin(call, buffers);
+        };
         // Where all see each other's segments, nobody asks.
         if self.far.is_used() {
-            self.far.begin_status(call);
+            self.far.begin_with(call, buffers.iter().cloned());
         }
-        match &mut self.arena {
-            Some(arena) => {
-                if self.far.is_used() {
-                    self.far.begin(buffers.iter().cloned());
-                }
-                let begun = arena.begin(call, buffers);
-                if begun.is_err() {
-                    self.far.begin(std::iter::empty());
-                }
-                begun
-            }
-            None => {
-                self.far.begin(buffers.drain(..));
-                Ok(())
-            }
+        let begun = arena.begin(call, buffers);
+        if begun.is_err() {
+            self.far.forget_buffers();
         }
+        begun
     }
 
     fn buffer(&self, place: u32) -> &View {
@@ -177,7 +185,10 @@ impl Exchange for GroupExchange {
     }
 
     fn poll(&mut self, now: Time) -> Result<Progress, Trouble> {
-        if let Some(abort) = self.far.board.abort() {
+        // Where nobody is far, nobody is heard from there, and a look would take the lock of what is told.
+        if self.far.is_used()
+            && let Some(abort) = self.far.told()
+        {
             return Err(Trouble::Aborted(Box::new(abort)));
         }
         let near = match &mut self.arena {
@@ -187,17 +198,14 @@ impl Exchange for GroupExchange {
         if !self.far.is_used() {
             return Ok(near);
         }
-        match (near, self.far.poll()?) {
+        match (near, self.far.poll(now)?) {
             (Progress::Idle, Progress::Idle) => Ok(Progress::Idle),
             _ => Ok(Progress::Busy),
         }
     }
 
     fn end(&mut self) -> Progress {
-        if self.far.is_used() {
-            self.far.board.set_ended();
-        }
-        if self.far.end() == Progress::Busy {
+        if self.far.is_used() && self.far.end() == Progress::Busy {
             return Progress::Busy;
         }
         match &mut self.arena {
@@ -209,14 +217,14 @@ impl Exchange for GroupExchange {
     fn lend(&mut self, peer: Rank, view: &View) -> Result<u32, Trouble> {
         match self.arena_of(peer) {
             Some(arena) => arena.lend(peer, view),
-            None => Ok(self.far.lend(view)),
+            None => self.far.lend(peer, view),
         }
     }
 
     fn take_back(&mut self, peer: Rank, buffer: u32) -> Progress {
         match self.arena_of(peer) {
             Some(arena) => arena.take_back(peer, buffer),
-            None => self.far.take_back(buffer),
+            None => self.far.take_back(peer, buffer),
         }
     }
 }

@@ -3,21 +3,45 @@
 use std::time::Duration;
 
 use weft_plan::{Datatype, Rank, Time};
-use weft_protocol::group::{Cause, Decision};
-use weft_protocol::transfer::PeerId;
+use weft_protocol::group::{Decision, Quorum, ShrinkError, Shrinking, group_id};
 
 use super::board::Board;
-use super::bootstrap::{Formation, JoinOptions, group_id};
+use super::bootstrap::{Formation, JoinOptions};
 use super::{Communicator, Inner};
-use crate::driver::{PeerState, Shared, World};
+use crate::driver::Shared;
 use crate::error::Error;
 use crate::interrupt;
-use crate::memory::after;
 
 /// How often to look whether another rank is gone.
 const LOOK_AGAIN: Time = Time::from_ms(5);
-/// How often to say again what others may have missed.
-const SAY_AGAIN: Time = Time::from_ms(50);
+
+/// How a group is [shrunk](Communicator::shrink_with).
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ShrinkOptions {
+    /// In how much time.
+    pub timeout: Duration,
+    /// How many have to be left. All ranks give the same.
+    pub quorum: Quorum,
+}
+
+impl ShrinkOptions {
+    pub fn new(timeout: Duration) -> ShrinkOptions {
+        ShrinkOptions {
+            timeout,
+            quorum: Quorum::Majority,
+        }
+    }
+
+    /// Goes on with whoever is left. Two parts of the group that do not reach each other may then both go on: for callers who prevent that by other means.
+    #[must_use]
+    pub fn without_quorum(self) -> ShrinkOptions {
+        ShrinkOptions {
+            quorum: Quorum::Any,
+            ..self
+        }
+    }
+}
 
 impl Communicator {
     /// Splits the group: ranks that give the same colour form a group of their own, ordered by `key` and then by rank; those that give
@@ -46,10 +70,19 @@ impl Communicator {
     /// A group of those that are left. After a failure all ranks that are alive must call this; whoever does not within half of
     /// the time is left out. Ranks keep their order. Others may fail meanwhile: then it is a group of those that are left after that.
     ///
+    /// There is never more than one such group: of the ranks that are not known to be dead, more than half have to be among those that are left, or half of them with the
+    /// lowest. A rank is known to be dead when its host says that nobody is there any more, or when it has left in order; one that is merely silent may be
+    /// alive on the other side of a broken network, and counts. Where too few are left, this ends as [`Error::NoQuorum`]; see [`ShrinkOptions::without_quorum`].
+    ///
     /// A call that failed may have ended well on some ranks, which had all they needed when the others gave up. Which calls have ended well
     /// on all that are left, the new group [knows](Communicator::calls_ended_before).
     pub fn shrink(&self, timeout: Duration) -> Result<Communicator, Error> {
-        let agreeing = Agreeing::begin(&self.inner, timeout)?;
+        self.shrink_with(ShrinkOptions::new(timeout))
+    }
+
+    /// As [`shrink`](Communicator::shrink), by options.
+    pub fn shrink_with(&self, options: ShrinkOptions) -> Result<Communicator, Error> {
+        let mut agreeing = Agreeing::begin(&self.inner, options)?;
         let mut formed = None;
         loop {
             let decision = agreeing.decision()?;
@@ -67,9 +100,7 @@ impl Communicator {
             }
             // What had been formed before has lost somebody.
             drop(formed.take());
-            let members = decision.members.iter().flat_map(|rank| rank.0.to_le_bytes());
-            let members: Vec<u8> = members.collect();
-            let seed = [b"shrink", &decision.round.to_le_bytes()[..], &members].concat();
+            let seed = Shrinking::seed(&decision);
             formed = self.inner.form(&decision.members, &seed, agreeing.left()).ok();
             agreeing.go_on(formed.is_some());
         }
@@ -103,101 +134,73 @@ impl Inner {
         let board = &self.member()?.board;
         let id = group_id(&[&board.group.to_le_bytes(), seed]);
         let formation = Formation::new(&self.agent, id, options, Some(board.clone()))?;
-        let peers = board.peers();
+        let peers = board.lock().peers().to_vec();
+        let mut known = formation.board.lock();
         for (rank, member) in members.iter().enumerate() {
             if let Some(peer) = peers[member.0 as usize] {
-                formation.board.knows(Rank(rank as u32), peer);
+                known.knows(Rank(rank as u32), peer);
             }
         }
+        drop(known);
         formation.form()
     }
 }
 
 /// One rank's attempt to find out with the others who is left.
 struct Agreeing<'a> {
-    rank: Rank,
+    group: &'a Inner,
     shared: &'a Shared,
     board: &'a Board,
-    until: Time,
-    /// From when on whoever has never been heard of is left out: by the rank that coordinates, and by those that wait for that one.
-    late: [Time; 2],
-    /// How many calls have ended well here.
-    ended: u64,
-    /// Who has been named as lost is, even if its session still lingers.
-    named: Option<Rank>,
+    machine: Shrinking,
 }
 
 impl Agreeing<'_> {
-    fn begin(group: &Inner, timeout: Duration) -> Result<Agreeing<'_>, Error> {
+    fn begin(group: &Inner, options: ShrinkOptions) -> Result<Agreeing<'_>, Error> {
         let (shared, member) = (group.agent.shared()?, group.member()?);
-        let (board, ended) = (&member.board, member.lock().ended_well());
-        let named = board.abort().filter(|abort| abort.cause == Cause::Lost);
+        let (ended, now) = (member.lock().ended_well(), shared.clock.now());
+        let ShrinkOptions { timeout, quorum } = options;
         Ok(Agreeing {
-            rank: group.rank,
+            group,
             shared,
-            board,
-            until: after(shared, timeout),
-            ended,
-            late: [after(shared, timeout / 2), after(shared, timeout * 3 / 4)],
-            named: named.map(|abort| abort.blamed),
+            board: &member.board,
+            machine: Shrinking::new(group.rank, ended, quorum, timeout.into(), now),
         })
     }
 
     fn left(&self) -> Duration {
-        self.until.saturating_sub(self.shared.clock.now()).into()
+        self.machine.until().saturating_sub(self.shared.clock.now()).into()
     }
 
     /// Waits for what the present round leads to.
-    fn decision(&self) -> Result<Decision, Error> {
-        let Agreeing { shared, board, .. } = self;
-        let peers = board.peers();
-        let mut repeat_at = shared.clock.now().saturating_add(SAY_AGAIN);
+    fn decision(&mut self) -> Result<Decision, Error> {
+        let Agreeing {
+            shared, board, machine, ..
+        } = self;
+        let in_vain = || shared.in_vain(|| "the ranks that are left to agree".to_owned());
         loop {
-            let now = shared.clock.now();
-            if now >= self.until || shared.is_stopped() || interrupt::is_due() {
-                return Err(shared.in_vain(|| "the ranks that are left to agree".to_owned()));
+            if shared.is_stopped() || interrupt::is_due() {
+                return Err(in_vain());
             }
-            let decision = shared.act(|world, now| {
-                let lost = lost(world, &peers).chain(self.named);
-                board.agree(self.rank, &lost.collect::<Vec<Rank>>(), self.ended);
-                board.with_agreement(|agreement| {
-                    let patience = if agreement.is_coordinator() {
-                        self.late[0]
-                    } else {
-                        self.late[1]
-                    };
-                    if now >= patience {
-                        agreement.on_late();
-                    }
-                    if now >= repeat_at {
-                        agreement.repeat();
-                        repeat_at = now.saturating_add(SAY_AGAIN);
-                    }
-                });
-                board.send_agreement(&mut world.core, now);
-                board.decision()
-            });
-            if let Some(decision) = decision {
-                return Ok(decision);
+            let polled = shared.act(|world, now| machine.poll(&mut world.core, &mut board.lock(), now));
+            match polled {
+                Ok(Some(decision)) => return Ok(decision),
+                Ok(None) => {}
+                Err(ShrinkError::TimedOut) => return Err(in_vain()),
+                Err(ShrinkError::NoQuorum(short)) => {
+                    let group = self.group.options.name.clone();
+                    return Err(Error::NoQuorum { group, short });
+                }
             }
-            let next = self.until.min(now.saturating_add(LOOK_AGAIN));
-            shared.wait_until(next, |_| board.decision().map(drop));
+            let next = machine.until().min(shared.clock.now().saturating_add(LOOK_AGAIN));
+            shared.wait_until(next, |_| board.lock().decision().map(drop));
         }
     }
 
     /// Goes into the next round, content or not with what has been formed.
-    fn go_on(&self, content: bool) {
-        let board = self.board;
-        self.shared.act(|world, now| {
-            board.with_agreement(|agreement| agreement.next_round(content));
-            board.send_agreement(&mut world.core, now);
-        });
+    fn go_on(&mut self, content: bool) {
+        let Agreeing {
+            shared, board, machine, ..
+        } = self;
+        shared.act(|world, now| machine.go_on(content, &mut world.core, &mut board.lock(), now));
     }
-}
-
-/// The ranks whose sessions are over.
-fn lost<'a>(world: &'a World, peers: &'a [Option<PeerId>]) -> impl Iterator<Item = Rank> + 'a {
-    let gone = |peer: &PeerId| !matches!(world.peers.get(peer), Some(PeerState::Connected { .. }));
-    let places = peers.iter().enumerate();
-    places.filter_map(move |(rank, peer)| peer.as_ref().filter(|peer| gone(peer)).map(|_| Rank(rank as u32)))
 }

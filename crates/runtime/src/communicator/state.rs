@@ -10,8 +10,8 @@ use weft_fabric::kernels::HostKernels;
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
 use weft_protocol::group::{
-    Abort, At, Board as _, CallRecord, Cause, Exchange as _, Execution, Kernels as _, Status, Trouble, Turn, View,
-    Waiting, Witness,
+    Abort, Answers, At, Board as _, CallRecord, Cause, Exchange as _, Execution, Inquiry, Kernels as _, Trouble, Turn,
+    View, Waiting, Witness,
 };
 
 use super::Part;
@@ -45,10 +45,8 @@ const SPINNING: Time = Time::from_ms(5);
 const YIELDING: Time = Time::from_us(300);
 /// How long it sleeps at most before it looks at the clock and at its peers' lives.
 const REST: Duration = Duration::from_millis(1);
-/// How long answers are waited for when a call has failed.
-const ANSWERS: Time = Time::from_ms(100);
-/// How often they are asked meanwhile.
-const ASK_AGAIN: Time = Time::from_ms(10);
+/// How long to wait between two looks at what the others answer.
+const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -112,13 +110,6 @@ struct Patience {
     looking_since: Option<Time>,
     /// Everything has been polled, and then been looked at in vain.
     looked: bool,
-}
-
-/// What the others had called, and who of them gave no sign of life while this rank asked.
-#[derive(Debug)]
-struct Inquiry {
-    others: Vec<Option<Status>>,
-    still: Vec<bool>,
 }
 
 impl State {
@@ -626,7 +617,7 @@ impl State {
         let told = matches!(trouble, Some(Trouble::Aborted(_)));
         let inquiry = match told {
             // Whoever is told has nothing to find out.
-            true => self.statuses(),
+            true => Answers::seen(&mut self.exchange, self.ranks),
             false => self.inquire(stuck),
         };
         let witness = Witness {
@@ -679,50 +670,20 @@ impl State {
         }
     }
 
-    /// What the others have called, as far as it is to be seen.
-    fn statuses(&mut self) -> Inquiry {
-        let status = |rank: u32| self.exchange.status(Rank(rank));
-        Inquiry {
-            others: (0..self.ranks).map(status).collect(),
-            still: vec![false; self.ranks as usize],
-        }
-    }
-
-    /// What the others have called. Those that are not to be seen are asked, and those that are behind are given a moment to come
-    /// as far as this rank. Where nothing is known but that it is late, they are given as long to show that they are alive.
-    fn inquire(&mut self, stuck: &Stuck) -> Inquiry {
-        let late = stuck.trouble.is_none();
-        let until = self.clock.now().saturating_add(ANSWERS);
-        self.exchange.forget_answers();
-        let pulse = |exchange: &mut GroupExchange, rank| exchange.pulse(Rank(rank));
-        let before: Vec<u64> = (0..self.ranks).map(|rank| pulse(&mut self.exchange, rank)).collect();
+    /// What the others have called. Those that are not to be seen are asked.
+    fn inquire(&mut self, stuck: &Stuck) -> Answers {
+        let (number, trouble) = (stuck.record.number, stuck.trouble.as_ref());
+        let now = self.clock.now();
+        let inquiry = Inquiry::new(&mut self.exchange, self.rank, self.ranks, number, trouble, now);
         loop {
-            self.exchange.ask_all();
-            let asked = self.clock.now();
-            while self.clock.now() < asked.saturating_add(ASK_AGAIN) {
-                let mut inquiry = self.statuses();
-                for rank in 0..self.ranks {
-                    let moved = pulse(&mut self.exchange, rank) != before[rank as usize];
-                    inquiry.still[rank as usize] = late && rank != self.rank.0 && !moved;
-                }
-                let known = |rank: usize| {
-                    let Some(status) = &inquiry.others[rank] else {
-                        return false;
-                    };
-                    let here = stuck.record.number == CallRecord::PAIRWISE || status.call.number >= stuck.record.number;
-                    here && !inquiry.still[rank]
-                };
-                let mut others = (0..self.ranks).filter(|rank| *rank != self.rank.0);
-                let heard = others.all(|rank| known(rank as usize) || stuck.is_lost(Rank(rank)));
-                if heard || self.clock.now() >= until {
-                    return inquiry;
-                }
-                // Whoever is told has nothing more to find out.
-                if self.told().is_some() {
-                    return inquiry;
-                }
-                std::thread::sleep(Duration::from_micros(200));
+            if let Some(answers) = inquiry.poll(&mut self.exchange, self.clock.now()) {
+                return answers;
             }
+            // Whoever is told has nothing more to find out.
+            if self.told().is_some() {
+                return inquiry.so_far(&mut self.exchange);
+            }
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
 }
@@ -737,12 +698,6 @@ fn at(part: &Part) -> At<'_> {
 /// Whether a trouble is that of a call, or of one before it, and not of one that others have made since.
 fn is_of(trouble: &Trouble, number: u64) -> bool {
     !matches!(trouble, Trouble::Aborted(abort) if abort.called.number > number)
-}
-
-impl Stuck {
-    fn is_lost(&self, rank: Rank) -> bool {
-        matches!(self.trouble, Some(Trouble::Lost { rank: lost, .. }) if lost == rank)
-    }
 }
 
 impl Patience {

@@ -4,7 +4,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-use weft_plan::{Bandwidth, LinkCost, Picos};
 use weft_protocol::agent::{Reach, Settings, Slot};
 use weft_protocol::region::Region;
 use weft_protocol::session::{Config, Secret};
@@ -80,23 +79,7 @@ impl Live for Alarm {
 fn heard_after(turn: impl FnOnce(&Shared) + Send) {
     let state = Arc::new(AlarmState::default());
     let alarm = Alarm {
-        capabilities: Capabilities {
-            name: "alarm",
-            address: PeerAddress("alarm:".to_owned()),
-            max_op_bytes: 1,
-            max_op_runs: 1,
-            max_inflight_ops: 1,
-            max_message_bytes: 1,
-            reliable_messages: true,
-            awaits_vouching: false,
-            atomics: false,
-            cost: LinkCost {
-                latency: Picos::ZERO,
-                per_span: Picos::ZERO,
-                bandwidth: Bandwidth::from_bytes_per_sec(1),
-            },
-            numa: None,
-        },
+        capabilities: Capabilities::new("alarm", PeerAddress("alarm:".to_owned()), Vec::new()),
         silent: UnixStream::pair().unwrap(),
         state: state.clone(),
         due: None,

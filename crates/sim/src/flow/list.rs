@@ -3,15 +3,16 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use weft_plan::Picos;
 use weft_plan::platform::fabric::{Routing, Topology};
-use weft_plan::{Picos, Rank};
 
-use super::classes::Classes;
 use super::report::{Report, carried_by_link, hot_spots};
 use super::solver::{Change, FlowId};
 use super::ways::{Ways, bundled, rate};
-use super::{FlowError, FlowOptions, Transfer};
+use super::{FlowError, FlowOptions};
 use crate::checks::{RunError, knows_ranks};
+use crate::execution::classes::Classes;
+use crate::traffic::Transfer;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
@@ -132,6 +133,7 @@ pub(super) fn run(
         events: happened,
         solved: solver.solved(),
         classes: ranks,
+        rough: false,
         ranks,
         hot: hot_spots(topology, &ways, &solver, time),
         spans: Vec::new(),
@@ -142,15 +144,4 @@ pub(super) fn run(
         },
     };
     Ok((report, ends))
-}
-
-/// Every rank sends to another one, and each takes from one: by chance, but the same for the same seed.
-pub fn permutation(ranks: u32, seed: u64) -> Vec<(Rank, Rank)> {
-    // Sattolo's shuffle is one long cycle, so that nobody sends to itself.
-    let mut chance = weft_protocol::seeded::Seeded::new(seed);
-    let mut to: Vec<u32> = (0..ranks).collect();
-    for last in (1..ranks as usize).rev() {
-        to.swap(last, chance.below(last as u64) as usize);
-    }
-    (0..ranks).zip(to).map(|(from, to)| (Rank(from), Rank(to))).collect()
 }

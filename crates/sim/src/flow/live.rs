@@ -6,11 +6,12 @@ use std::collections::BinaryHeap;
 use weft_plan::platform::fabric::Topology;
 use weft_plan::{Bytes, Picos, Rank};
 
-use super::report::{Hot, hot_spots};
+use super::report::hot_spots;
 use super::solver::{Change, FlowId, Solver};
 use super::ways::Ways;
 use super::{FlowError, FlowOptions};
 use crate::checks::knows_ranks;
+use crate::traffic::Hot;
 
 /// Flows under way on a topology.
 #[derive(Debug)]

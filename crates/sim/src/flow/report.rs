@@ -1,11 +1,12 @@
 //! What a run says.
 
-use weft_plan::platform::fabric::{BundleId, Level, LinkId, Topology};
+use weft_plan::platform::fabric::{BundleId, Level, Topology};
 use weft_plan::{Bytes, Picos, Rank};
 
-use super::classes::Classes;
 use super::solver::Solver;
 use super::ways::Ways;
+use crate::execution::classes::Classes;
+use crate::traffic::{Hot, MessageSpan, StepSpan};
 
 /// How many hot spots are told.
 const HOT_MAX: usize = 16;
@@ -23,6 +24,8 @@ pub struct Report {
     pub solved: u64,
     /// Ranks that were followed, each for all that are like it.
     pub classes: u32,
+    /// Whether a rank stood for others that do the same in every step, but wait for it in other orders.
+    pub rough: bool,
     pub ranks: u32,
     /// The busiest links first.
     pub hot: Vec<Hot>,
@@ -30,54 +33,6 @@ pub struct Report {
     pub message_spans: Vec<MessageSpan>,
     /// Bytes over each link, by its number; none where nobody asked for them.
     pub carried: Vec<f64>,
-}
-
-/// A link, or a bundle of parallel links, and how busy it was.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Hot {
-    pub name: String,
-    /// The first of its links.
-    pub link: LinkId,
-    /// Of its capacity over the whole time, from zero to one.
-    pub utilisation: f64,
-    pub carried: Bytes,
-    /// How many links, each for all that are like it, were this busy.
-    pub width: u32,
-    pub flows_max: u32,
-}
-
-/// A step of a rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StepSpan {
-    pub rank: Rank,
-    pub step: u32,
-    pub begin: Picos,
-    pub end: Picos,
-    /// Messages that it sent and received.
-    pub messages: u32,
-    pub sent: Bytes,
-    pub received: Bytes,
-    /// Of several peers the first. Where ranks are folded, the one that stands for it.
-    pub to: Option<Rank>,
-    pub from: Option<Rank>,
-    /// Whether any of it left the node.
-    pub across: bool,
-}
-
-/// Messages that nothing tells apart, from when both ends had come to them until they had arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MessageSpan {
-    pub from: Rank,
-    pub to: Rank,
-    /// In which step of the sender.
-    pub step: u32,
-    pub count: u32,
-    /// Of each.
-    pub bytes: Bytes,
-    /// Whether the receiver reduces what comes.
-    pub reduces: bool,
-    pub begin: Picos,
-    pub end: Picos,
 }
 
 /// The busiest resources of a run.

@@ -1,4 +1,6 @@
 use super::*;
+use crate::traffic::permutation;
+use weft_plan::Rank;
 use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::collective::{Collective, Sizes};
 use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
@@ -149,7 +151,8 @@ fn the_halves_of_a_network_exchange_as_much_as_its_bisection_says() {
     }
 }
 
-/// Folded and not folded must be the same to the picosecond, or nearly: adding many equal numbers rounds.
+/// Folded and not folded must be the same, or nearly: adding many equal numbers rounds, and of two messages that come to a core in one
+/// picosecond either may be the first to be reduced.
 #[test]
 fn one_rank_stands_for_others_without_a_difference() {
     let equal = Sizes::Equal;
@@ -177,19 +180,19 @@ fn one_rank_stands_for_others_without_a_difference() {
                 if shape.steps > 130 {
                     continue;
                 }
-                let run = |every_rank| {
+                let run = |folding| {
                     let options = FlowOptions {
-                        every_rank,
+                        folding,
                         reduction: Bandwidth::from_gigabytes_per_sec(300.0),
                         ..FlowOptions::default()
                     };
                     run_program(&topology, &problem, &*program, Bytes(1 << 22), &options).unwrap()
                 };
-                let (folded, whole) = (run(false), run(true));
+                let (folded, whole) = (run(Folding::Alike), run(Folding::Never));
                 assert_eq!(whole.classes, ranks);
                 let apart = (folded.time.as_secs_f64() / whole.time.as_secs_f64() - 1.0).abs();
                 assert!(
-                    apart < 1e-6,
+                    apart < 1e-4 && !folded.rough,
                     "{collective} by {algorithm} on {ranks}: {} in {} classes, {}",
                     folded.time,
                     folded.classes,
@@ -201,24 +204,71 @@ fn one_rank_stands_for_others_without_a_difference() {
     }
 }
 
+/// How far off it is to let ranks stand for others that wait in other orders.
+#[test]
+fn foldings_that_are_rough_are_near() {
+    let topology = rails(16, 2, 16, 1);
+    let ranks = topology.ranks();
+    let grid = topology.grid(ranks).unwrap();
+    for collective in [Collective::AllReduce, Collective::AllToAll { sizes: Sizes::Equal }] {
+        let problem = Problem::new(collective, ranks);
+        for algorithm in [
+            Algorithm::TwoShot,
+            Algorithm::RailRing,
+            Algorithm::RailDoubling,
+            Algorithm::Direct,
+        ] {
+            let Some(program) = algorithm.program(&problem, grid) else {
+                continue;
+            };
+            let run = |folding| {
+                let options = FlowOptions {
+                    folding,
+                    ..FlowOptions::default()
+                };
+                run_program(&topology, &problem, &*program, Bytes(1 << 22), &options).unwrap()
+            };
+            let (rough, whole) = (run(Folding::Rough), run(Folding::Never));
+            let apart = rough.time.as_secs_f64() / whole.time.as_secs_f64() - 1.0;
+            // What is handed over on the node in another order than the rails want it is worst.
+            let most = match (collective, algorithm) {
+                (Collective::AllToAll { .. }, Algorithm::RailRing) => 0.2,
+                _ => 0.03,
+            };
+            assert!(apart.abs() < most, "{collective} by {algorithm}: {apart}");
+        }
+    }
+}
+
 #[test]
 fn regular_programs_are_folded_to_few_classes() {
     let topology = rails(64, 3, 16, 1);
     let ranks = topology.ranks();
     let grid = topology.grid(ranks).unwrap();
-    let classes = |collective, algorithm: Algorithm| {
+    let folded = |collective, algorithm: Algorithm, folding| {
         let problem = Problem::new(collective, ranks);
         let program = algorithm.program(&problem, grid).unwrap();
-        run_program(&topology, &problem, &*program, Bytes(1 << 20), &FlowOptions::default())
-            .unwrap()
-            .classes
+        let options = FlowOptions {
+            folding,
+            ..FlowOptions::default()
+        };
+        let report = run_program(&topology, &problem, &*program, Bytes(1 << 20), &options).unwrap();
+        (report.classes, report.rough)
     };
     let exchange = Collective::AllToAll { sizes: Sizes::Equal };
-    assert_eq!(classes(exchange, Algorithm::Direct), 1);
-    assert_eq!(classes(exchange, Algorithm::RailRing), 1);
+    assert_eq!(folded(exchange, Algorithm::Direct, Folding::Rough), (1, false));
+    assert_eq!(folded(exchange, Algorithm::RailRing, Folding::Rough), (1, true));
     // A ring feels where a leaf and a pod end: eight nodes share a leaf, two leaves of each rail a pod.
-    assert_eq!(classes(Collective::AllReduce, Algorithm::RailRing), 16);
-    assert_eq!(classes(Collective::AllReduce, Algorithm::Ring), 64);
+    assert_eq!(
+        folded(Collective::AllReduce, Algorithm::RailRing, Folding::Rough),
+        (16, true)
+    );
+    assert_eq!(
+        folded(Collective::AllReduce, Algorithm::Ring, Folding::Alike),
+        (64, false)
+    );
+    // The rails of a node wait for what its ranks hand each other, which is in the order of the nodes: each node waits for something else.
+    assert_eq!(folded(exchange, Algorithm::RailRing, Folding::Alike), (64, false));
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use weft_plan::platform::fabric::{BundleId, Level, LinkId, Routing, Topology};
 use weft_plan::{Bandwidth, Picos, Rank};
 
-use super::classes::Classes;
 use super::solver::{Rate, Solver, Use};
 use super::{FlowError, FlowOptions};
 use crate::checks::knows_link;
+use crate::execution::classes::{Classes, QuickMap};
 
 /// How many of the ways an adaptive flow looks at.
 const LOOKED_AT: u32 = 8;
@@ -14,7 +14,7 @@ const LOOKED_AT: u32 = 8;
 const SPRAYED_MAX: u32 = 64;
 
 /// The resources of a run.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Ways<'a> {
     Bundles(Ladder),
     Links {
@@ -26,7 +26,7 @@ pub(super) enum Ways<'a> {
 }
 
 /// The bundles above each class of ranks, level by level.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ladder {
     bundles: Vec<BundleId>,
     rungs: Vec<Rung>,
@@ -45,7 +45,42 @@ pub(super) struct Rung {
 }
 
 impl Ladder {
-    pub(super) fn new(bundles: Vec<BundleId>, rungs: Vec<Rung>, topology: &Topology) -> Ladder {
+    /// The bundles above each class; `None` where the network does not look the same from all its ranks.
+    pub(super) fn of(classes: &Classes, topology: &Topology, ranks: u32) -> Option<Ladder> {
+        let levels = topology.top()?.0 + 1;
+        let mut numbers: QuickMap<BundleId, u32> = QuickMap::default();
+        let mut bundles = Vec::new();
+        let mut number = |bundle: BundleId| {
+            *numbers.entry(bundle).or_insert_with(|| {
+                bundles.push(bundle);
+                bundles.len() as u32 - 1
+            })
+        };
+        let counts = match classes.count() == ranks {
+            true => None,
+            false => Some(classes.counts(topology, ranks, levels)?),
+        };
+        let mut rungs = Vec::with_capacity((classes.count() * levels) as usize);
+        for class in 0..classes.count() {
+            for level in (0..levels).map(Level) {
+                let rank = classes.rank(class);
+                let up = topology.up(rank, level);
+                let weight = match &counts {
+                    Some(counts) => f64::from(counts.get(&(up, class)).copied().unwrap_or(1)),
+                    None => 1.0,
+                };
+                rungs.push(Rung {
+                    up: number(up),
+                    down: number(topology.down(rank, level)),
+                    up_weight: weight,
+                    down_weight: weight,
+                });
+            }
+        }
+        Some(Ladder::new(bundles, rungs, topology))
+    }
+
+    fn new(bundles: Vec<BundleId>, rungs: Vec<Rung>, topology: &Topology) -> Ladder {
         let levels = topology.top().map_or(1, |top| top.0 + 1);
         let latency = |level: u32| match level {
             0 => twice(topology.scale_up().latency),
@@ -219,7 +254,7 @@ impl<'a> Ways<'a> {
 
 /// The bundles of classes, where the network is a tree of bundles and is sprayed over.
 pub(super) fn bundled<'a>(topology: &Topology, ranks: u32, classes: &Classes) -> Option<Ways<'a>> {
-    classes.ladder(topology, ranks).map(Ways::Bundles)
+    Ladder::of(classes, topology, ranks).map(Ways::Bundles)
 }
 
 pub(super) fn rate(bandwidth: Bandwidth) -> Rate {

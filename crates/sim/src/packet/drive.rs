@@ -9,10 +9,10 @@ use super::network::{Event, NUMBER_BITS, Network};
 use super::transport::Flows;
 use super::{PacketError, PacketOptions, PacketReport, Recovery, Transport};
 use crate::checks::{RunError, has_room, knows_link, knows_ranks};
-use crate::flow::classes::Classes;
-use crate::flow::demand::Look;
-use crate::flow::{Hot, Transfer};
-use crate::steps::{Pace, Start, Steps};
+use crate::execution::classes::Classes;
+use crate::execution::look::Look;
+use crate::execution::{Conduct, Execution, Plans, Symmetry, Trust, Wake};
+use crate::traffic::{Hot, Transfer};
 
 const HOT_MAX: usize = 16;
 
@@ -58,57 +58,87 @@ pub(super) fn program(
 ) -> Result<PacketReport, PacketError> {
     let shape = program.shape();
     has_room(topology, &shape)?;
+    let mut look = Look::new(topology, problem, program, bytes.0)?;
+    let classes = Classes::by_links(shape.ranks);
     let mut flows = begin(topology, options)?;
-    let mut look = Look::new(topology, problem, program, bytes.0);
-    let pace = Pace {
-        reduction: options.reduction,
-        copy: options.copy,
-        traced_ranks: options.traced_ranks,
-    };
-    let mut steps = Steps::new(Classes::by_links(shape.ranks), &mut look, shape.steps, pace);
-    // A flow is a message; those of a start that are alike are several.
-    let mut messages: Vec<Start> = Vec::new();
+    for trust in [Trust::Alike, Trust::Nobody] {
+        let plans = Plans::new(&mut look, &classes, trust)?;
+        let conduct = Conduct {
+            eager: options.eager,
+            reduction: options.reduction,
+            copy: options.copy,
+            traced_ranks: options.traced_ranks,
+            ends: false,
+        };
+        let mut execution = Execution::new(classes, (&mut look, &plans), Symmetry::Shifted, &conduct);
+        execute(&mut flows, &mut execution, topology, options)?;
+        if execution.unlike {
+            // Some rank does something else than those that it was thought to be like.
+            flows = begin(topology, options)?;
+            continue;
+        }
+        let time = Picos::from_ps(execution.last);
+        return Ok(PacketReport {
+            spans: std::mem::take(&mut execution.spans.steps),
+            message_spans: std::mem::take(&mut execution.spans.messages),
+            ..report(topology, options, &flows, time, Vec::new())
+        });
+    }
+    let waiting = shape.ranks.into();
+    Err(RunError::NeverEnds { waiting }.into())
+}
+
+/// Lets ranks execute a call until all have come to its end, or one was found to do something else than was thought.
+fn execute(
+    flows: &mut Flows<'_>,
+    execution: &mut Execution<'_, '_>,
+    topology: &Topology,
+    options: &PacketOptions,
+) -> Result<(), PacketError> {
+    // By flow: which message it is, and of messages that are several flows how many are still under way.
+    let mut messages: Vec<u32> = Vec::new();
+    let mut under_way: Vec<u32> = Vec::new();
     let overhead = options.message_overhead.as_ps();
     let most = 1u64 << NUMBER_BITS;
     loop {
-        while let Some((at, actor)) = steps.wakes.pop() {
-            flows.network.at(at, Event::Actor(actor));
+        while let Some((at, Wake(wake))) = execution.wakes.pop() {
+            flows.network.at(at, Event::Actor(wake));
         }
-        while let Some(start) = steps.starts.pop() {
+        while let Some(message) = execution.starts.pop() {
+            let start = execution.start(message);
+            if under_way.len() <= message as usize {
+                under_way.resize(message as usize + 1, 0);
+            }
+            under_way[message as usize] = start.count;
             for _ in 0..start.count {
-                let bytes = start.bytes.ceil() as u64;
-                let flow = flows.add(Rank(start.from), Rank(start.to), bytes);
+                let flow = flows.add(Rank(start.from), Rank(start.to), start.bytes.ceil() as u64);
                 if u64::from(flow) + 1 >= most {
                     return Err(PacketError::TooLarge { most });
                 }
-                messages.push(Start { count: 1, ..start });
+                messages.push(message);
                 flows.begin(flow);
             }
         }
-        if steps.left == 0 {
-            break;
+        if execution.left == 0 || execution.unlike {
+            return Ok(());
         }
         let Some(event) = flows.network.next() else {
-            let waiting = steps.left;
+            let waiting = execution.left;
             return Err(RunError::NeverEnds { waiting }.into());
         };
         match event {
-            Event::Actor(actor) => steps.begin(actor, flows.network.now),
-            event => happen(&mut flows, topology, options, event),
+            Event::Actor(wake) => execution.happen(Wake(wake), flows.network.now),
+            event => happen(flows, topology, options, event),
         }
         while let Some(flow) = flows.ended.pop() {
-            let there = flows.network.now.saturating_add(overhead);
-            steps.arrived(&messages[flow as usize], there);
+            let message = messages[flow as usize];
+            let left = &mut under_way[message as usize];
+            *left -= 1;
+            if *left == 0 {
+                execution.has_left(message, flows.network.now, overhead);
+            }
         }
     }
-    let time = Picos::from_ps(steps.last);
-    let spans = std::mem::take(&mut steps.spans);
-    let message_spans = std::mem::take(&mut steps.message_spans);
-    Ok(PacketReport {
-        spans,
-        message_spans,
-        ..report(topology, options, &flows, time, Vec::new())
-    })
 }
 
 fn begin<'a>(topology: &'a Topology, options: &'a PacketOptions) -> Result<Flows<'a>, PacketError> {

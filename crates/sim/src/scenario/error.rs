@@ -3,8 +3,8 @@
 use std::fmt;
 
 use thiserror::Error;
-use weft_plan::algorithms::UnknownAlgorithm;
 use weft_plan::collective::ProblemError;
+use weft_plan::cost::UnknownCandidate;
 use weft_plan::platform::PlatformError;
 use weft_plan::platform::fabric::FabricError;
 use weft_plan::spot::Spot;
@@ -40,7 +40,7 @@ pub enum ScenarioError {
     #[error("{place}: there is no collective `{name}`")]
     NoSuchCollective { place: Place, name: String },
     #[error("{place}: {source}")]
-    NoSuchAlgorithm { place: Place, source: UnknownAlgorithm },
+    NoSuchAlgorithm { place: Place, source: UnknownCandidate },
     #[error("{place}: not for this collective and so many ranks")]
     Unsuited { place: Place },
     #[error("{place}: {source}")]

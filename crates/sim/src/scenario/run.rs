@@ -1,6 +1,6 @@
 //! Running a scenario: one answer for each fidelity that is wanted.
 
-use weft_plan::algorithms::{Algorithm, Grid};
+use weft_plan::algorithms::Grid;
 use weft_plan::collective::{Collective, Problem};
 use weft_plan::cost::{Candidate, Placement, Profile, Selector};
 use weft_plan::platform::System;
@@ -10,8 +10,9 @@ use weft_plan::workload::training::{Job, TrainingError};
 use weft_plan::{Bandwidth, Bytes, LinkCost, Picos, Rank};
 
 use super::{Fidelity, Place, Scenario, ScenarioError, TransportChoice, Workload};
-use crate::flow::{self, FlowOptions, Hot, LinkFault, MessageSpan, StepSpan, Transfer, permutation};
+use crate::flow::{self, FlowOptions, Folding};
 use crate::packet::{self, Overflow, PacketOptions, Recovery, Transport};
+use crate::traffic::{Eager, Hot, LinkFault, MessageSpan, StepSpan, Transfer, permutation};
 use crate::training::{self, Trained, TrainingChoice, TrainingRefused};
 
 /// Timelines are kept of so many ranks, and of so many transfers, spread evenly.
@@ -56,7 +57,7 @@ enum Subject {
     Program {
         problem: Problem,
         grid: Grid,
-        algorithm: Algorithm,
+        algorithm: Candidate,
         program: Box<dyn Program>,
         bytes: Bytes,
     },
@@ -175,17 +176,14 @@ impl Scenario {
                 };
                 let algorithm = match algorithm {
                     Some(name) => name
-                        .parse::<Algorithm>()
+                        .parse::<Candidate>()
                         .map_err(|source| ScenarioError::NoSuchAlgorithm {
                             place: Place::field("workload.algorithm"),
                             source,
                         })?,
                     None => {
-                        // Networks do not know portions that follow each other.
-                        let whole = Candidate::all(&problem).filter(|candidate| candidate.portions == 1);
-                        let selector = Selector::among(whole, problem, self.placement(topology, grid));
-                        let ranked = selector.ranked(*bytes);
-                        ranked.first().ok_or_else(unsuited)?.0.algorithm
+                        let selector = Selector::new(problem, self.placement(topology, grid));
+                        selector.choose(*bytes).ok_or_else(unsuited)?
                     }
                 };
                 let program = algorithm.program(&problem, grid).ok_or_else(unsuited)?;
@@ -322,7 +320,8 @@ impl Scenario {
             faults: prepared.faults.clone(),
             traced_ranks: TRACED_RANKS,
             by_link,
-            every_rank: false,
+            eager: Eager::default(),
+            folding: Folding::Alike,
         };
         let topology = &prepared.topology;
         let failed = |source| ScenarioError::Flow { fidelity, source };

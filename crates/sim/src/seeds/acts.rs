@@ -303,14 +303,8 @@ impl Play {
         };
         let now = agent.now();
         let deadline = now.saturating_add(draft.patience);
-        let request = Request {
-            peer: draft.peer,
-            direction: draft.direction,
-            legs: Arc::from([Arc::new(leg)]),
-            deadline,
-            checksum: self.chance.chance(0.5),
-            tag: None,
-        };
+        let request = Request::new(draft.peer, draft.direction, Arc::from([Arc::new(leg)]), deadline)
+            .checksum(self.chance.chance(0.5));
         let payload = note.map(u64::to_le_bytes);
         let submitted = agent.core.submit(request, payload.as_ref().map(|p| p.as_slice()), now);
         let Ok(id) = submitted else {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use weft_plan::{Place, Time};
 use weft_protocol::agent::{AtomicError, AtomicId};
 use weft_protocol::transfer::PeerId;
-use weft_protocol::{Access, Atomic, AtomicAct, Memory, RegionKey, VecMemory};
+use weft_protocol::{Access, Atomic, AtomicAct, HostBytes, RegionKey, VecMemory};
 
 use super::play::{Play, SLACK, Tick};
 use super::verdicts::Violation;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use weft_plan::Spans;
 use weft_protocol::seeded::Seeded;
-use weft_protocol::{Memory, VecMemory};
+use weft_protocol::{HostBytes, Memory, VecMemory};
 
 /// Memory and what it must hold.
 #[derive(Debug)]
@@ -120,7 +120,9 @@ pub(super) fn gather(memory: &dyn Memory, spans: &Spans) -> Vec<u8> {
     let mut bytes = vec![0; spans.bytes() as usize];
     let mut at = 0;
     for piece in spans.pieces(0..spans.bytes()) {
-        memory.read(piece.offset, &mut bytes[at..at + piece.len as usize]);
+        memory
+            .bytes()
+            .read(piece.offset, &mut bytes[at..at + piece.len as usize]);
         at += piece.len as usize;
     }
     bytes

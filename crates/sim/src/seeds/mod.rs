@@ -10,11 +10,13 @@
 //!   receiver's, and the transfer changes no more of it;
 //! - an increment of a peer's word happens once where it is answered, not at all where it is said not to have happened, at most
 //!   once where that is said to be unknown, and never after its deadline;
+//! - the same where a transfer goes through host memory on its way from or to a device, and every piece of that memory is free in the end;
 //! - a region is not free while it is borrowed;
 //! - queues stay bounded;
 //! - a peer that is dead is found to be, whoever plays its messages again;
 //! - nobody talks to a stranger, nor to a life of a peer that is over, and a stranger reads and writes nothing, whatever keys it has;
 //! - nothing is kept of what is over;
+//! - the ranks of a group that has lost some, or that is torn in two, go on in one part at most, and agree on who they are;
 //! - collectives that all ranks of a group have called alike end well and right, and a rank that has called something else is found out, named
 //!   to all and blamed by all;
 //! - when nothing goes wrong any more, everything works again.
@@ -23,6 +25,7 @@ mod acts;
 mod counters;
 mod events;
 mod group;
+mod hand_off;
 mod ledger;
 mod plan;
 mod play;
@@ -34,6 +37,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::faults::Tally;
 use crate::world::World;
+use group::GroupPlay;
+use hand_off::HandOffPlay;
 use play::Play;
 
 /// What became of a seed.
@@ -68,27 +73,16 @@ pub fn run(seed: u64, detail: Detail) -> Outcome {
         Detail::Lines => World::verbose(seed, plan.faults),
     };
     let mut play = Play::new(seed, plan, world.clone());
-    // An assertion in the code under test is a violation like any other, and its world is still there to be asked.
+    // Its world is still there to be asked, whatever happened.
     let played = catch_unwind(AssertUnwindSafe(|| {
         play.run().map_err(|violation| violation.to_string())?;
         group::play(seed)
     }));
-    let violation = match played {
-        Ok(Ok(())) => None,
-        Ok(Err(violation)) => Some(violation),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
-            Some(format!(
-                "panicked: {}",
-                text.unwrap_or_else(|| "without words".to_owned())
-            ))
-        }
-    };
+    let violation = violation(played);
     let (ends, notifications, steps) = play.totals();
     // An agent that panicked may panic again when it is taken apart.
     let _ = catch_unwind(AssertUnwindSafe(move || drop(play)));
-    Outcome {
+    let mut outcome = Outcome {
         seed,
         trace_hash: world.trace_hash(),
         steps,
@@ -97,5 +91,69 @@ pub fn run(seed: u64, detail: Detail) -> Outcome {
         notifications,
         violation,
         trace: world.trace_text(),
+    };
+    if outcome.violation.is_none() && hand_off::is_played(seed) {
+        hand_offs(seed, detail, &mut outcome);
+    }
+    if outcome.violation.is_none() && group::is_played(seed) {
+        groups(seed, detail, &mut outcome);
+    }
+    outcome
+}
+
+/// Plays the seed's world of groups too.
+fn groups(seed: u64, detail: Detail, outcome: &mut Outcome) {
+    let faults = GroupPlay::faults(seed);
+    let world = match detail {
+        Detail::HashOnly => World::new(seed, faults),
+        Detail::Lines => World::verbose(seed, faults),
+    };
+    let mut play = GroupPlay::new(seed, world.clone());
+    let played = catch_unwind(AssertUnwindSafe(|| play.run()));
+    outcome.violation = violation(played);
+    let (ends, steps) = play.totals();
+    let _ = catch_unwind(AssertUnwindSafe(move || drop(play)));
+    outcome.add(&world, "group", ends, steps);
+}
+
+/// Plays the seed's world of hand-offs too.
+fn hand_offs(seed: u64, detail: Detail, outcome: &mut Outcome) {
+    let plan = plan::Plan::of(seed);
+    let world = match detail {
+        Detail::HashOnly => World::new(seed, plan.faults),
+        Detail::Lines => World::verbose(seed, plan.faults),
+    };
+    let mut play = HandOffPlay::new(seed, world.clone());
+    let played = catch_unwind(AssertUnwindSafe(|| play.run()));
+    outcome.violation = violation(played);
+    let (ends, steps) = play.totals();
+    let _ = catch_unwind(AssertUnwindSafe(move || drop(play)));
+    outcome.add(&world, "hand-off", ends, steps);
+}
+
+impl Outcome {
+    /// Takes in what came of another world of the same seed.
+    fn add(&mut self, world: &World, of: &str, ends: BTreeMap<String, u64>, steps: u64) {
+        self.trace_hash ^= world.trace_hash().rotate_left(1);
+        self.steps += steps;
+        self.tally.add(&world.tally());
+        for (end, count) in ends {
+            *self.ends.entry(format!("{of}: {end}")).or_default() += count;
+        }
+        self.trace.push_str(&world.trace_text());
+    }
+}
+
+/// What was broken, in words. An assertion in the code under test is a violation like any other.
+fn violation<V: std::fmt::Display>(played: std::thread::Result<Result<(), V>>) -> Option<String> {
+    match played {
+        Ok(Ok(())) => None,
+        Ok(Err(violation)) => Some(violation.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+            let text = text.unwrap_or_else(|| "without words".to_owned());
+            Some(format!("panicked: {text}"))
+        }
     }
 }

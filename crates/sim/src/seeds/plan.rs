@@ -1,10 +1,17 @@
 //! What kind of world a seed makes.
 
 use weft_plan::{Bandwidth, LinkCost, Picos, Time};
+use weft_protocol::Epoch;
 use weft_protocol::seeded::Seeded;
+use weft_protocol::session::Secret;
 
+use crate::agent::Birth;
 use crate::faults::Faults;
 use crate::transport::Fabric;
+use crate::world::NodeId;
+
+/// What all know who are no strangers.
+const SECRET: &[u8] = b"simulated";
 
 /// The shape of a world: drawn from the seed before anything happens in it.
 #[derive(Clone, Debug)]
@@ -36,6 +43,8 @@ pub(super) struct Plan {
     /// Agents increment each other's words. Only in some worlds, so that the others, those known to have failed among them, keep
     /// their histories.
     pub(super) counts: bool,
+    /// Most buffers of agents are in a device, so that transfers go through host memory on the way. Only in some worlds likewise.
+    pub(super) devices: bool,
     /// Somebody is there who does not know the secret, and tries all the same.
     pub(super) stranger: bool,
     /// What the clocks of agents read when they start, node by node and then from the beginning.
@@ -43,6 +52,23 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// How the agent of a node begins a life in such a world.
+    pub(super) fn birth(&self, index: usize, node: NodeId, name: &str, host: &str, epoch: Epoch) -> Birth {
+        Birth {
+            node,
+            name: name.to_owned(),
+            host: host.to_owned(),
+            secret: Secret::new(SECRET),
+            epoch,
+            rails: self.rails.clone(),
+            paths: self.paths,
+            heartbeat: Time::from_ns(self.silence_max.as_ns() / 6),
+            silence_max: self.silence_max,
+            clock: self.clocks[index % self.clocks.len()],
+            device: false,
+        }
+    }
+
     pub(super) fn of(seed: u64) -> Plan {
         let mut chance = Seeded::new(seed ^ 0x706c_616e);
         // Every kind of fault is absent from some worlds, so that the others are seen alone too.
@@ -107,6 +133,7 @@ impl Plan {
             counts: seed % 4 == 1,
             clocks: clocks_of(seed),
             stranger: seed % 3 == 2,
+            devices: seed % 6 == 3,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use weft_plan::{Place, Spans, Time};
 use weft_protocol::agent::{AtomicId, Event, Target, UnderWay};
 use weft_protocol::seeded::Seeded;
-use weft_protocol::session::{LeaseId, Secret};
+use weft_protocol::session::LeaseId;
 use weft_protocol::transfer::{PeerId, TransferId};
 use weft_protocol::{Access, Epoch, Progress, Region, RegionKey, RemoteRegion};
 
@@ -20,7 +20,6 @@ use crate::world::{NodeId, World};
 /// Steps after which a world must have come to rest: many times what any has taken. One that goes in circles fails soon.
 const STEPS_MAX: u64 = 1_000_000;
 /// What agents know and strangers do not.
-const SECRET: &[u8] = b"simulated";
 /// Local buffers of an agent: as many transfers as it may have under way.
 const BUFFERS: usize = 12;
 /// How long after its deadline a transfer is looked for.
@@ -391,22 +390,19 @@ impl Play {
             rails.reverse();
         }
         let birth = Birth {
-            node: node.id,
-            name: node.name.clone(),
-            host: node.host.clone(),
-            secret: Secret::new(SECRET),
-            epoch,
             rails,
-            paths: self.plan.paths,
-            heartbeat: Time::from_ns(self.plan.silence_max.as_ns() / 6),
-            silence_max: self.plan.silence_max,
-            clock: self.plan.clocks[index % self.plan.clocks.len()],
+            device: self.plan.devices,
+            ..self.plan.birth(index, node.id, &node.name, &node.host, epoch)
         };
         let mut agent = SimAgent::start(&self.world, &birth);
         let mut buffers = Vec::new();
-        for _ in 0..BUFFERS {
+        for number in 0..BUFFERS {
             let watched = Watched::new(self.plan.region_bytes / self.plan.cells, 1, &mut self.chance);
-            let region = agent.core.register(watched.memory.clone(), Place::DRAM);
+            let place = match self.plan.devices && number % 3 > 0 {
+                true => Place::Gpu { ordinal: 0 },
+                false => Place::DRAM,
+            };
+            let region = agent.core.register(watched.memory.clone(), place);
             let region = region.expect("the simulated fabrics take any memory");
             buffers.push(Buffer { region, watched });
         }

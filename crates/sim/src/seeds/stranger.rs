@@ -58,6 +58,7 @@ impl Play {
             heartbeat: Time::from_ms(50),
             silence_max: Time::from_ms(400),
             clock: Time::ZERO,
+            device: false,
         };
         let epoch = Epoch(u64::MAX / 2 + 1);
         let agent = SimAgent::start(&self.world, &birth);
@@ -156,17 +157,11 @@ impl Play {
         let now = stranger.agent.now();
         for path in &stranger.paths {
             stranger.next_op += 1;
-            let op = Op {
-                id: OpId(stranger.next_op),
-                deadline: now.saturating_add(Time::from_ms(20)),
-                body: Body::Move(Move {
-                    direction,
-                    range: 0..leg.bytes(),
-                    leg: leg.clone(),
-                    checksum: false,
-                    arrival: None,
-                }),
-            };
+            let op = Op::new(
+                OpId(stranger.next_op),
+                now.saturating_add(Time::from_ms(20)),
+                Body::Move(Move::new(direction, leg.clone(), 0..leg.bytes())),
+            );
             let _ = stranger.thief.post(*path, &[op], now);
         }
     }

@@ -49,7 +49,7 @@ pub(super) struct Play<'a> {
     passes: [Pass; 2],
     apart: bool,
     network: Option<Live<'a>>,
-    others: &'a [crate::flow::Transfer],
+    others: &'a [crate::traffic::Transfer],
     /// What a hand-off has for itself without a network.
     nics: Bandwidth,
     token_bytes: f64,

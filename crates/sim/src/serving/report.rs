@@ -3,7 +3,7 @@
 use serde::Serialize;
 use weft_plan::Picos;
 
-use crate::flow::Hot;
+use crate::traffic::Hot;
 
 /// A run in figures.
 #[derive(Clone, Debug, PartialEq)]

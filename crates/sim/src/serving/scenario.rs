@@ -10,8 +10,9 @@ use weft_plan::workload::serving::{Deployment, Engine, Pool, Quantisation, Servi
 use weft_plan::{Bytes, Picos, Rank};
 
 use super::{Arrivals, Network, Report, Request, ServingOptions, SimulationError, run};
-use crate::flow::{FlowOptions, Transfer};
+use crate::flow::FlowOptions;
 use crate::scenario::{Place, line_of};
+use crate::traffic::Transfer;
 
 /// Who serves what to whom.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

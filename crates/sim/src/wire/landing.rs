@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weft_protocol::{Arrival, Done, PathId, Refusal, Signal};
+use weft_protocol::{Arrival, Done, Failure, PathId, Refusal, Signal};
 
 use super::{Job, Packet, Side, Verdict};
 use crate::world::State;
@@ -73,12 +73,12 @@ impl State {
         };
         let mut at = 0;
         for (_, far, len) in leg.pieces(job.of_leg(&within)) {
-            region.memory.write(far, &bytes[at..at + len as usize]);
+            region.memory.bytes().write(far, &bytes[at..at + len as usize]);
             at += len as usize;
         }
         inbound.landed.insert(index);
         let all = inbound.landed.len() as u32 == job.packets();
-        all.then(|| Verdict::Done(Done::moved(job.far_sum(&*region.memory))))
+        all.then(|| Verdict::Done(Done::moved(job.far_sum(&*region.memory), None)))
     }
 
     pub(super) fn on_read(&mut self, wire_id: u32, to: Side, job: &Arc<Job>) {
@@ -115,6 +115,7 @@ impl State {
         for piece in leg.remote_spans().pieces(job.part.range.clone()) {
             region
                 .memory
+                .bytes()
                 .read(piece.offset, &mut bytes[at..at + piece.len as usize]);
             at += piece.len as usize;
         }
@@ -158,11 +159,17 @@ impl State {
         }
         let mut at = 0;
         for (near, _, len) in job.part.leg.pieces(job.of_leg(&within)) {
-            job.part.leg.local().memory.write(near, &bytes[at..at + len as usize]);
+            job.part
+                .leg
+                .local()
+                .memory
+                .bytes()
+                .write(near, &bytes[at..at + len as usize]);
             at += len as usize;
         }
         if outgoing.landed.len() as u32 == job.packets() {
-            self.complete(wire_id, to, job.op, Ok(Done::moved(sum)));
+            let done = Done::moved_to_host(&job.part, sum);
+            self.complete(wire_id, to, job.op, done.map_err(Failure::Refused));
         }
     }
 }

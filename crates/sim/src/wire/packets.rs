@@ -1,7 +1,7 @@
 //! Packets under way: sent, lost, sent again, duplicated, delayed and delivered.
 
 use weft_plan::{Bytes, Picos, Rank, Time};
-use weft_protocol::{Failure, Loss, Signal};
+use weft_protocol::{Done, Failure, Loss, Signal};
 
 use super::{Cargo, Packet, Side, Stage, Verdict};
 use crate::world::{Happening, State};
@@ -47,7 +47,7 @@ impl State {
         let (near, far) = (wire.half(from).node, wire.half(from.other()).node);
         let half = wire.half(from);
         let goes_out = match packet {
-            Packet::Reset => true,
+            Packet::Reset | Packet::Refused => true,
             Packet::Write { .. } | Packet::Atomic { .. } => half.stage != Stage::Closed || half.draining,
             _ => half.stage != Stage::Closed,
         };
@@ -108,7 +108,7 @@ impl State {
                     },
                 );
             }
-            Packet::Reset => {}
+            Packet::Reset | Packet::Refused => {}
             _ => {
                 self.tally.given_up_paths += 1;
                 // A path that was never open has carried nothing that could still land.
@@ -175,7 +175,7 @@ impl State {
         let half = wire.half_mut(to);
         match half.stage {
             Stage::Closed => {
-                let tells = !matches!(packet, Packet::Reset);
+                let tells = !matches!(packet, Packet::Reset | Packet::Refused);
                 let half_node = half.node;
                 if tells && self.nodes[half_node.0 as usize].up {
                     self.send(wire_id, to, Packet::Reset, 64);
@@ -183,7 +183,7 @@ impl State {
                 return;
             }
             // Whatever comes from the acceptor shows that it has accepted.
-            Stage::Opening if !matches!(packet, Packet::Reset) => {
+            Stage::Opening if !matches!(packet, Packet::Reset | Packet::Refused) => {
                 half.stage = Stage::Open;
                 if let Some((end, path)) = half.seat {
                     self.signal(end, Signal::Opened { path });
@@ -198,6 +198,7 @@ impl State {
         }
         match packet {
             Packet::Syn { .. } | Packet::SynAck => {}
+            Packet::Refused => self.lose(wire_id, to, Loss::Refused, true),
             Packet::Reset => {
                 let opening = self.wires[&wire_id].half(to).stage == Stage::Opening;
                 self.lose(
@@ -226,8 +227,12 @@ impl State {
             Packet::Verdict { op, verdict } => {
                 let half = self.wires[&wire_id].half(to);
                 if half.ops.contains_key(&op) || half.atomics.contains_key(&op) {
+                    let part = half.ops.get(&op).map(|outgoing| &outgoing.job.part);
                     let outcome = match verdict {
-                        Verdict::Done(done) => Ok(done),
+                        Verdict::Done(done) => match part {
+                            Some(part) => Done::moved_to_host(part, done.far_sum).map_err(Failure::Refused),
+                            None => Ok(done),
+                        },
                         Verdict::Refused(refusal) => Err(Failure::Refused(refusal)),
                         Verdict::Cancelled => Err(Failure::Cancelled),
                     };
@@ -263,7 +268,7 @@ impl State {
             .rposition(|e| e.alive && e.node == node && (e.fabric.name, e.fabric.rail) == meant);
         let Some(end) = listener else {
             wire.acceptor.stage = Stage::Closed;
-            self.send(wire_id, Side::Acceptor, Packet::Reset, 64);
+            self.send(wire_id, Side::Acceptor, Packet::Refused, 64);
             return;
         };
         debug_assert_eq!(self.nodes[node.0 as usize].name, address);

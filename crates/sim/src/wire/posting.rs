@@ -49,6 +49,8 @@ impl State {
                 self.complete(wire_id, side, op.id, outcome);
             }
             Body::Atomic(atomic) => self.start_atomic(wire_id, side, op, atomic),
+            // Simulated memory has nothing to be committed.
+            Body::Commit(_) => self.complete(wire_id, side, op.id, Ok(Done::default())),
             Body::Move(part) => {
                 if let Err(refusal) = self.ends[end].table.lookup(&part.leg.local().key) {
                     self.complete(wire_id, side, op.id, Err(refusal.into()));
@@ -156,12 +158,12 @@ impl State {
             scratch.resize(len as usize, 0);
             match job.part.direction {
                 Direction::Read => {
-                    region.memory.read(far, &mut scratch);
-                    leg.local().memory.write(near, &scratch);
+                    region.memory.bytes().read(far, &mut scratch);
+                    leg.local().memory.bytes().write(near, &scratch);
                 }
                 Direction::Write => {
-                    leg.local().memory.read(near, &mut scratch);
-                    region.memory.write(far, &scratch);
+                    leg.local().memory.bytes().read(near, &mut scratch);
+                    region.memory.bytes().write(far, &scratch);
                 }
             }
         }
@@ -170,7 +172,8 @@ impl State {
             return;
         }
         let far_sum = job.far_sum(&*region.memory);
-        self.complete(wire_id, from, job.op, Ok(Done::moved(far_sum)));
+        let done = Done::moved_to_host(&job.part, far_sum);
+        self.complete(wire_id, from, job.op, done.map_err(Failure::Refused));
         if let (Direction::Write, Some(arrival)) = (job.part.direction, job.part.arrival) {
             self.arrived(end, far_path, arrival);
         }
@@ -267,6 +270,7 @@ fn gather(part: &Move) -> Vec<u8> {
         part.leg
             .local()
             .memory
+            .bytes()
             .read(piece.offset, &mut bytes[at..at + piece.len as usize]);
         at += piece.len as usize;
     }

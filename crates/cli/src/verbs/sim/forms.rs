@@ -6,7 +6,7 @@ use weft_sim::training::Trained;
 
 pub fn json(scenario: &Scenario, answers: &[Answer]) -> String {
     let each = |answer: &Answer| {
-        let hot = |hot: &weft_sim::flow::Hot| {
+        let hot = |hot: &weft_sim::traffic::Hot| {
             json!({
                 "link": hot.name,
                 "parallel": hot.width,

@@ -256,7 +256,7 @@ fn figures(answers: &[Answer]) -> Vec<Figures> {
                 rows: trained.step.parts.iter().map(row).collect(),
             });
         } else if !answer.hot.is_empty() {
-            let row = |hot: &weft_sim::flow::Hot| {
+            let row = |hot: &weft_sim::traffic::Hot| {
                 vec![
                     hot.name.clone(),
                     hot.width.to_string(),

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 
 use weft_plan::Time;
-use weft_protocol::frame::{AtomicRequest, Frame};
 use weft_protocol::{Atomic, Done, Failure, Loss, Op, OpId, Refusal};
 
 use super::{Path, World, completed};
 use crate::tcp::connection::Gone;
+use crate::tcp::frame::{AtomicRequest, Frame};
 
 /// Where atomic operations go: with the small moves and the messages.
 const CONNECTION: usize = 0;

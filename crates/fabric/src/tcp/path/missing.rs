@@ -1,9 +1,9 @@
 //! Memory that turns out not to be there when its bytes are due: the move that it belongs to is refused, and the path goes on.
 
-use weft_protocol::frame::Ended;
 use weft_protocol::{Failure, Refusal};
 
 use super::{Path, World};
+use crate::tcp::frame::Ended;
 use crate::tcp::inbound::Sink;
 use crate::tcp::outbound::Missing;
 

@@ -152,7 +152,10 @@ impl Path {
                 let sum = checked.and_then(|region| {
                     let mut digest = Digest::default();
                     for piece in spans.pieces(0..spans.bytes()) {
-                        region.memory.digest(piece.offset, piece.len, &mut digest)?;
+                        region
+                            .memory
+                            .host_bytes()?
+                            .digest(piece.offset, piece.len, &mut digest)?;
                     }
                     Ok(digest.finish())
                 });
@@ -267,15 +270,12 @@ impl Path {
     }
 
     fn on_summed(&mut self, serial: Serial, sum: Result<u64, Refusal>, world: &mut World<'_>) {
-        let awaits = matches!(
-            self.ops.find(serial).map(|op| &op.work),
-            Some(Work::Move(moving)) if moving.stage == Stage::AwaitsSum
-        );
-        if awaits {
-            let outcome = sum
-                .map(|sum| weft_protocol::Done::moved(Some(sum)))
-                .map_err(Failure::Refused);
-            self.complete(serial, outcome, world);
-        }
+        let outcome = match self.ops.find(serial).map(|op| &op.work) {
+            Some(Work::Move(moving)) if moving.stage == Stage::AwaitsSum => {
+                sum.and_then(|sum| weft_protocol::Done::moved_to_host(&moving.part, Some(sum)))
+            }
+            _ => return,
+        };
+        self.complete(serial, outcome.map_err(Failure::Refused), world);
     }
 }

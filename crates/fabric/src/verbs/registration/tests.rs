@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use weft_protocol::HostBytes;
+
 use super::*;
 use crate::memory::{AllocateOptions, udmabuf};
 use crate::verbs::{RailOptions, rails};

@@ -41,14 +41,12 @@ fn no_more_is_announced_than_the_peer_can_count() {
     }
     let remote = pair.near.region(peer, "kv").expect("published").clone();
     let all = Spans::contiguous(0, 64);
-    let request = Request {
+    let request = Request::new(
         peer,
-        direction: Direction::Write,
-        legs: Arc::from([Arc::new(Leg::new(near, all.clone(), remote, all).expect("a leg"))]),
-        deadline: pair.now.saturating_add(Time::from_secs(1)),
-        checksum: false,
-        tag: None,
-    };
+        Direction::Write,
+        Arc::from([Arc::new(Leg::new(near, all.clone(), remote, all).expect("a leg"))]),
+        pair.now.saturating_add(Time::from_secs(1)),
+    );
     let refused = pair.near.submit(request.clone(), Some(b"one more"), pair.now);
     assert_eq!(refused, Err(SubmitError::TooManyAnnounced.into()));
     pair.near

@@ -168,7 +168,7 @@ fn rails_of_unequal_speed_share_by_it() {
 fn pulled_in_mid_transfer(direction: Direction, pulled: usize) {
     let (mut pair, cables) = two_rails([100, 100]);
     let (peer, near, far) = with_memory(&mut pair);
-    near.memory.write(0, &[9; BYTES]);
+    near.memory.bytes().write(0, &[9; BYTES]);
     let expected = match direction {
         Direction::Read => vec![7; BYTES],
         Direction::Write => vec![9; BYTES],
@@ -231,7 +231,7 @@ fn a_rail_that_loses_moves_is_made_up_for() {
     let mut pair = Pair::of(near, agent_over(far.into(), "far", 2, b"secret"));
     let (peer, near, far) = with_memory(&mut pair);
     for _ in 0..4 {
-        near.memory.write(0, &vec![0; BYTES]);
+        near.memory.bytes().write(0, &vec![0; BYTES]);
         let read = pair.transfer(peer, Direction::Read, &near, None);
         assert_eq!(pair.outcome(read), Ok(BYTES as u64));
         assert!(contents(&near) == contents(&far));

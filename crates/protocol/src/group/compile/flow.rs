@@ -11,17 +11,26 @@ use crate::group::exchange::{Lane, Piece};
 
 /// Ops with their edges, while the list grows.
 pub(super) struct Flow {
-    ops: Vec<(u32, Listed)>,
-    /// By op: which message of its lane it is.
-    indices: Vec<u32>,
-    /// By op: whom its beginning and its end release.
-    on_begin: Vec<Vec<u32>>,
-    on_end: Vec<Vec<u32>>,
+    ops: Vec<Flat>,
     waits: Vec<u32>,
+    /// Who releases whom by its beginning, and by its end. The latter ascend in whom.
+    on_begin: Vec<Edge>,
+    on_end: Vec<Edge>,
+    /// By op: the last that its end releases.
+    last_released: Vec<u32>,
     /// By buffer and first byte: runs of bytes with one history. They do not overlap.
     runs: BTreeMap<(u32, u64), Run>,
     last_sent: HashMap<Lane, u32>,
     last_taken: HashMap<Lane, u32>,
+    /// Kept between ops, so that they need not be allocated for each.
+    befores: Vec<u32>,
+    gaps: Vec<(u64, u64)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Edge {
+    before: u32,
+    after: u32,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -31,85 +40,97 @@ struct Run {
     readers: Vec<u32>,
 }
 
+/// No op has this number.
+const NOBODY: u32 = u32::MAX;
+
 impl Flow {
     pub(super) fn new() -> Flow {
         Flow {
             ops: Vec::new(),
-            indices: Vec::new(),
+            waits: Vec::new(),
             on_begin: Vec::new(),
             on_end: Vec::new(),
-            waits: Vec::new(),
+            last_released: Vec::new(),
             runs: BTreeMap::new(),
             last_sent: HashMap::new(),
             last_taken: HashMap::new(),
+            befores: Vec::new(),
+            gaps: Vec::new(),
         }
     }
 
     /// Adds the ops of one part. They have nothing to do with those of other parts.
     pub(super) fn add(&mut self, part: u32, listed: Vec<Listed>) {
+        self.ops.reserve(listed.len());
         // The messages of nothing of the last step that had any, and everything of this part since.
         let (mut fence, mut since) = (Vec::new(), Vec::<u32>::new());
+        let fenced = listed.iter().any(|op| op.fence);
         let steps = listed.chunk_by(|a, b| a.step == b.step);
         for step in steps {
             let begin = self.ops.len() as u32;
-            for &op in step {
+            for op in step {
                 let id = self.push(part, op);
                 let befores = if op.fence { &since } else { &fence };
                 for &before in befores {
                     self.after_end(before, id);
                 }
             }
+            if !fenced {
+                continue;
+            }
             let this: std::ops::Range<u32> = begin..self.ops.len() as u32;
-            let fences = || this.clone().filter(|&id| self.ops[id as usize].1.fence);
-            if fences().next().is_some() {
-                fence = fences().collect();
+            if step.iter().any(|op| op.fence) {
+                let fences = this.clone().zip(step).filter(|(_, op)| op.fence);
+                fence = fences.map(|(id, _)| id).collect();
                 since.clear();
             }
             since.extend(this);
         }
     }
 
-    pub(super) fn finish(self, compiled: &mut Compiled) {
+    pub(super) fn finish(mut self, compiled: &mut Compiled) {
         let mut queues: HashMap<Lane, u32> = HashMap::new();
-        for (id, (part, listed)) in self.ops.into_iter().enumerate() {
-            let mut note = |list: &[u32]| {
-                let start = compiled.released.len() as u32;
-                compiled.released.extend_from_slice(list);
-                start..compiled.released.len() as u32
-            };
-            let (on_begin, on_end) = (note(&self.on_begin[id]), note(&self.on_end[id]));
-            let mut act = listed.act;
-            if let Act::Send { lane, queue, .. } = &mut act {
+        for op in &mut self.ops {
+            if let Act::Send { lane, queue, .. } = &mut op.act {
                 *queue = *queues.entry(*lane).or_insert_with(|| {
                     compiled.outgoing.push(*lane);
                     compiled.outgoing.len() as u32 - 1
                 });
             }
-            compiled.ops.push(Flat {
-                step: listed.step,
-                part,
-                index: self.indices[id],
-                act,
-                on_begin,
-                on_end,
-            });
+        }
+        // By who releases, and of one by whom: each list keeps the order in which it was made.
+        for (edges, which) in [(self.on_begin, 0), (self.on_end, 1)] {
+            let start = compiled.released.len() as u32;
+            let mut ends = vec![0u32; self.ops.len()];
+            edges.iter().for_each(|edge| ends[edge.before as usize] += 1);
+            let mut end = start;
+            for (op, count) in self.ops.iter_mut().zip(&mut ends) {
+                let range = end..end + *count;
+                (end, *count) = (range.end, range.start);
+                *[&mut op.on_begin, &mut op.on_end][which] = range;
+            }
+            compiled.released.resize(end as usize, 0);
+            for Edge { before, after } in edges {
+                let next = &mut ends[before as usize];
+                compiled.released[*next as usize] = after;
+                *next += 1;
+            }
         }
         let free = self.waits.iter().enumerate().filter(|(_, waits)| **waits == 0);
         compiled.first = free.map(|(id, _)| id as u32).collect();
         compiled.waits = self.waits;
+        compiled.ops = self.ops;
     }
 
-    fn push(&mut self, part: u32, op: Listed) -> u32 {
+    fn push(&mut self, part: u32, op: &Listed) -> u32 {
         let id = self.ops.len() as u32;
-        self.ops.push((part, op));
-        self.on_begin.push(Vec::new());
-        self.on_end.push(Vec::new());
         self.waits.push(0);
+        self.last_released.push(NOBODY);
         let before = match op.act {
             Act::Send { lane, .. } => {
                 let before = self.last_sent.insert(lane, id);
                 if let Some(before) = before {
-                    self.on_begin[before as usize].push(id);
+                    self.on_begin.push(Edge { before, after: id });
                     self.waits[id as usize] += 1;
                 }
                 before
@@ -123,9 +144,16 @@ impl Flow {
             }
             Act::Copy { .. } | Act::Reduce { .. } | Act::Divide { .. } => None,
         };
-        self.indices
-            .push(before.map_or(0, |before| self.indices[before as usize] + 1));
-        let mut befores = Vec::new();
+        self.ops.push(Flat {
+            step: op.step,
+            place: op.place,
+            part,
+            index: before.map_or(0, |before| self.ops[before as usize].index + 1),
+            act: op.act,
+            on_begin: 0..0,
+            on_end: 0..0,
+        });
+        let mut befores = std::mem::take(&mut self.befores);
         for piece in op.act.reads().into_iter().flatten() {
             self.each_run(piece, |run| {
                 befores.extend(run.writer);
@@ -140,18 +168,20 @@ impl Flow {
         }
         befores.sort_unstable();
         befores.dedup();
-        for before in befores {
+        for before in befores.drain(..) {
             if before != id {
                 self.after_end(before, id);
             }
         }
+        self.befores = befores;
         id
     }
 
     fn after_end(&mut self, before: u32, id: u32) {
-        let released = &mut self.on_end[before as usize];
-        if released.last() != Some(&id) {
-            released.push(id);
+        let last = &mut self.last_released[before as usize];
+        if *last != id {
+            *last = id;
+            self.on_end.push(Edge { before, after: id });
             self.waits[id as usize] += 1;
         }
     }
@@ -164,19 +194,18 @@ impl Flow {
         let (buffer, start, end) = (piece.buffer, piece.offset, piece.offset + piece.len);
         self.cut(buffer, start);
         self.cut(buffer, end);
-        let mut gaps = Vec::new();
         let mut at = start;
         for (&(_, first), run) in self.runs.range_mut((buffer, start)..(buffer, end)) {
             if at < first {
-                gaps.push((at, first));
+                self.gaps.push((at, first));
             }
             at = run.end;
             each(run);
         }
         if at < end {
-            gaps.push((at, end));
+            self.gaps.push((at, end));
         }
-        for (first, end) in gaps {
+        for (first, end) in self.gaps.drain(..) {
             let mut run = Run { end, ..Run::default() };
             each(&mut run);
             self.runs.insert((buffer, first), run);

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
-from ._description import VERSION
+from weft.routed import VERSION
 
 # What a place where agents find each other accepts.
 NAME_BYTES_MAX = 80
@@ -17,21 +17,18 @@ NAME_BYTES_MAX = 80
 class Options:
     """Durations are in seconds."""
 
-    # What the engine offers as prefill side: to have prompts fetched from it, or to push them where there is room for them. As decode
-    # side it does what the prefill side offers.
+    # What the engine offers as prefill side: prompts are fetched from it, or pushed. As decode side it does what the prefill side offers.
     mode: str = "pull"
-    # How long blocks are held for a decode side that says nothing.
+    # How long blocks are held for a decode side that says nothing, and how long a hand-off may take before the prompt is computed here instead.
     lease: float = 60.0
-    # How long a hand-off may take before the prompt is computed here instead.
     deadline: float = 30.0
     # How many bytes of pushed prompts may be on their way to a worker at a time.
     landing_bytes: int = 4 << 30
-    # Prompts with fewer tokens to fetch are computed here.
+    # Prompts with no more tokens to fetch are computed here.
     fetch_min_tokens: int = 0
-    # Which transfers are checked against a checksum of the bytes at the other end: all, none, or those that leave the host's memory.
-    checksum: bool | str = True
-    # Where routers find the engine: etcd as `weft serve router --etcd` takes it, the prefix as its `--prefix`, where the engine is, and what
-    # it is asked for.
+    # Whether bytes are compared at both ends.
+    checksum: bool = True
+    # Where routers find the engine: etcd and prefix as `weft serve router` takes them, where the engine is, and what it is asked for.
     etcd: str = ""
     prefix: str = "default"
     url: str = ""
@@ -42,21 +39,17 @@ class Options:
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
         known = {option.name for option in fields(cls)}
-        for key in given:
-            if key not in known:
-                near = get_close_matches(key, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
-                raise ValueError(f"weft.vllm has no option {key!r}{hint}")
+        for key in given.keys() - known:
+            near = get_close_matches(key, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
+            raise ValueError(f"weft.vllm has no option {key!r}; {hint}")
         options = cls(**given)
         if options.mode not in ("pull", "push"):
             raise ValueError(f'weft.vllm: mode is "pull" or "push", not {options.mode!r}')
-        if options.url or options.role or options.etcd:
-            if not options.url or options.role not in ("prefill", "decode", "plain"):
-                raise ValueError(
-                    'weft.vllm: to be found, an engine needs a url, as "http://host:8100", and a role: "prefill", "decode" or "plain"'
-                )
-        if options.checksum not in ("wire", True, False):
-            raise ValueError(f'weft.vllm: checksum is true, false or "wire", not {options.checksum!r}')
+        if (options.url or options.role or options.etcd) and not (options.url and options.role in ("prefill", "decode", "plain")):
+            raise ValueError('weft.vllm: to be found, an engine needs a url, as "http://host:8100", and a role: "prefill", "decode" or "plain"')
+        if not isinstance(options.checksum, bool):
+            raise ValueError(f"weft.vllm: checksum is true or false, not {options.checksum!r}")
         if options.lease <= 0 or options.deadline <= 0:
             raise ValueError("weft.vllm: lease and deadline are durations in seconds, more than 0")
         return options

@@ -2,218 +2,158 @@
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 import weft
+from weft.hand_off import Desk, Ended, Lease, Origin, Push
+from weft.routed import KEY, NotHandedOff, answer, pushed, wanted
 
-from ._description import Mismatch
-from ._landing import Awaited
-from ._messages import Address, HandOff, Load, Orders, Reports, summary
-from ._options import Options
-from ._origin import KEY, SLOTS, Lease, Origin, Push, Trust, parameters, subject
-from ._push import Computed
-from ._stats import Stats
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.outputs import KVConnectorOutput
-    from vllm.v1.request import Request
+from ._messages import Orders, Prompt, Reports, summary
+from ._subject import subject
 
 logger = init_logger(__name__)
 
-
-@dataclass
-class _Pushed:
-    """A prompt that is computed here and pushed elsewhere."""
-
-    hand_off: str
-    tokens: int
-    digest: str
-    blocks: list[int] = field(default_factory=list)
-    begun: bool = False
+# Why prompts are not handed off is logged once a cause and so many seconds: clients can bring it about.
+LOG_SECONDS = 60.0
 
 
-class Scheduler:
-    def __init__(self, config: VllmConfig, engine: str, options: Options) -> None:
-        self.engine = engine
-        self.options = options
+class Scheduler(KVConnectorBase_V1):
+    def _start_deciding(self) -> None:
         self.addresses: list[str] = []
-        self._trust = Trust(options.agent_settings())
+        self.desk = Desk(**self.options.agent_settings())
         self._orders = Orders()
-        # As decode side: requests whose prompt is elsewhere, until it has been fetched or given up; and how many of their tokens are here.
+        # As decode side: requests whose prompt is elsewhere, until it has come or been given up; how many of their tokens are here; those that have had
+        # their one attempt, since a second one would ask for blocks that may be gone; and what clients are told in the end.
         self._wanted: dict[str, Origin | Push] = {}
-        self._computed: dict[str, int] = {}
-        # Requests that have had their one attempt. A second one would ask for blocks that may be gone.
+        self._here: dict[str, int] = {}
         self._tried: set[str] = set()
-        self._told: dict[str, list[HandOff]] = {}
-        # As prefill side: slots that nobody uses, and which request has which.
-        self._free_slots = list(range(SLOTS - 1, -1, -1))
-        self._slots: dict[str, int] = {}
-        self._pushed: dict[str, _Pushed] = {}
-        # Stamps only grow, also over restarts of the scheduler, so that a word of an earlier request never looks like a later one.
-        self._stamp = time.time_ns()
-        self._renewed = time.monotonic()
+        self._told: dict[str, list[Ended]] = {}
+        # As prefill side: prompts that are pushed, with their hand-offs, and hand-offs that are held.
+        self._pushed: dict[str, tuple[str, Prompt]] = {}
+        self._leased: dict[str, tuple[str, Lease]] = {}
+        # Until when a cause is not logged again.
+        self._quiet: dict[str, float] = {}
 
-    def set_addresses(self, metadata: dict[tuple[int, int], Address]) -> None:
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         self.addresses = [metadata[rank].address for rank in sorted(metadata)]
 
-    def on_new_request(self, request: Request) -> None:
-        name = request.request_id
+    def on_new_request(self, request: Any) -> None:
+        name, params, about = request.request_id, request.kv_transfer_params, subject(request)
         try:
-            if wanted := self._trust.wanted(request):
-                self._wanted[name] = wanted
-            elif hand_off := self._trust.pushed(request):
-                if any(pushed.hand_off == hand_off for pushed in self._pushed.values()):
-                    raise Mismatch(f"hand-off {hand_off} is under way already")
-                if (digest := subject(request)) is None:
-                    raise Mismatch("the prompt of the request is not made of tokens alone")
-                self._pushed[name] = _Pushed(hand_off, request.num_prompt_tokens, digest)
-        except Mismatch as mismatch:
-            self._told[name] = [HandOff(0.0, 0, "", self._trust.doubt(name, mismatch))]
+            # One that vLLM refused before it had read the prompt is only to be given up.
+            if source := wanted(self.desk, params, about, getattr(request, "abort_immediately", False)):
+                self._wanted[name] = source
+                self._orders.wanted.append(source)
+            elif hand_off := pushed(params, about):
+                if hand_off in [other for other, _ in (*self._pushed.values(), *self._leased.values())]:
+                    raise NotHandedOff("Repeated", f"hand-off {hand_off} is under way already")
+                self._pushed[name] = hand_off, Prompt([], request.num_prompt_tokens, str(about))
+        except NotHandedOff as error:
+            self._told[name] = [Ended("", error.cause, error.reason, 0, 0.0, ())]
+            self._stats.add(self._told[name][0])
+            if (now := time.monotonic()) >= self._quiet.get(error.cause, 0.0):
+                self._quiet[error.cause] = now + LOG_SECONDS
+                logger.error("weft: request %s is computed here: %s", name, error)
 
-    def stats(self) -> Stats | None:
-        """Of what workers never hear of."""
-        stats = Stats()
-        for kind, times in self._trust.failures().items():
-            stats.fail(kind, times)
-        return None if stats.is_empty() else stats
-
-    def matched_tokens(self, request: Request, computed: int) -> tuple[int, bool]:
-        origin = self._wanted.get(request.request_id)
-        if origin is None or request.request_id in self._tried:
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        name, there = request.request_id, request.num_prompt_tokens
+        source = self._wanted.get(name)
+        if source is None or name in self._tried:
             return 0, False
-        there = request.num_prompt_tokens
-        if isinstance(origin, Origin):
-            there = min(origin.tokens, there)
-        missing = there - computed
-        if missing <= self.options.fetch_min_tokens:
-            return 0, False
-        self._computed[request.request_id] = computed
-        return missing, True
+        missing = (min(source.tokens, there) if isinstance(source, Origin) else there) - num_computed_tokens
+        self._here[name] = num_computed_tokens
+        return (missing, True) if missing > self.options.fetch_min_tokens else (0, False)
 
-    def on_allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         name = request.request_id
-        origin = self._wanted.get(name)
-        if origin is None or name in self._tried:
+        if name not in self._wanted or name in self._tried:
             return
         self._tried.add(name)
-        if external == 0:
-            # All of it is here already: the other side need not hold its blocks.
-            self._release(self._wanted.pop(name))
+        first, about = self._here.pop(name, 0), subject(request)
+        assert about is not None, "a prompt without one is not waited for"
+        if num_external_tokens == 0:
+            # The other side need not hold its blocks.
+            self._orders.left.append(self._wanted.pop(name).hand_off)
+            self._told[name] = [Ended("", "NotNeeded", f"{first} of {request.num_prompt_tokens} tokens were here already", 0, 0.0, ())]
             return
-        first = self._computed.pop(name, 0)
-        here, tokens = list(blocks.get_block_ids()[0]), (first, first + external)
-        if isinstance(origin, Origin):
-            self._orders.loads[name] = Load(origin, here, tokens)
-        else:
-            digest = subject(request)
-            assert digest is not None, "a prompt without one is not waited for"
-            self._orders.awaited[name] = Awaited(origin.hand_off, origin.addresses, here, tokens, request.num_prompt_tokens, digest)
+        prompt = Prompt(list(blocks.get_block_ids()[0]), first + num_external_tokens, about, first)
+        self._orders.loads[name] = self._wanted[name].hand_off, prompt
 
-    def orders(self, output: SchedulerOutput) -> Orders:
-        now = time.monotonic()
-        if self._wanted and now - self._renewed > self.options.lease / 4:
-            self._renewed = now
-            for origin in self._wanted.values():
-                if isinstance(origin, Origin):
-                    self._orders.renewals.append(origin)
-                else:
-                    self._orders.expected.append(origin)
+    def build_connector_meta(self, scheduler_output: Any) -> Orders:
         if self._pushed:
-            self._follow(output)
+            self._follow(scheduler_output)
         orders, self._orders = self._orders, Orders()
         return orders
 
-    def _follow(self, output: SchedulerOutput) -> None:
+    def _follow(self, output: Any) -> None:
         """Tells the workers what a step computes of prompts that are pushed."""
-        for name in output.preempted_req_ids or ():
-            if pushed := self._pushed.get(name):
-                pushed.blocks = []
-                self._orders.preempted.append(pushed.hand_off)
+        for name in self._pushed.keys() & (output.preempted_req_ids or ()):
+            hand_off, prompt = self._pushed[name]
+            self._pushed[name] = hand_off, replace(prompt, blocks=[])
+            self._orders.preempted.append(hand_off)
         scheduled = [(new.req_id, new.block_ids, new.num_computed_tokens, True) for new in output.scheduled_new_reqs]
         old = output.scheduled_cached_reqs
         for name, blocks, computed in zip(old.req_ids, old.new_block_ids, old.num_computed_tokens, strict=True):
             scheduled.append((name, blocks or ([],), computed, name in old.resumed_req_ids))
         for name, blocks, computed, anew in scheduled:
-            pushed = self._pushed.get(name)
-            if pushed is None:
-                continue
-            pushed.blocks = list(blocks[0]) if anew else pushed.blocks + blocks[0]
-            pushed.begun = True
-            after = min(computed + output.num_scheduled_tokens.get(name, 0), pushed.tokens)
-            self._orders.computed[pushed.hand_off] = Computed(name, list(pushed.blocks), after, pushed.tokens, pushed.digest)
+            if name in self._pushed:
+                hand_off, prompt = self._pushed[name]
+                upto = min(computed + output.num_scheduled_tokens.get(name, 0), prompt.tokens)
+                prompt = replace(prompt, blocks=list(blocks[0]) if anew else prompt.blocks + blocks[0], upto=upto)
+                self._pushed[name] = hand_off, prompt
+                self._orders.computed[hand_off] = prompt
 
-    def on_output(self, output: KVConnectorOutput) -> None:
-        reports = output.kv_connector_worker_meta
-        if isinstance(reports, Reports):
-            for request, hand_offs in reports.hand_offs.items():
-                self._told.setdefault(request, []).extend(hand_offs)
-        for request in output.finished_recving or ():
-            self._wanted.pop(request, None)
-        for request in output.finished_sending or ():
-            slot = self._slots.pop(request, None)
-            if slot is not None:
-                self._free_slots.append(slot)
+    def update_connector_output(self, connector_output: Any) -> None:
+        reports = connector_output.kv_connector_worker_meta
+        # Of a request that has ended meanwhile nobody asks any more.
+        for name in self._wanted.keys() & (reports.ended if isinstance(reports, Reports) else ()):
+            self._told.setdefault(name, []).extend(reports.ended[name])
+        for name in connector_output.finished_recving or ():
+            self._wanted.pop(name, None)
+        for name in self._leased.keys() & (connector_output.finished_sending or ()):
+            self.desk.give_back(self._leased.pop(name)[1])
 
-    def on_finished(self, request: Request, blocks: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        name, params = request.request_id, parameters(request)
-        origin = self._wanted.pop(name, None)
-        if origin is not None and name not in self._tried:
-            # It ended before it was ever scheduled.
-            self._release(origin)
-        elif isinstance(origin, Push):
-            # It ended while it was waited for. Its blocks are vLLM's again when the worker has said so.
-            self._orders.aborted.append(name)
-        self._computed.pop(name, None)
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        name = request.request_id
+        if source := self._wanted.pop(name, None):
+            # It ended before its prompt came. Blocks that it has are vLLM's again when the workers have said so.
+            self._orders.left.append(source.hand_off)
+        self._here.pop(name, None)
         self._tried.discard(name)
-        hand_offs = self._told.pop(name, None)
-        if not params.get("do_remote_decode"):
-            return False, {KEY: summary(hand_offs)} if hand_offs else None
-        pushed = self._pushed.pop(name, None)
-        held = self._hold(request, blocks)
-        return (self._stop(name, pushed), None) if held is None else (True, held)
+        ended = self._told.pop(name, None)
+        params = request.kv_transfer_params
+        if not isinstance(params, dict) or not params.get("do_remote_decode"):
+            return False, {KEY: summary(ended)} if ended else None
+        hand_off, prompt = self._pushed.pop(name, (os.urandom(16).hex(), None))
+        if held := self._hold(request, block_ids, hand_off):
+            return True, held
+        # Blocks from which something is pushed are vLLM's again when that has ended.
+        begun = prompt is not None and prompt.upto > 0
+        if prompt is not None:
+            self._orders.stopped[hand_off] = name if begun else None
+        return begun, None
 
-    def _hold(self, request: Request, blocks: list[int]) -> dict[str, Any] | None:
+    def _hold(self, request: Any, blocks: list[int], hand_off: str) -> dict[str, Any] | None:
         """Holds the blocks of a request under a lease, where it was computed whole and somebody may have it. Says where they are."""
         name, about = request.request_id, subject(request)
-        completed = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
-        if not completed or not blocks or not self.addresses or about is None:
+        if request.status not in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED) or not blocks or about is None:
             return None
-        if not self._free_slots:
-            logger.error("weft: %d requests are held for others already; %s is not", SLOTS, name)
+        if not self.addresses or (lease := self.desk.lease(self.options.lease)) is None:
+            logger.error("weft: request %s is not held for others: %s", name, "all leases are out" if self.addresses else "there are no workers")
             return None
-        self._stamp = max(self._stamp + 2, time.time_ns())
-        lease = Lease(self._free_slots[-1], self._stamp, self.options.lease)
-        tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-        origin = Origin(self.engine, name, self.addresses, list(blocks), tokens, lease)
+        origin = Origin(hand_off, self.addresses, list(blocks), min(request.num_computed_tokens, request.num_prompt_tokens), lease)
         try:
-            params = self._trust.seals.params(origin, about, self.options.mode)
+            params = answer(self.desk, origin, about, self.options.mode)
         except weft.NotBelieved as error:
             logger.error("weft: request %s has %d blocks, and is not held for others: %s", name, len(blocks), error)
+            self.desk.give_back(lease)
             return None
-        self._slots[name] = self._free_slots.pop()
-        self._orders.holds[name] = lease
+        self._leased[name], self._orders.holds[hand_off] = (hand_off, lease), (name, lease)
         return params
-
-    def _stop(self, name: str, pushed: _Pushed | None) -> bool:
-        """Ends the pushing of a prompt that will not be whole. Whether its blocks have to wait for that."""
-        if pushed is None:
-            return False
-        if pushed.begun:
-            self._orders.stopped.append(name)
-        else:
-            self._orders.refused.append(pushed.hand_off)
-        return pushed.begun
-
-    def _release(self, origin: Origin | Push) -> None:
-        if isinstance(origin, Origin):
-            self._orders.releases.append(origin)
-        else:
-            self._orders.left.append(origin)

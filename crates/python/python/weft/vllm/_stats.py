@@ -8,33 +8,24 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.v1.metrics.utils import create_metric_per_engine
 
-from ._messages import HandOff
-
-
-def _nothing() -> dict[str, Any]:
-    return {"seconds": [], "bytes": [], "transports": {}, "failures": {}, "held": 0, "expired": 0}
+from weft.hand_off import Ended
 
 
 @dataclass
 class Stats(KVConnectorStats):
-    data: dict[str, Any] = field(default_factory=_nothing)
+    data: dict[str, Any] = field(
+        default_factory=lambda: {"seconds": [], "bytes": [], "transports": {}, "failures": {}, "held": 0, "expired": 0}
+    )
 
-    def add(self, hand_off: HandOff) -> None:
-        if hand_off.failure:
-            self.fail(hand_off.failure.partition(":")[0])
-            return
-        self.data["seconds"].append(hand_off.seconds)
-        self.data["bytes"].append(hand_off.bytes)
-        self.data["transports"][hand_off.transport] = self.data["transports"].get(hand_off.transport, 0) + 1
-
-    def fail(self, kind: str, times: int = 1) -> None:
-        self.data["failures"][kind] = self.data["failures"].get(kind, 0) + times
-
-    def hold(self, held: int, expired: int) -> None:
-        self.data["held"], self.data["expired"] = held, expired
+    def add(self, ended: Ended) -> None:
+        if ended.cause is None:
+            self.data["seconds"].append(ended.seconds)
+            self.data["bytes"].append(ended.nbytes)
+        kind, name = ("failures", ended.cause) if ended.cause else ("transports", "+".join(ended.transports))
+        self.data[kind][name] = self.data[kind].get(name, 0) + 1
 
     def reset(self) -> None:
-        self.data = _nothing()
+        self.data = Stats().data
 
     def is_empty(self) -> bool:
         return not (self.data["seconds"] or self.data["failures"] or self.data["held"] or self.data["expired"])
@@ -61,6 +52,7 @@ class Stats(KVConnectorStats):
             "Requests held": self.data["held"],
             "Leases expired": self.data["expired"],
             **{f"Over {name}": count for name, count in sorted(self.data["transports"].items())},
+            **{f"Failed, {name}": count for name, count in sorted(self.data["failures"].items())},
         }
 
 
@@ -68,39 +60,17 @@ class Metrics(KVConnectorPromMetrics):
     def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues) -> None:  # type: ignore[no-untyped-def]
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
-        def per_engine(metric):  # type: ignore[no-untyped-def]
-            return create_metric_per_engine(metric, per_engine_labelvalues)
+        def made(kind, name: str, documentation: str, *labels: str, **more):  # type: ignore[no-untyped-def]
+            metric = kind(name=f"vllm:weft_{name}", documentation=documentation, labelnames=[*labelnames, *labels], **more)
+            return metric if labels else create_metric_per_engine(metric, per_engine_labelvalues)
 
-        self._seconds = per_engine(
-            self._histogram_cls(
-                name="vllm:weft_hand_off_seconds",
-                documentation="How long KV hand-offs took.",
-                buckets=[0.0005 * 2**n for n in range(17)],
-                labelnames=labelnames,
-            )
-        )
-        self._bytes = per_engine(
-            self._counter_cls(name="vllm:weft_hand_off_bytes", documentation="Bytes of KV handed off.", labelnames=labelnames)
-        )
-        # These have a label more: which transport, which failure.
-        self._by_transport = self._counter_cls(
-            name="vllm:weft_hand_offs", documentation="KV hand-offs, by transport.", labelnames=[*labelnames, "transport"]
-        )
-        self._by_failure = self._counter_cls(
-            name="vllm:weft_hand_offs_failed",
-            documentation="KV hand-offs after which the prompt was computed here, by reason.",
-            labelnames=[*labelnames, "reason"],
-        )
-        self._held = per_engine(
-            self._gauge_cls(
-                name="vllm:weft_requests_held", documentation="Requests whose blocks are held for others.", labelnames=labelnames
-            )
-        )
-        self._expired = per_engine(
-            self._gauge_cls(
-                name="vllm:weft_leases_expired", documentation="Held requests that nobody came for in time.", labelnames=labelnames
-            )
-        )
+        buckets = [0.0005 * 2**n for n in range(17)]
+        self._seconds = made(self._histogram_cls, "hand_off_seconds", "How long KV hand-offs took.", buckets=buckets)
+        self._bytes = made(self._counter_cls, "hand_off_bytes", "Bytes of KV handed off.")
+        self._by_transport = made(self._counter_cls, "hand_offs", "KV hand-offs, by transport.", "transport")
+        self._by_failure = made(self._counter_cls, "hand_offs_failed", "Prompts that were computed here instead, by reason.", "reason")
+        self._held = made(self._gauge_cls, "requests_held", "Requests whose blocks are held for others.")
+        self._expired = made(self._gauge_cls, "leases_expired", "Held requests that nobody came for in time.")
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]

@@ -167,6 +167,7 @@ fn buffers(allocation: Allocation) -> &'static str {
     match allocation {
         Allocation::Mapped => "mapped",
         Allocation::Foreign => "foreign",
+        Allocation::Gpu => "gpu",
     }
 }
 
@@ -179,6 +180,7 @@ fn implementation(way: Way, allocation: Allocation) -> String {
     let foreign = match allocation {
         Allocation::Mapped => "",
         Allocation::Foreign => "-foreign",
+        Allocation::Gpu => "-gpu",
     };
     format!("weft{}-{way}{foreign}", env!("CARGO_PKG_VERSION"))
 }

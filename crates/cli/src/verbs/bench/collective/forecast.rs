@@ -69,7 +69,7 @@ impl Forecast {
             return None;
         }
         let placement = match exercise.allocation {
-            Allocation::Mapped => self.mapped?,
+            Allocation::Mapped | Allocation::Gpu => self.mapped?,
             Allocation::Foreign => self.foreign?,
         };
         let collective = Collective::named(&exercise.collective, ROOT, Rank(1))?;

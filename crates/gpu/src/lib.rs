@@ -1,0 +1,28 @@
+//! What runs on the device: its memory, its kernels, and what they are asked to do.
+//!
+//! The driver is loaded when it is first asked for, so that one binary starts everywhere; where there is none, [`Device::open`] says what is missing.
+//! Kernels are compiled beforehand and shipped as PTX (`kernels/*.ptx`, made by `cargo xtask kernels`): nobody needs a compiler.
+//!
+//! ```no_run
+//! use weft_gpu::{Copier, Device, DeviceMemory, Piece};
+//! let device = Device::open(0)?;
+//! let (from, to) = (DeviceMemory::allocate(&device, 1 << 20)?, DeviceMemory::allocate(&device, 1 << 20)?);
+//! let mut copier = Copier::new(&device)?;
+//! let piece = Piece { to: to.address(), from: from.address(), len: 1 << 20 };
+//! // SAFETY: both memories live until the copy has ended, and it lies within them.
+//! let ticket = unsafe { copier.begin(&[piece], false) }?;
+//! copier.wait(ticket)?;
+//! # Ok::<(), weft_gpu::GpuError>(())
+//! ```
+
+mod copier;
+mod device;
+mod event;
+mod memory;
+mod pinned;
+
+pub use copier::{Copied, Copier, KeptList, PIECES_MAX, Piece, PieceList, SLOTS, Ticket};
+pub use device::{Device, GpuError, device_count, is_likely};
+pub use event::StreamEvent;
+pub use memory::{DeviceMemory, EXPORT_BYTES, Export};
+pub use pinned::{Pinned, PinnedRange, is_pinned};

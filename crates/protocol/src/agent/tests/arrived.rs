@@ -1,0 +1,145 @@
+//! Arrivals as events of the application, commits, and one registration for many peers.
+
+use weft_plan::PlaceKind;
+
+use super::*;
+use crate::agent::PeerError;
+use crate::loopback::PlacedMemory;
+use crate::transport::Carriage;
+
+fn arrivals(events: &[Event]) -> Vec<(PeerId, u32)> {
+    let number = |event: &Event| match event {
+        Event::Arrived { peer, number, .. } => Some((*peer, *number)),
+        _ => None,
+    };
+    events.iter().filter_map(number).collect()
+}
+
+fn write(pair: &Pair, peer: PeerId, near: &Region, bytes: u64, number: u32) -> Request {
+    let remote = pair.near.region(peer, "kv").expect("published").clone();
+    let spans = Spans::contiguous(0, bytes);
+    let leg = Leg::new(near.clone(), spans.clone(), remote, spans).expect("a leg");
+    let deadline = pair.now.saturating_add(Time::from_secs(1));
+    Request::new(peer, Direction::Write, Arc::from([Arc::new(leg)]), deadline).arrives(Some(number))
+}
+
+#[test]
+fn the_far_application_is_told_of_a_write_once_all_of_it_is_there() {
+    let mut pair = Pair::new();
+    let peer = pair.connect();
+    let far = pair.publish(vec![0; 5 << 20], Access::READ_WRITE);
+    pair.until("the name", |p| p.near.region(peer, "kv").is_some());
+    let near = Arc::new(VecMemory::new(vec![3; 5 << 20]));
+    let near = pair.near.register(near, Place::DRAM).expect("memory");
+    for (number, bytes) in [(7, 5 << 20), (8, 1), (7, 100)] {
+        let before = arrivals(&pair.heard_far).len();
+        far.memory.bytes().write(0, &vec![0; 5 << 20]);
+        let request = write(&pair, peer, &near, bytes, number);
+        let id = pair.near.submit(request, None, pair.now).expect("submitted");
+        pair.until("the arrival", |p| arrivals(&p.heard_far).len() > before);
+        let mut found = vec![0; bytes as usize];
+        far.memory.bytes().read(0, &mut found);
+        assert!(found.iter().all(|byte| *byte == 3), "told before it was there");
+        assert_eq!(arrivals(&pair.heard_far)[before].1, number);
+        assert_eq!(pair.outcome(id), Ok(bytes));
+    }
+    for _ in 0..20 {
+        pair.turn();
+    }
+    assert_eq!(arrivals(&pair.heard_far).len(), 3, "each is told once");
+    let twice = write(&pair, peer, &near, 1, 1);
+    let refused = pair.near.submit(twice, Some(b"and so"), pair.now);
+    assert_eq!(refused, Err(PeerError::ToldTwice));
+}
+
+#[test]
+fn what_came_of_a_write_that_failed_is_not_taken_for_a_later_one() {
+    let mut pair = Pair::new();
+    let peer = pair.connect();
+    pair.publish(vec![0; 5 << 20], Access::READ_WRITE);
+    pair.until("the name", |p| p.near.region(peer, "kv").is_some());
+    let near = Arc::new(VecMemory::new(vec![3; 5 << 20]));
+    let near = pair.near.register(near, Place::DRAM).expect("memory");
+    let request = write(&pair, peer, &near, 5 << 20, 7);
+    let id = pair.near.submit(request, None, pair.now).expect("submitted");
+    for _ in 0..8 {
+        pair.turn();
+    }
+    pair.near.cancel(id, pair.now);
+    assert_eq!(pair.outcome(id), Err(Failure::Cancelled));
+    assert!(arrivals(&pair.heard_far).is_empty());
+    let request = write(&pair, peer, &near, 5 << 20, 7);
+    let id = pair.near.submit(request, None, pair.now).expect("submitted");
+    for _ in 0..8 {
+        pair.turn();
+    }
+    assert!(arrivals(&pair.heard_far).is_empty(), "half of one and half of another");
+    assert_eq!(pair.outcome(id), Ok(5 << 20));
+    pair.until("the arrival", |p| arrivals(&p.heard_far).len() == 1);
+}
+
+#[test]
+fn a_flood_of_arrivals_costs_the_path_and_not_the_memory() {
+    let mut pair = Pair::new();
+    let peer = pair.connect();
+    let via = pair.near.paths.iter().map(|(via, _)| via).next().expect("a path");
+    for index in 0..100_000 {
+        let arrival = crate::transport::Arrival { tag: 1 << 63, index };
+        pair.near.on_told_part(peer, via, arrival);
+    }
+    pair.until("the path to be closed", |p| {
+        p.heard.iter().any(|event| matches!(event, Event::PathDown { .. }))
+    });
+}
+
+#[test]
+fn many_peers_are_inside_a_region_that_transports_know_once() {
+    let mut pair = Pair::new();
+    let memory = Arc::new(VecMemory::zeroed(4096));
+    let region = pair.far.register(memory, Place::DRAM).expect("memory");
+    let first = pair.far.lend(&region.key, Access::WRITE).expect("lent");
+    assert_eq!(pair.far.lend(&region.key, Access::WRITE), Ok(first), "the same rights");
+    let other = pair.far.lend(&region.key, Access::READ).expect("lent");
+    assert_ne!(other, first, "other rights");
+    pair.far
+        .publish("kv", &region.key, Access::WRITE, pair.now)
+        .expect("free");
+    assert_eq!(pair.far.lend(&region.key, Access::WRITE), Ok(first), "a name is apart");
+    assert_eq!(pair.far.release(&region.key, pair.now), Ok(Progress::Idle));
+    assert!(pair.far.registered(&first).is_none());
+}
+
+#[test]
+fn what_is_spilled_with_a_commit_lasts_when_the_transfer_has_ended() {
+    let network = Loopback::new();
+    let cost = network.endpoint("costs as much", Epoch(0)).capabilities().carries[0].cost;
+    for place in [Place::File, Place::Object] {
+        let carriage = Carriage::new(PlaceKind::Dram, place.kind(), cost, 1 << 20);
+        let slot = Slot {
+            reach: Reach::Here,
+            preference: 0,
+            paths: 2,
+            transport: Box::new(Loopback::new().endpoint_carrying("own", Epoch(1), vec![carriage])),
+        };
+        let near = agent_over(vec![slot], "near", 1, b"secret");
+        let mut pair = Pair::of(near, agent(&network, "far", "far", 2, b"secret"));
+        let from = pair
+            .near
+            .register(Arc::new(VecMemory::new(vec![9; 5 << 20])), Place::DRAM);
+        let from = from.expect("memory");
+        let stored = Arc::new(PlacedMemory::zeroed(place, 5 << 20));
+        let region = pair.near.register(stored.clone(), place).expect("memory");
+        let own = pair.near.own_region(&region.key).expect("registered");
+        for commit in [false, true] {
+            let spans = Spans::contiguous(0, 5 << 20);
+            let leg = Leg::new(from.clone(), spans.clone(), own.clone(), spans).expect("a leg");
+            let deadline = pair.now.saturating_add(Time::from_secs(1));
+            let legs = Arc::from([Arc::new(leg)]);
+            let request = Request::new(PeerId::HERE, Direction::Write, legs, deadline).commit(commit);
+            let id = pair.near.submit(request, None, pair.now).expect("submitted");
+            assert_eq!(pair.outcome(id), Ok(5 << 20));
+            let lasts = stored.lasting().iter().all(|byte| *byte == 9);
+            assert_eq!(lasts, commit, "{place}");
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! A worker's hand-offs on its agent: carries out what the machine wants, by parcels, transfers and regions of a [`Core`].
+//!
+//! The runtime and the simulator turn the same station. Whoever turns the core hands it the core's events and then a [turn](Station::turn).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use thiserror::Error;
+use weft_plan::{Place, Time};
+
+use super::machine::WORDS;
+use super::{Act, Far, HandOffs, Move, MoveError, MoveId, Moved, Near, SLOTS};
+use crate::agent::{ConnectError, Core, Event, Parcel, RegionError, Target};
+use crate::atomic::AtomicAct;
+use crate::error::Refusal;
+use crate::leg::Leg;
+use crate::memory::{Digest, Memory};
+use crate::region::{Access, Region, RegionKey, RemoteRegion};
+use crate::transfer::{PeerId, Request, Summary, TransferError, TransferId};
+use crate::transport::{PeerAddress, Progress, Transport};
+use crate::wire::Writer;
+
+/// Which parcels are about hand-offs.
+pub const PARCELS: u64 = u64::from_le_bytes(*b"hand-off");
+
+const LEASES: &str = "hand_off/leases";
+/// A region was published before it was spoken of, so one that is not known by then does not come.
+const REGION_WITHIN: Time = Time::from_secs(5);
+/// How often a landing place that somebody is inside of is tried again, and what a peer could not be told.
+const AGAIN_AFTER: Time = Time::from_ms(1);
+/// Parcels that are looked at in one turn.
+const PARCELS_PER_TURN: usize = 256;
+/// Words that wait for a peer to confirm others. One that confirms nothing is not talked to any more.
+const UNSAID_MAX: usize = 1 << 16;
+
+/// Where memory to land in comes from.
+pub trait Room: Send {
+    /// Memory of at least so many bytes, all of them zero.
+    fn make(&mut self, bytes: u64) -> Option<(Arc<dyn Memory>, Place)>;
+}
+
+/// Why there is no station.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum StationError {
+    #[error("there is no memory for the table of leases")]
+    NoMemory,
+    #[error("the cache speaks of {wanted} regions, and {given} were given")]
+    Regions { wanted: usize, given: usize },
+    #[error("layer {layer} ends at byte {end} of a region of {len} bytes")]
+    OutOfBounds { layer: String, end: u64, len: u64 },
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// Carries out what a [`HandOffs`] decides, over an agent's core.
+pub struct Station {
+    pub machine: HandOffs,
+    cache: Vec<Region>,
+    table: Region,
+    words: Region,
+    room: Box<dyn Room>,
+    transfers: BTreeMap<TransferId, MoveId>,
+    by_move: BTreeMap<MoveId, (TransferId, Option<u32>)>,
+    /// Moves whose far region is not known yet, and until when it is waited for.
+    waiting: Vec<(Move, Time)>,
+    /// Parcels that were taken and not looked at.
+    come: VecDeque<Parcel>,
+    unsaid: BTreeMap<PeerId, VecDeque<Vec<u8>>>,
+    /// How many words were said to each peer, and heard of it.
+    counted: BTreeMap<PeerId, (u64, u64)>,
+    landings: BTreeMap<u64, Region>,
+    leaving: Vec<(u64, Region)>,
+    again_at: Time,
+    more_parcels: bool,
+}
+
+impl Station {
+    /// Publishes the cache, whose regions have been registered and are given in the order in which layers speak of them, and begins to listen. `peers`: those that
+    /// are connected already.
+    pub fn open<T: ?Sized + Transport>(
+        core: &mut Core<T>,
+        machine: HandOffs,
+        cache: Vec<Region>,
+        mut room: Box<dyn Room>,
+        peers: impl IntoIterator<Item = (PeerId, String)>,
+        now: Time,
+    ) -> Result<Station, StationError> {
+        for layer in machine.cache().layers() {
+            let given = cache.len();
+            let region = cache.get(layer.region as usize);
+            let region = region.ok_or(StationError::Regions {
+                wanted: layer.region as usize + 1,
+                given,
+            })?;
+            let (end, len) = (layer.pages.end(), region.memory.len());
+            if end > len {
+                let layer = layer.name.clone();
+                return Err(StationError::OutOfBounds { layer, end, len });
+            }
+        }
+        let mut register = |bytes: u64| {
+            let (memory, place) = room.make(bytes).ok_or(StationError::NoMemory)?;
+            Ok::<Region, StationError>(core.register(memory, place)?)
+        };
+        let (table, words) = (register(8 * u64::from(SLOTS))?, register(8 * u64::from(WORDS))?);
+        // Past every stamp of an earlier life, so that nobody takes this one's bytes for those of a prompt that was held then.
+        let first: Vec<u8> = machine.first_word.to_le_bytes().repeat(SLOTS as usize);
+        table.memory.bytes().write(0, &first);
+        core.publish(LEASES, &table.key, Access::READ, now)?;
+        for (nth, region) in cache.iter().enumerate() {
+            core.publish(&cache_name(nth as u32), &region.key, Access::READ, now)?;
+        }
+        core.open_parcels(PARCELS);
+        let mut station = Station {
+            machine,
+            cache,
+            table,
+            words,
+            room,
+            transfers: BTreeMap::new(),
+            by_move: BTreeMap::new(),
+            waiting: Vec::new(),
+            come: VecDeque::new(),
+            unsaid: BTreeMap::new(),
+            counted: BTreeMap::new(),
+            landings: BTreeMap::new(),
+            leaving: Vec::new(),
+            again_at: Time::ZERO,
+            more_parcels: false,
+        };
+        for (peer, name) in peers {
+            station.machine.on_connected(peer, &name, now);
+        }
+        Ok(station)
+    }
+
+    /// Hears and publishes nothing more. Says which regions somebody is still inside of: they are to be [released](Core::release) again.
+    pub fn close<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, now: Time) -> Vec<RegionKey> {
+        for transfer in self.transfers.keys() {
+            core.cancel(*transfer, now);
+        }
+        core.drop_parcels(PARCELS);
+        let mut busy = Vec::new();
+        for nth in 0..self.cache.len() {
+            if let Ok((key, Progress::Busy)) = core.withdraw(&cache_name(nth as u32), now) {
+                busy.push(key);
+            }
+        }
+        let landings = self
+            .landings
+            .values()
+            .chain(self.leaving.iter().map(|(_, region)| region));
+        let own = landings.chain([&self.table, &self.words]).map(|region| region.key);
+        busy.extend(own.filter(|key| core.release(key, now) == Ok(Progress::Busy)));
+        busy
+    }
+
+    /// The memory that a prompt has landed in, to copy it from.
+    pub fn landing(&self, number: u64) -> Option<&Region> {
+        self.landings.get(&number)
+    }
+    /// A region of the cache.
+    pub fn region(&self, number: u32) -> Option<&Region> {
+        self.cache.get(number as usize)
+    }
+    /// Moves under way from memory here: what a block may not be given away under.
+    pub fn moves_under_way(&self) -> usize {
+        self.by_move.len() + self.waiting.len()
+    }
+
+    /// Hears what has happened at the agent. `true`: it was about a transfer of this station.
+    pub fn on_event<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, event: &Event, now: Time) -> bool {
+        match event {
+            Event::Connected { peer, identity, .. } => self.machine.on_connected(*peer, &identity.name, now),
+            Event::ConnectFailed { peer, error } => self.machine.on_connect_failed(*peer, error.clone(), now),
+            Event::PeerLost { peer, .. } => {
+                // Its last words have come before its end.
+                self.come.extend(std::iter::from_fn(|| core.next_parcel(PARCELS)));
+                let (last, others) = std::mem::take(&mut self.come)
+                    .into_iter()
+                    .partition(|parcel| parcel.from == *peer);
+                self.come = others;
+                let last: VecDeque<Parcel> = last;
+                last.iter().for_each(|parcel| self.hear(core, parcel, now));
+                self.unsaid.remove(peer);
+                self.counted.remove(peer);
+                self.machine.on_lost(*peer, now);
+            }
+            Event::Ended { id, outcome } => {
+                let Some(moved) = self.transfers.remove(id) else {
+                    return false;
+                };
+                self.on_ended(moved, outcome, now);
+                return true;
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Takes what has come, does what is due and what the machine wants. `true`: something has happened.
+    pub fn turn<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, now: Time) -> bool {
+        let mut any = false;
+        for _ in 0..PARCELS_PER_TURN {
+            let Some(parcel) = self.come.pop_front().or_else(|| core.next_parcel(PARCELS)) else {
+                break;
+            };
+            self.hear(core, &parcel, now);
+            any = true;
+        }
+        self.more_parcels = !self.come.is_empty() || core.has_parcels(PARCELS);
+        if self.machine.next_timeout().is_some_and(|due| due <= now) {
+            self.machine.on_time(now);
+            any = true;
+        }
+        if self.again_at <= now {
+            self.again_at = now.saturating_add(AGAIN_AFTER);
+            self.leave_landings(core, now);
+            let peers: Vec<PeerId> = self.unsaid.keys().copied().collect();
+            peers.into_iter().for_each(|peer| self.say_unsaid(core, peer, now));
+        }
+        for (waiting, until) in std::mem::take(&mut self.waiting) {
+            self.start(core, waiting, until, now);
+        }
+        while let Some(act) = self.machine.next_act() {
+            any = true;
+            self.carry_out(core, act, now);
+        }
+        any
+    }
+
+    fn hear<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, parcel: &Parcel, now: Time) {
+        match self.opened(parcel.from, parcel.payload()) {
+            Some(words) => self.machine.on_message(parcel.from, words, now),
+            // What was changed, or is missing, cannot be had again on this session.
+            None => core.disconnect(parcel.from, now),
+        }
+    }
+
+    /// When a turn is due.
+    pub fn next_timeout(&self) -> Option<Time> {
+        let again = (!self.leaving.is_empty() || !self.unsaid.is_empty()).then_some(self.again_at);
+        let regions = self.waiting.iter().map(|(_, until)| *until).min();
+        let parcels = self.more_parcels.then_some(Time::ZERO);
+        let machine = self.machine.next_timeout();
+        [again, regions, parcels, machine].into_iter().flatten().min()
+    }
+
+    fn carry_out<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, act: Act, now: Time) {
+        match act {
+            Act::Connect { address, deadline } => {
+                let begun = connect(core, &address, deadline, now);
+                self.machine.on_connecting(&address, begun, now);
+            }
+            Act::Say { peer, message } => self.say(core, peer, &message.encode(), now),
+            Act::Move(wanted) => self.start(core, wanted, now.saturating_add(REGION_WITHIN), now),
+            Act::Cancel { id } => match self.by_move.get(&id) {
+                Some((transfer, _)) => core.cancel(*transfer, now),
+                None => {
+                    // It has not begun, so nothing of it is under way.
+                    let before = self.waiting.len();
+                    self.waiting.retain(|(waiting, _)| waiting.id != id);
+                    if self.waiting.len() < before {
+                        self.machine.on_moved(id, Err(MoveError::NotAccepted), now);
+                    }
+                }
+            },
+            Act::Land { landing, bytes } => {
+                let made = self.land(core, landing, bytes, now);
+                self.machine.on_made(landing, made.is_some(), now);
+            }
+            Act::Release { landing } => match self.landings.remove(&landing) {
+                Some(region) => {
+                    self.leaving.push((landing, region));
+                    self.leave_landings(core, now);
+                }
+                None => self.machine.on_released(landing),
+            },
+            Act::Word { slot, value } => {
+                // Nobody else writes to the table.
+                let (memory, offset) = (self.table.memory.bytes(), 8 * u64::from(slot));
+                let before = memory.atomic(offset, AtomicAct::FetchAdd(0)).unwrap_or(0);
+                let _ = memory.atomic(offset, AtomicAct::FetchAdd(value.wrapping_sub(before)));
+            }
+        }
+    }
+
+    /// Says any words to a peer, in their turn. Parcels carry no code, so the words do, and a number each.
+    pub fn say<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, peer: PeerId, words: &[u8], now: Time) {
+        if core.identity(peer).is_none() {
+            // Who is gone is told nothing.
+            return;
+        }
+        let (said, _) = self.counted.entry(peer).or_default();
+        let mut sealed = Writer::new();
+        sealed.u64_fixed(*said).buf.extend_from_slice(words);
+        *said += 1;
+        let code = code(&sealed.buf);
+        sealed.u64_fixed(code);
+        let queue = self.unsaid.entry(peer).or_default();
+        queue.push_back(sealed.buf);
+        if queue.len() > UNSAID_MAX {
+            self.unsaid.remove(&peer);
+            return core.disconnect(peer, now);
+        }
+        self.say_unsaid(core, peer, now);
+    }
+
+    /// What a peer has said, if it is whole and the next.
+    fn opened<'a>(&mut self, peer: PeerId, sealed: &'a [u8]) -> Option<&'a [u8]> {
+        let (said, sum) = sealed.split_last_chunk::<8>()?;
+        let (number, words) = said.split_first_chunk::<8>()?;
+        let (_, heard) = self.counted.entry(peer).or_default();
+        if u64::from_le_bytes(*sum) != code(said) || u64::from_le_bytes(*number) != *heard {
+            return None;
+        }
+        *heard += 1;
+        Some(words)
+    }
+
+    fn say_unsaid<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, peer: PeerId, now: Time) {
+        let Some(queue) = self.unsaid.get_mut(&peer) else {
+            return;
+        };
+        while let Some(words) = queue.front() {
+            match core.send_parcel(peer, PARCELS, &[words], now) {
+                Ok(true) => drop(queue.pop_front()),
+                Ok(false) => return,
+                // The machine hears of it.
+                Err(_) => queue.clear(),
+            }
+        }
+        self.unsaid.remove(&peer);
+    }
+
+    fn start<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, wanted: Move, until: Time, now: Time) {
+        let far = |far: &Far| core.region(wanted.peer, &far_name(*far)).cloned();
+        let known: Option<Vec<RemoteRegion>> = wanted.legs.iter().map(|leg| far(&leg.far)).collect();
+        let Some(known) = known else {
+            if now >= until || now >= wanted.deadline || core.identity(wanted.peer).is_none() {
+                return self.machine.on_moved(wanted.id, Err(MoveError::NoRegion), now);
+            }
+            return self.waiting.push((wanted, until));
+        };
+        let id = wanted.id;
+        match self.submit(core, wanted, known, now) {
+            Ok((transfer, word)) => {
+                self.transfers.insert(transfer, id);
+                self.by_move.insert(id, (transfer, word));
+            }
+            Err(error) => self.machine.on_moved(id, Err(error), now),
+        }
+    }
+
+    fn submit<T: ?Sized + Transport>(
+        &mut self,
+        core: &mut Core<T>,
+        wanted: Move,
+        far: Vec<RemoteRegion>,
+        now: Time,
+    ) -> Result<(TransferId, Option<u32>), MoveError> {
+        let mut legs = Vec::with_capacity(wanted.legs.len());
+        let mut word = None;
+        for (leg, far) in wanted.legs.into_iter().zip(far) {
+            let near = match leg.near {
+                Near::Cache(region) => self.cache.get(region as usize),
+                Near::Word(number) => {
+                    word = Some(number);
+                    Some(&self.words)
+                }
+            };
+            let near = near.ok_or(MoveError::OutOfBounds)?.clone();
+            let leg = Leg::new(near, leg.near_spans, far, leg.far_spans).map_err(|_| MoveError::OutOfBounds)?;
+            legs.push(Arc::new(leg));
+        }
+        let request =
+            Request::new(wanted.peer, wanted.direction, legs.into(), wanted.deadline).checksum(wanted.checksum);
+        let transfer = core.submit(request, None, now).map_err(|_| MoveError::NotAccepted)?;
+        Ok((transfer, word))
+    }
+
+    fn on_ended(&mut self, id: MoveId, outcome: &Result<Summary, TransferError>, now: Time) {
+        let word = self.by_move.remove(&id).and_then(|(_, word)| word);
+        let outcome = match outcome {
+            Ok(summary) => Ok(Moved {
+                bytes: summary.bytes,
+                way: summary.transport(),
+                word: word.map(|word| {
+                    let mut bytes = [0; 8];
+                    self.words.memory.bytes().read(8 * u64::from(word), &mut bytes);
+                    u64::from_le_bytes(bytes)
+                }),
+            }),
+            Err(error) => Err(error.cause.into()),
+        };
+        self.machine.on_moved(id, outcome, now);
+    }
+
+    fn land<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, landing: u64, bytes: u64, now: Time) -> Option<()> {
+        let (memory, place) = self.room.make(bytes)?;
+        let region = core.register(memory, place).ok()?;
+        // The far end reads it too, to compare checksums.
+        let published = core.publish(&far_name(Far::Landing(landing)), &region.key, Access::READ_WRITE, now);
+        if published.is_err() {
+            let _ = core.release(&region.key, now);
+            return None;
+        }
+        self.landings.insert(landing, region);
+        Some(())
+    }
+
+    /// Gives landing places back that nobody is inside of. Who is frozen in mid-copy holds one until it goes on or dies.
+    fn leave_landings<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, now: Time) {
+        for (landing, region) in std::mem::take(&mut self.leaving) {
+            match core.release(&region.key, now) {
+                Ok(Progress::Busy) => self.leaving.push((landing, region)),
+                Ok(Progress::Idle) | Err(_) => self.machine.on_released(landing),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Station {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Station")
+            .field("machine", &self.machine)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An address is one or several, best first.
+fn connect<T: ?Sized + Transport>(
+    core: &mut Core<T>,
+    address: &str,
+    deadline: Time,
+    now: Time,
+) -> Result<PeerId, ConnectError> {
+    let addresses = address.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let target = Target {
+        addresses: addresses.map(|part| PeerAddress(part.to_owned())).collect(),
+        deadline,
+        name: None,
+        epoch: None,
+    };
+    core.connect(target, now)
+}
+
+fn code(words: &[u8]) -> u64 {
+    let mut digest = Digest::default();
+    digest.update(words);
+    digest.finish()
+}
+
+fn cache_name(number: u32) -> String {
+    format!("hand_off/cache/{number}")
+}
+
+fn far_name(far: Far) -> String {
+    match far {
+        Far::Cache(number) => cache_name(number),
+        Far::Leases => LEASES.to_owned(),
+        Far::Landing(number) => format!("hand_off/landing/{number}"),
+    }
+}

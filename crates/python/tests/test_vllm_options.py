@@ -1,0 +1,17 @@
+"""Options of weft.vllm, without an engine."""
+
+import pytest
+
+from weft.vllm._options import Options
+
+
+def test_names_by_which_routers_find_an_engine():
+    options = Options.parse({"mode": "push", "etcd": "http://e:2379", "prefix": "job", "url": "http://a:8100/", "role": "prefill"})
+    assert options.agent_name("engine", 0, 2) == "vllm/4/push/prefill/0/2/http://a:8100"
+    assert options.agent_settings() == {"listen": "127.0.0.1:0", "rendezvous": "etcd:http://e:2379", "rendezvous_job": "job"}
+    assert Options.parse({}).agent_name("engine", 0, 2) == "vllm-engine-0"
+    for wrong in ({"etcd": "http://e:2379"}, {"url": "http://a:1", "role": "both"}, {"mode": "shove"}, {"deadline": 0}, {"modes": "push"}, {"checksum": "wire"}):
+        with pytest.raises(ValueError):
+            Options.parse(wrong)
+    with pytest.raises(ValueError, match="too long"):
+        Options.parse({"url": "http://" + 80 * "a", "role": "plain"}).agent_name("engine", 0, 1)

@@ -1,0 +1,107 @@
+//! `cargo xtask kernels`: the device's kernels, compiled to what is shipped, or a look whether what is shipped is what they compile to.
+//!
+//! The compiler comes from PyPI, so that it is the same everywhere; nobody who uses Weft needs one. PTX is text, is for every device from sm_80 on, and is kept
+//! in the repository.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use crate::command::{Error, root, run as run_command};
+use crate::python::Environment;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Write what the kernels compile to, instead of comparing.
+    #[arg(long)]
+    write: bool,
+}
+
+const COMPILER: [&str; 5] = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-nvvm==13.0.88",
+];
+/// The oldest devices that kernels are for.
+const TARGET: &str = "compute_80";
+/// Those that they are also assembled for, to see that it can be done.
+const ASSEMBLED: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
+
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
+    let nvcc = compiler()?;
+    let mut stale = Vec::new();
+    for source in sources()? {
+        let (shipped, fresh) = (source.with_extension("ptx"), root().join("target/kernels/fresh.ptx"));
+        compile(&nvcc, &source, &["-ptx", "-arch", TARGET], &fresh)?;
+        for device in ASSEMBLED {
+            compile(
+                &nvcc,
+                &source,
+                &["-cubin", "-arch", device],
+                &root().join("target/kernels/assembled"),
+            )?;
+        }
+        let text = read(&fresh)?;
+        if arguments.write {
+            fs::write(&shipped, text).map_err(|source| Error::File { path: shipped, source })?;
+        } else if read(&shipped).ok() != Some(text) {
+            stale.push(shipped.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        }
+    }
+    if stale.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!(
+        "{} is not what its source compiles to: cargo xtask kernels --write",
+        stale.join(", ")
+    );
+    Ok(ExitCode::FAILURE)
+}
+
+/// The compiler, installed where it is missing.
+fn compiler() -> Result<PathBuf, Error> {
+    let tools = Environment::make("target/kernels/compiler")?;
+    let find = || {
+        let all = fs::read_dir(tools.path().join("lib")).ok()?.flatten();
+        let mut there = all.map(|python| python.path().join("site-packages/nvidia/cu13/bin/nvcc"));
+        there.find(|nvcc| nvcc.exists())
+    };
+    if find().is_none() {
+        tools.pip_install(&COMPILER)?;
+    }
+    find().ok_or(Error::Failed {
+        line: "nvcc from PyPI".to_owned(),
+        code: None,
+    })
+}
+
+fn sources() -> Result<Vec<PathBuf>, Error> {
+    let path = root().join("crates/gpu/kernels");
+    let listed = fs::read_dir(&path).map_err(|source| Error::File { path, source })?;
+    let mut sources: Vec<PathBuf> = listed
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
+        .collect();
+    sources.sort();
+    Ok(sources)
+}
+
+fn compile(nvcc: &PathBuf, source: &PathBuf, how: &[&str], to: &PathBuf) -> Result<(), Error> {
+    run_command(
+        Command::new(nvcc)
+            .args(how)
+            .args(["-O3", "-Werror", "all-warnings", "-o"])
+            .arg(to)
+            .arg(source),
+    )
+}
+
+fn read(path: &PathBuf) -> Result<String, Error> {
+    fs::read_to_string(path).map_err(|source| Error::File {
+        path: path.clone(),
+        source,
+    })
+}
