@@ -569,11 +569,7 @@ impl Shared {
                 .map(|(peer, _)| *peer)
                 .collect()
         };
-        self.act(|world, now| {
-            open(world)
-                .into_iter()
-                .for_each(|peer| world.core.disconnect(peer, now))
-        });
+        self.act(|world, now| open(world).into_iter().for_each(|peer| world.core.depart(peer, now)));
         let until = self.clock.now().saturating_add(FAREWELL_MAX);
         self.wait_until(until, |world| open(world).is_empty().then_some(()));
     }

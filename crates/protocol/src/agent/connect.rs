@@ -193,8 +193,17 @@ impl<T: ?Sized + Transport> Core<T> {
 
     /// Ends a session. The peer is told; [`Event::PeerLost`] follows, and the end of every transfer with it.
     pub fn disconnect(&mut self, peer: PeerId, now: Time) {
+        self.part_because(peer, CloseReason::Done, now);
+    }
+
+    /// As [`disconnect`](Core::disconnect), by an agent that is being closed. The peer may take it for dead from then on, so whoever lives on never says so.
+    pub fn depart(&mut self, peer: PeerId, now: Time) {
+        self.part_because(peer, CloseReason::Leaving, now);
+    }
+
+    fn part_because(&mut self, peer: PeerId, reason: CloseReason, now: Time) {
         match self.peers.at_mut(peer.0).map(|p| p.session.as_mut()) {
-            Some(Some(session)) => session.close(now),
+            Some(Some(session)) => session.close_because(reason, now),
             Some(None) => self.part(peer, SessionLoss::Closed, now),
             None => {}
         }
