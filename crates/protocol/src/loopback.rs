@@ -106,6 +106,17 @@ pub struct LoopbackEndpoint {
     capabilities: Capabilities,
 }
 
+#[cfg(test)]
+impl LoopbackEndpoint {
+    /// The same under another name, as one of several transports that an agent has.
+    pub(crate) fn called(mut self, transport: &'static str) -> LoopbackEndpoint {
+        let Capabilities { name, address, .. } = &mut self.capabilities;
+        *address = PeerAddress(format!("{transport}:{}", address.rest()));
+        *name = transport;
+        self
+    }
+}
+
 impl Transport for LoopbackEndpoint {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use thiserror::Error;
 use weft_plan::Time;
 
+use super::connect::has;
 use super::{Core, Event, PeerError};
 use crate::atomic::Atomic;
 use crate::error::{Failure, Loss, Refusal};
@@ -310,10 +311,9 @@ impl<T: ?Sized + Transport> Core<T> {
         let distance = self.distance(identity);
         self.slots.iter().any(|slot| {
             let capabilities = slot.transport.capabilities();
-            let told = |name: &str| identity.addresses.iter().any(|address| address.transport() == name);
             capabilities.atomics
                 && slot.reach.joins(distance)
-                && told(capabilities.name)
+                && has(identity, capabilities.name)
                 && !avoid.contains(&capabilities.name)
         })
     }

@@ -600,6 +600,14 @@ impl<T: ?Sized + Transport> Core<T> {
     }
 }
 
+/// Whether a peer has said that it is reached by the transport of this name.
+pub(super) fn has(identity: &Identity, transport: &str) -> bool {
+    identity
+        .addresses
+        .iter()
+        .any(|address| address.transport() == transport)
+}
+
 /// The end of a session as its transfers see it.
 fn loss_of(cause: &SessionLoss) -> Loss {
     match cause {

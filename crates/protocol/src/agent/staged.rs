@@ -12,6 +12,7 @@ use std::sync::Arc;
 use weft_plan::route::{Carrier, Distance, Journey, Kinds, NoRoute, Reach, Route, route};
 use weft_plan::{Bytes, PlaceKind, Spans, Time};
 
+use super::connect::has;
 use super::{Core, Event, PeerError};
 use crate::error::{Failure, Loss, Refusal};
 use crate::leg::{Direction, Leg};
@@ -241,13 +242,15 @@ impl<T: ?Sized + Transport> Core<T> {
     }
 
     fn way(&self, request: &Request, leg: &Leg) -> Result<Way, NoRoute> {
-        let distance = match self.identity(request.peer) {
-            Some(identity) => self.distance(identity),
-            None => Distance::Here,
-        };
+        let identity = self.identity(request.peer);
+        let distance = identity.map_or(Distance::Here, |identity| self.distance(identity));
         let mut carriers = Vec::new();
         for slot in &self.slots {
             let capabilities = slot.transport.capabilities();
+            // What the peer does not have leads to no path, however near it is.
+            if slot.reach != Reach::Here && identity.is_some_and(|identity| !has(identity, capabilities.name)) {
+                continue;
+            }
             // The route is looked for from where the bytes are. Where that is the peer's, this agent's own places are those over there.
             let reach = match (slot.reach, request.direction) {
                 (Reach::Here, Direction::Read) if distance != Distance::Here => Reach::There,

@@ -424,15 +424,23 @@ impl Engine {
                 continue;
             }
             let next = transfer.next();
-            let Choice::Lane(chosen) = entry.classes.choose(&self.lanes, &transfer.avoid, &next) else {
-                if transfer.avoid.is_empty() && !entry.classes.differ() {
+            let chosen = match entry.classes.choose(&self.lanes, &transfer.avoid, &next) {
+                Choice::Lane(chosen) => chosen,
+                // All wait for the same: for any lane, or for room on those that carry whatever there is.
+                _ if entry.classes.is_empty() => {
+                    entry.ready.push_front(id);
+                    return None;
+                }
+                Choice::Full if transfer.avoid.is_empty() && !entry.classes.differ() => {
                     entry.ready.push_front(id);
                     return None;
                 }
                 // Others may use lanes that this one cannot.
-                entry.ready.push_back(id);
-                waiting += 1;
-                continue;
+                Choice::Full | Choice::Nowhere => {
+                    entry.ready.push_back(id);
+                    waiting += 1;
+                    continue;
+                }
             };
             let lane = chosen.lane;
             if let Some(after) = &transfer.request.after {

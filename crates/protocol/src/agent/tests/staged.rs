@@ -15,6 +15,15 @@ const LEN: usize = 3_000_001;
 
 /// An agent with a network, and with a transport of its own places that carries these.
 fn agent_with(network: &Loopback, name: &str, epoch: u64, own: &[(PlaceKind, PlaceKind)]) -> Core<LoopbackEndpoint> {
+    agent_over(slots_with(network, name, epoch, own), name, epoch, b"secret")
+}
+
+fn slots_with(
+    network: &Loopback,
+    name: &str,
+    epoch: u64,
+    own: &[(PlaceKind, PlaceKind)],
+) -> Vec<Slot<LoopbackEndpoint>> {
     let cost = network.endpoint("costs as much", Epoch(0)).capabilities().carries[0].cost;
     let carries = own.iter().map(|(near, far)| Carriage::new(*near, *far, cost, 1 << 20));
     let here = Loopback::new().endpoint_carrying("own places", Epoch(epoch), carries.collect());
@@ -25,16 +34,20 @@ fn agent_with(network: &Loopback, name: &str, epoch: u64, own: &[(PlaceKind, Pla
         transport: Box::new(transport),
     };
     let network = slot(Reach::Anywhere, 2, network.endpoint(name, Epoch(epoch)));
-    agent_over(vec![network, slot(Reach::Here, 1, here)], name, epoch, b"secret")
+    vec![network, slot(Reach::Here, 1, here)]
 }
 
 fn pair_with(own: &[(PlaceKind, PlaceKind)]) -> Pair {
     let network = Loopback::new();
     let mut near = agent_with(&network, "near", 1, own);
-    let ring = Arc::new(VecMemory::zeroed((PIECE * PIECES) as usize));
-    let ring = near.register(ring, Place::DRAM).expect("host memory");
-    near.stage_through(&ring.key, PIECE).expect("a ring");
+    give_ring(&mut near, PIECES);
     Pair::of(near, agent(&network, "far", "far", 2, b"secret"))
+}
+
+fn give_ring(agent: &mut Core<LoopbackEndpoint>, pieces: u64) {
+    let ring = Arc::new(VecMemory::zeroed((PIECE * pieces) as usize));
+    let ring = agent.register(ring, Place::DRAM).expect("host memory");
+    agent.stage_through(&ring.key, PIECE).expect("a ring");
 }
 
 fn pattern(len: usize, salt: u32) -> Vec<u8> {
@@ -232,4 +245,31 @@ fn a_staged_transfer_comes_after_what_its_caller_does() {
     let mut found = vec![0; LEN];
     far.memory.bytes().read(0, &mut found);
     assert!(found == pattern(LEN, 6), "read before its time had come");
+}
+
+#[test]
+fn a_transport_that_the_peer_has_not_is_no_way_to_it() {
+    let network = Loopback::new();
+    let mut slots = slots_with(&network, "near", 1, &[(PlaceKind::Dram, PlaceKind::Gpu)]);
+    let cost = slots[0].transport.capabilities().carries[0].cost;
+    let at_once = Carriage::new(PlaceKind::Gpu, PlaceKind::Dram, cost, 1 << 20);
+    let nearer = Loopback::new().endpoint_carrying("near", Epoch(1), vec![at_once]);
+    slots.push(Slot {
+        reach: Reach::Anywhere,
+        preference: 0,
+        paths: 1,
+        transport: Box::new(nearer.called("nearer")),
+    });
+    let mut near = agent_over(slots, "near", 1, b"secret");
+    give_ring(&mut near, PIECES);
+    let mut pair = Pair::of(near, agent(&network, "far", "far", 2, b"secret"));
+    let peer = pair.connect();
+    let far = pair.publish(vec![0; LEN], Access::READ_WRITE);
+    pair.until("the name", |p| p.near.region(peer, "kv").is_some());
+    let (_, device) = placed(&mut pair, GPU, pattern(LEN, 7));
+    let id = pair.transfer(peer, Direction::Write, &device, None);
+    assert_eq!(pair.outcome(id), Ok(LEN as u64), "through the ring");
+    let mut found = vec![0; LEN];
+    far.memory.bytes().read(0, &mut found);
+    assert!(found == pattern(LEN, 7));
 }

@@ -329,6 +329,20 @@ fn what_no_lane_carries_waits_and_holds_up_nobody() {
 }
 
 #[test]
+fn what_no_lane_carries_holds_up_nobody_where_all_lanes_are_alike() {
+    let mut engine = Engine::new(Limits::default());
+    engine.add_lane(lane(0, 0));
+    let nowhere = write_between(0, GPU, Place::DRAM, 0..4096);
+    engine.submit(nowhere, Time::ZERO).expect("room");
+    let plain = engine.submit(write(0, None), Time::ZERO).expect("room");
+    let post = engine.next_post().expect("host memory goes");
+    engine.on_completion(post.lane, post.op.id, Ok(Done::default()), Time::ZERO);
+    let ended = engine.next_event();
+    assert!(matches!(ended, Some(TransferEvent::Ended { id, outcome: Ok(_) }) if id == plain));
+    assert!(engine.next_post().is_none(), "the other still waits");
+}
+
+#[test]
 fn parts_of_an_aligned_lane_end_at_its_multiples() {
     let mut engine = Engine::new(Limits::default());
     engine.add_lane(file_lane(0));
