@@ -94,6 +94,8 @@ pub struct Core<T: ?Sized + Transport> {
     spare: Spare,
     /// Why sessions are over, by peer: the latest of them.
     endings: BTreeMap<PeerId, SessionLoss>,
+    /// The same peers in the order in which they ended, which is not that of their numbers.
+    ended: VecDeque<PeerId>,
     /// Notifications that have left the events, but that the application has not looked at.
     untaken: usize,
     next_peer: u32,
@@ -350,6 +352,7 @@ impl<T: ?Sized + Transport> Core<T> {
             next_tag: 0,
             signals: Vec::new(),
             batch: Vec::new(),
+            ended: VecDeque::new(),
             settings,
             slots,
             random,
