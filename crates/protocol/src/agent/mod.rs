@@ -316,6 +316,11 @@ pub enum PeerError {
     NotThroughTheRing,
     #[error("a write is told to the peer's application by its arrival or by a notification, not by both")]
     ToldTwice,
+    #[error(
+        "a write that is told by its arrival cannot have a checksum: the peer is told when the bytes are there, before \
+         they can be compared; use a notification"
+    )]
+    ToldUnverified,
     #[error(transparent)]
     Session(#[from] SessionError),
     #[error(transparent)]
@@ -463,6 +468,10 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         if announces {
             return Err(PeerError::ToldTwice);
+        }
+        // The peer's application is told by what lands there, and whether it is whole is known only here and later.
+        if request.checksum {
+            return Err(PeerError::ToldUnverified);
         }
         request.tag = Some(tag_of(number, self.next_tag));
         self.next_tag += 1;

@@ -93,6 +93,22 @@ fn a_flood_of_arrivals_costs_the_path_and_not_the_memory() {
 }
 
 #[test]
+fn what_is_told_before_it_could_be_compared_has_no_checksum() {
+    let mut pair = Pair::new();
+    let peer = pair.connect();
+    pair.publish(vec![0; 64], Access::READ_WRITE);
+    pair.until("the name", |p| p.near.region(peer, "kv").is_some());
+    let near = Arc::new(VecMemory::new(vec![3; 64]));
+    let near = pair.near.register(near, Place::DRAM).expect("memory");
+    let summed = write(&pair, peer, &near, 64, 7).checksum(true);
+    let refused = pair.near.submit(summed.clone(), None, pair.now);
+    assert_eq!(refused, Err(PeerError::ToldUnverified));
+    // A notification waits until every part has been found whole.
+    let id = pair.near.submit(summed.arrives(None), Some(b"whole"), pair.now);
+    assert_eq!(pair.outcome(id.expect("submitted")), Ok(64));
+}
+
+#[test]
 fn many_peers_are_inside_a_region_that_transports_know_once() {
     let mut pair = Pair::new();
     let memory = Arc::new(VecMemory::zeroed(4096));
