@@ -126,7 +126,7 @@ pub struct Settings {
     pub peers_max: usize,
     /// Accepted paths that may be waiting to say who they are.
     pub unclaimed_paths_max: usize,
-    /// Events that may wait before peers are held back.
+    /// Events that may wait before peers are held back. One whose writes are told by their arrival cannot be held back, and loses its paths in the end.
     pub events_max: usize,
     pub limits: Limits,
 }
@@ -187,7 +187,7 @@ pub struct Slot<T: ?Sized> {
 /// What an agent keeps for what is under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnderWay {
-    /// Announcements of its own transfers.
+    /// Announcements of its own transfers, and those that are told by their arrival.
     pub announcements: usize,
     /// Notifications of peers that wait for their data.
     pub held: usize,
@@ -321,6 +321,8 @@ pub enum PeerError {
          they can be compared; use a notification"
     )]
     ToldUnverified,
+    #[error("a write that is told by its arrival would be cut into more than {max} parts")]
+    TooManyParts { max: usize },
     #[error(transparent)]
     Session(#[from] SessionError),
     #[error(transparent)]
@@ -350,6 +352,7 @@ impl<T: ?Sized + Transport> Core<T> {
             closed_groups: VecDeque::new(),
             spare: Spare::default(),
             endings: BTreeMap::new(),
+            ended: VecDeque::new(),
             untaken: 0,
             next_peer: 0,
             next_path: 0,
@@ -357,7 +360,6 @@ impl<T: ?Sized + Transport> Core<T> {
             next_tag: 0,
             signals: Vec::new(),
             batch: Vec::new(),
-            ended: VecDeque::new(),
             settings,
             slots,
             random,
@@ -427,10 +429,15 @@ impl<T: ?Sized + Transport> Core<T> {
             return Err(PeerError::NotThroughTheRing);
         }
         let Some(payload) = announce else {
-            return Ok(match ways {
+            let told = request.arrives.is_some();
+            let id = match ways {
                 None => self.engine.submit(request, now)?,
                 Some(ways) => self.submit_staged(request, ways, now)?,
-            });
+            };
+            if told {
+                self.add_told(id, peer);
+            }
+            return Ok(id);
         };
         if payload.len() > MAX_PAYLOAD_BYTES {
             return Err(SessionError::PayloadTooLong { len: payload.len() }.into());
@@ -473,6 +480,7 @@ impl<T: ?Sized + Transport> Core<T> {
         if request.checksum {
             return Err(PeerError::ToldUnverified);
         }
+        self.may_tell(request)?;
         request.tag = Some(tag_of(number, self.next_tag));
         self.next_tag += 1;
         Ok(())

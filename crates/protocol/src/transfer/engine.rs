@@ -761,9 +761,5 @@ fn tightest(lanes: &Numbered<Box<LaneState>>, classes: &Classes, next: Next, of_
         let state = lanes.at(id.0)?;
         Some(state.part_limits(state.pace(next.between)?))
     });
-    live.fold(of_lane, |a, b| PartLimits {
-        max_bytes: a.max_bytes.min(b.max_bytes),
-        max_runs: a.max_runs.min(b.max_runs),
-        align: a.align.max(b.align),
-    })
+    live.fold(of_lane, PartLimits::tightest)
 }

@@ -2,10 +2,15 @@
 
 use weft_plan::PlaceKind;
 
+use super::super::announce::ANNOUNCEMENTS_MAX;
+use super::super::arrived::TOLD_PARTS_MAX;
+use super::super::paths::Stage;
 use super::*;
 use crate::agent::PeerError;
 use crate::loopback::PlacedMemory;
-use crate::transport::Carriage;
+use crate::memory::{HostBytes, Memory};
+use crate::transfer::SubmitError;
+use crate::transport::{Arrival, Carriage, PathId};
 
 fn arrivals(events: &[Event]) -> Vec<(PeerId, u32)> {
     let number = |event: &Event| match event {
@@ -84,12 +89,58 @@ fn a_flood_of_arrivals_costs_the_path_and_not_the_memory() {
     let peer = pair.connect();
     let via = pair.near.paths.iter().map(|(via, _)| via).next().expect("a path");
     for index in 0..100_000 {
-        let arrival = crate::transport::Arrival { tag: 1 << 63, index };
+        let arrival = Arrival { tag: 1 << 63, index };
         pair.near.on_told_part(peer, via, arrival);
     }
     pair.until("the path to be closed", |p| {
         p.heard.iter().any(|event| matches!(event, Event::PathDown { .. }))
     });
+}
+
+#[test]
+fn what_is_left_of_writes_that_failed_costs_no_path() {
+    let mut pair = Pair::new();
+    let peer = pair.connect();
+    let via = pair.near.paths.iter().map(|(via, _)| via).next().expect("a path");
+    let mut part = |number: u64, index: u32| {
+        let tag = 1 << 63 | number << 32 | number;
+        pair.near.on_told_part(peer, via, Arrival { tag, index });
+    };
+    // The first is slow and alive all the time; all others stop before their last part.
+    for number in 1..300 {
+        part(0, number as u32);
+        (0..1000).for_each(|index| part(number, index));
+    }
+    part(0, 0);
+    part(0, 300 | Arrival::LAST);
+    for _ in 0..20 {
+        pair.turn();
+    }
+    assert_eq!(arrivals(&pair.heard), [(peer, 0)], "the one that is whole");
+    let down = |event: &Event| matches!(event, Event::PathDown { .. });
+    assert!(!pair.heard.iter().any(down), "no path is lost for it");
+    let Some(state) = pair.near.peers.at(peer.0) else {
+        panic!("the peer is still there")
+    };
+    assert!(state.arrived.parts() <= 2 * TOLD_PARTS_MAX, "and no memory");
+}
+
+#[test]
+fn what_arrives_on_a_path_counts_when_the_session_vouches_for_it() {
+    let mut pair = Pair::new();
+    let peer = pair.connect();
+    // Somebody has said that this path is the peer's.
+    let via = pair.near.new_path(0, PathId(99), Some(peer), Stage::Open);
+    let arrival = Arrival {
+        tag: 1 << 63 | 4,
+        index: Arrival::LAST,
+    };
+    pair.near.on_arrival(via, arrival, pair.now);
+    pair.turn();
+    assert!(arrivals(&pair.heard).is_empty(), "by the word of a stranger");
+    pair.near.on_joined(peer, via, pair.now);
+    pair.turn();
+    assert_eq!(arrivals(&pair.heard), [(peer, 4)]);
 }
 
 #[test]
@@ -106,6 +157,57 @@ fn what_is_told_before_it_could_be_compared_has_no_checksum() {
     // A notification waits until every part has been found whole.
     let id = pair.near.submit(summed.arrives(None), Some(b"whole"), pair.now);
     assert_eq!(pair.outcome(id.expect("submitted")), Ok(64));
+}
+
+/// More host memory than there is, which nobody touches.
+#[derive(Debug)]
+struct Vast;
+
+impl Memory for Vast {
+    fn len(&self) -> u64 {
+        1 << 40
+    }
+    fn host(&self) -> Option<&dyn HostBytes> {
+        None
+    }
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+#[test]
+fn no_more_is_told_than_the_peer_can_count() {
+    let mut pair = Pair::new();
+    let peer = pair.connect();
+    pair.publish(vec![0; 64], Access::READ_WRITE);
+    pair.until("the name", |p| p.near.region(peer, "kv").is_some());
+    let near = Arc::new(VecMemory::new(vec![3; 64]));
+    let near = pair.near.register(near, Place::DRAM).expect("memory");
+    let vast = Region {
+        memory: Arc::new(Vast),
+        ..near.clone()
+    };
+    let remote = crate::RemoteRegion {
+        len: 1 << 40,
+        ..pair.near.region(peer, "kv").expect("published").clone()
+    };
+    let all = Spans::contiguous(0, 1 << 40);
+    let leg = Leg::new(vast, all.clone(), remote, all).expect("a leg");
+    let far_too_long = Request {
+        legs: Arc::from([Arc::new(leg)]),
+        ..write(&pair, peer, &near, 64, 1)
+    };
+    let refused = pair.near.submit(far_too_long, None, pair.now);
+    assert_eq!(refused, Err(PeerError::TooManyParts { max: TOLD_PARTS_MAX }));
+    for number in 0..ANNOUNCEMENTS_MAX as u32 {
+        let request = write(&pair, peer, &near, 1, number);
+        pair.near.submit(request, None, pair.now).expect("submitted");
+    }
+    let one_more = write(&pair, peer, &near, 1, 0);
+    let refused = pair.near.submit(one_more, None, pair.now);
+    assert_eq!(refused, Err(SubmitError::TooManyAnnounced.into()));
+    pair.until("all of them", |p| arrivals(&p.heard_far).len() == ANNOUNCEMENTS_MAX);
+    pair.until("their ends", |p| p.near.under_way().announcements == 0);
 }
 
 #[test]

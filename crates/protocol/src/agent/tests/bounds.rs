@@ -1,7 +1,7 @@
 //! What an agent refuses, forgets and shares out, so that it neither grows nor stalls.
 
-use super::super::{ENDINGS_MAX, RegionError};
 use super::super::announce::ANNOUNCEMENTS_MAX;
+use super::super::{ENDINGS_MAX, RegionError};
 use super::*;
 use crate::session::SessionError;
 use crate::transfer::SubmitError;
