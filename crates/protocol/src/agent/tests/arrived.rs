@@ -228,6 +228,61 @@ fn many_peers_are_inside_a_region_that_transports_know_once() {
 }
 
 #[test]
+fn a_commit_is_of_all_regions_that_were_written_each_by_its_own_parts() {
+    let carriage = Carriage::host(
+        Loopback::new().endpoint("any", Epoch(0)).capabilities().carries[0].cost,
+        1 << 20,
+    );
+    let to_objects = Carriage {
+        far: PlaceKind::Object,
+        ..carriage
+    };
+    let network = Loopback::new();
+    let agent = |name: &str, epoch| {
+        let transport = network.endpoint_carrying(name, Epoch(epoch), vec![carriage, to_objects]);
+        let slot = Slot {
+            reach: Reach::Anywhere,
+            preference: 0,
+            paths: 2,
+            transport: Box::new(transport),
+        };
+        agent_over(vec![slot], name, epoch, b"secret")
+    };
+    let mut pair = Pair::of(agent("near", 1), agent("far", 2));
+    let peer = pair.connect();
+    let near = Arc::new(VecMemory::new(vec![9; 3 << 20]));
+    let near = pair.near.register(near, Place::DRAM).expect("memory");
+    // Objects of two parts and of three, by legs that take turns; told and not.
+    for told in [None, Some(5)] {
+        let objects = [2 << 20, 3 << 20].map(|len| Arc::new(PlacedMemory::zeroed(Place::Object, len)));
+        let mut legs = Vec::new();
+        for (name, object) in ["short", "long"].into_iter().zip(&objects) {
+            let region = pair.far.register(object.clone(), Place::Object).expect("memory");
+            let name = format!("{name} {told:?}");
+            pair.far
+                .publish(&name, &region.key, Access::WRITE, pair.now)
+                .expect("free");
+            pair.until("the name", |p| p.near.region(peer, &name).is_some());
+            let remote = pair.near.region(peer, &name).expect("published").clone();
+            let halves = [0..1 << 20, 1 << 20..remote.len];
+            legs.extend(halves.map(|half| {
+                let spans = Spans::contiguous(half.start, half.end - half.start);
+                Arc::new(Leg::new(near.clone(), spans.clone(), remote.clone(), spans).expect("a leg"))
+            }));
+        }
+        legs.swap(1, 2);
+        let deadline = pair.now.saturating_add(Time::from_secs(1));
+        let request = Request::new(peer, Direction::Write, Arc::from(legs), deadline).commit(true);
+        let id = pair.near.submit(request.arrives(told), None, pair.now);
+        assert_eq!(pair.outcome(id.expect("submitted")), Ok(5 << 20), "{told:?}");
+        for object in &objects {
+            assert!(object.lasting().iter().all(|byte| *byte == 9), "{told:?}");
+        }
+    }
+    pair.until("the one that was told", |p| arrivals(&p.heard_far).len() == 1);
+}
+
+#[test]
 fn what_is_spilled_with_a_commit_lasts_when_the_transfer_has_ended() {
     let network = Loopback::new();
     let cost = network.endpoint("costs as much", Epoch(0)).capabilities().carries[0].cost;
