@@ -115,6 +115,13 @@ impl LoopbackEndpoint {
         *name = transport;
         self
     }
+
+    /// Serves nothing any more on the paths that there are, as a process that was stopped.
+    pub(crate) fn freeze(&mut self) {
+        let mut network = lock(&self.network);
+        let paths = network.ports[self.port].paths.values_mut();
+        paths.for_each(|path| path.vouched = false);
+    }
 }
 
 impl Transport for LoopbackEndpoint {

@@ -21,6 +21,7 @@ mod parcels;
 mod paths;
 mod rails;
 mod regions;
+mod ring;
 mod staged;
 #[cfg(test)]
 mod tests;

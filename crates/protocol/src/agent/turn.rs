@@ -88,6 +88,7 @@ impl<T: ?Sized + Transport> Core<T> {
         self.on_atomics_due(now);
         self.open_here(now);
         self.on_stages_due(now);
+        self.ask_held_stages(now);
         self.expire_unclaimed(now);
         while let Some(&(at, peer)) = self.timers.first() {
             if at > now {

@@ -1,7 +1,6 @@
 //! The engine: which part goes over which lane, when, and what follows.
 
 mod commits;
-mod held;
 #[cfg(test)]
 mod tests;
 
@@ -12,6 +11,7 @@ use weft_plan::Time;
 
 use super::cut::PartLimits;
 use super::error::SubmitError;
+use super::held::Held;
 use super::lane::{Choice, Classes, Lane, LaneState, Next, Rest};
 use super::slab::Slab;
 use super::state::{Hanging, Measure, Notice, Part, Transfer};
@@ -20,8 +20,6 @@ use crate::error::{Failure, Loss, Refusal};
 use crate::leg::Direction;
 use crate::numbered::Numbered;
 use crate::transport::{Arrival, Body, Done, Move, Op, OpId};
-
-use held::Held;
 
 /// How long a lane rests on which an operation was lost, if nothing more is heard of it.
 const SHAKEN: Time = Time::from_ms(1);
@@ -365,12 +363,25 @@ impl Engine {
     pub fn next_timeout(&self) -> Option<Time> {
         let deadline = self.deadlines.peek().map(|Reverse((deadline, _))| *deadline);
         let rested = self.resting.iter().map(|(wake, _)| *wake).min();
-        let asked = Some(self.held.ask_at).filter(|at| *at < Time::MAX);
-        deadline.into_iter().chain(rested).chain(asked).min()
+        deadline.into_iter().chain(rested).chain(self.held.next_timeout()).min()
     }
 
     pub fn next_event(&mut self) -> Option<TransferEvent> {
         self.events.pop_front()
+    }
+
+    /// Lets those go on whose time has come.
+    fn ask_held(&mut self, now: Time) {
+        let transfers = &self.transfers;
+        let due = self
+            .held
+            .ask(now, |id| transfers.get(id.0).is_some_and(Transfer::is_early));
+        for id in due {
+            if let Some(transfer) = self.transfers.get_mut(id.0) {
+                transfer.request.after = None;
+                self.make_ready(id);
+            }
+        }
     }
 
     fn advance(&mut self, now: Time) {

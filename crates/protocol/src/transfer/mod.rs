@@ -64,6 +64,7 @@
 mod cut;
 mod engine;
 mod error;
+pub(crate) mod held;
 mod lane;
 mod slab;
 mod state;

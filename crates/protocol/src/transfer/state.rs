@@ -153,6 +153,11 @@ impl Transfer {
         self.failure.is_none() && (self.uncut > 0 || !self.redo.is_empty() || self.commit_due().is_some())
     }
 
+    /// What it comes after has not come about.
+    pub fn is_early(&self) -> bool {
+        self.failure.is_none() && self.request.after.as_ref().is_some_and(|after| !after.is_ready())
+    }
+
     /// The leg whose far region is to be committed now: after all parts have landed, one region after the other.
     pub fn commit_due(&self) -> Option<usize> {
         let landed = self.open == 0 && self.bytes_done == self.bytes_total;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use weft_plan::{Bandwidth, LinkCost, Picos, Place, PlaceKind, Spans, Time};
 
-use super::held::ASK_EVERY_MAX;
 use super::*;
 use crate::leg::Leg;
 use crate::memory::VecMemory;
 use crate::region::{Access, Epoch, Region, RegionKey, RemoteRegion};
+use crate::transfer::held::ASK_EVERY_MAX;
 use crate::transport::{Carriage, Flag, Ready};
 
 const COST: LinkCost = LinkCost {
