@@ -115,6 +115,12 @@ impl Atomics {
         self.wake(peer);
     }
 
+    /// How many paths to a peer carry atomic operations.
+    #[cfg(test)]
+    pub(super) fn lane_count(&self, peer: PeerId) -> usize {
+        self.peers.get(&peer).map_or(0, |queue| queue.lanes.len())
+    }
+
     pub(super) fn next_timeout(&self) -> Option<Time> {
         let deadline = self.deadlines.first().map(|(at, _)| *at);
         let rested = self.resting.first().map(|(at, _)| *at);

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use weft_plan::route::{Carrier, Distance, Journey, Kinds, NoRoute, Reach, Route, route};
-use weft_plan::{Bytes, PlaceKind, Spans, Time};
+use weft_plan::{Bytes, Place, PlaceKind, Spans, Time};
 
 use super::connect::has;
 use super::ring::Ring;
@@ -213,10 +213,10 @@ impl<T: ?Sized + Transport> Core<T> {
 
     /// How the legs of a request go; none where one transport carries each of them at once.
     pub(super) fn ways(&self, request: &Request) -> Result<Option<Ways>, PeerError> {
-        // Host memory to host memory: nothing on the way could help.
-        let plain = |leg: &Arc<Leg>| {
-            leg.local().place.kind() == PlaceKind::Dram && leg.remote().place.kind() == PlaceKind::Dram
-        };
+        // Host memory to that of a peer: nothing on the way could help, and every path carries it. Here there may be nothing that does.
+        let is_host = |place: Place| place.kind() == PlaceKind::Dram;
+        let plain =
+            |leg: &Arc<Leg>| request.peer != PeerId::HERE && is_host(leg.local().place) && is_host(leg.remote().place);
         if request.legs.iter().all(plain) {
             return Ok(None);
         }
