@@ -297,7 +297,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Copies between two memories of this agent, of which one is a device's: an ordinary transfer, with a deadline and a checksum.
+    /// Copies between two memories of this agent, of which one is a device's: an ordinary transfer, with a deadline and a checksum. What no transport
+    /// of this agent carries, as from host memory to host memory, is [`PeerError::NoRoute`](crate::PeerError::NoRoute) when it is posted.
     pub fn copy<'a>(&self, from: &'a Memory, to: &'a Memory) -> Result<CopyBuilder<'a>, Error> {
         let settings = &self.inner.settings;
         let here = Peer {
@@ -485,7 +486,8 @@ impl Agent {
     }
 
     /// The next write of a peer that is in place and was to be told; `None` if none comes in time. They count with notifications as what is to be
-    /// taken: where nobody takes them, peers are held back in the end.
+    /// taken: where nobody takes them, notifications are held back at their senders. There is nobody to hold an arrival back, so a peer that goes on sending
+    /// them loses its path when thousands wait.
     pub fn arrival(&self, timeout: Duration) -> Option<Arrival> {
         let shared = self.shared().ok()?;
         let told = shared.wait_until(after(shared, timeout), |world| world.take_arrival());

@@ -270,7 +270,9 @@ impl From<PeerError> for Error {
     fn from(error: PeerError) -> Error {
         match error {
             PeerError::Session(SessionError::QueueFull)
-            | PeerError::Submit(SubmitError::TooManyTransfers | SubmitError::TooManyAtomics) => Error::Full(error),
+            | PeerError::Submit(
+                SubmitError::TooManyTransfers | SubmitError::TooManyAnnounced | SubmitError::TooManyAtomics,
+            ) => Error::Full(error),
             other => Error::Peer(other),
         }
     }

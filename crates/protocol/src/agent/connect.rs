@@ -545,8 +545,11 @@ impl<T: ?Sized + Transport> Core<T> {
                 self.on_atomics_peer_gone(peer, loss_of(&cause), now);
                 self.on_stages_peer_gone(peer, loss_of(&cause), now);
                 self.endings.insert(peer, cause.clone());
-                if self.endings.len() > ENDINGS_MAX {
-                    self.endings.pop_first();
+                self.ended.push_back(peer);
+                if self.ended.len() > ENDINGS_MAX
+                    && let Some(oldest) = self.ended.pop_front()
+                {
+                    self.endings.remove(&oldest);
                 }
                 self.events.push_back(Event::PeerLost {
                     peer,
@@ -607,6 +610,14 @@ impl<T: ?Sized + Transport> Core<T> {
             self.close_path(via);
         }
     }
+}
+
+/// Whether a peer has said that it is reached by the transport of this name.
+pub(super) fn has(identity: &Identity, transport: &str) -> bool {
+    identity
+        .addresses
+        .iter()
+        .any(|address| address.transport() == transport)
 }
 
 /// The end of a session as its transfers see it.
