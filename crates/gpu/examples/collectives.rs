@@ -105,9 +105,8 @@ impl Bench {
         }
     }
 
-    fn each(&self, rank: usize, collective: Collective, way: Option<Way>) -> Outcome<()> {
-        let calls = Collectives::new(&self.team, rank)?;
-        let calls = way.map_or(calls.clone(), |way| calls.by(way));
+    fn each(&self, calls: &Collectives, collective: Collective) -> Outcome<()> {
+        let rank = calls.rank();
         // SAFETY: the memory lives as long as the bench, which waits for its streams.
         unsafe { calls.call(self.streams[rank].handle(), collective, self.buffers(rank, collective)) }
     }
@@ -132,10 +131,11 @@ impl Bench {
         let barrier = Barrier::new(self.streams.len());
         let one = |rank: usize| -> Outcome<f64> {
             let mut took = Vec::new();
+            let own = Collectives::new(&self.team, rank)?;
             for repeat in 0..=REPEATS {
                 barrier.wait();
                 let began = Instant::now();
-                let put = (0..calls).try_for_each(|_| self.each(rank, collective, None));
+                let put = (0..calls).try_for_each(|_| self.each(&own, collective));
                 let ended = self.streams[rank].synchronize();
                 barrier.wait();
                 put?;
@@ -190,7 +190,9 @@ impl Bench {
                 stream.after(root)?;
             }
             for rank in 0..self.streams.len() {
-                (0..calls).try_for_each(|_| self.each(rank, collective, way))?;
+                let own = Collectives::new(&self.team, rank)?;
+                let own = way.map_or(own.clone(), |way| own.by(way));
+                (0..calls).try_for_each(|_| self.each(&own, collective))?;
             }
             for stream in &self.streams[1..] {
                 root.after(stream)?;
@@ -259,6 +261,8 @@ fn main() -> Outcome<()> {
     unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
     let began = Instant::now();
     let device = Device::open(0)?;
+    // Keeps the kernels loaded.
+    let _kept = team(&device, 1)?;
     let few = std::env::args().any(|argument| argument == "--few");
     for ranks in [2usize, 4, 8] {
         let mut bench = Bench::new(&device, ranks)?;

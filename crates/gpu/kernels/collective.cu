@@ -106,6 +106,8 @@ KERNEL weft_two_shot(const __grid_constant__ Team team, const __grid_constant__ 
 struct Targets {
     u64 to[RANKS_MAX];
     u32 count;
+    // How the buffers lie to each other: the bits below sixteen in which their addresses differ, or that any of them has.
+    u32 askew;
 };
 
 // Reduces `vectors` of sixteen bytes from the same place of all inputs, and writes them to all targets. DEPTH of them, of WIDTH ranks, are on their way before the first is used.
@@ -167,16 +169,22 @@ WEFT_DEVICE void bulk_reduce(const Team &team, const Call &call) {
         u64 in_at = all ? min(me.rank * part, bytes) : me.rank * part;
         u64 out_at = all ? in_at : 0;
         u64 left = all ? min(part, bytes - in_at) : part;
+        u64 begin = (places.in[0] + in_at) & 15;
         if (threadIdx.x == 0) {
             u32 count = all ? ranks : 1;
+            u64 askew = 0;
+#pragma unroll 1
+            for (u32 rank = 0; rank < ranks; rank++) askew |= (places.in[rank] + in_at) ^ begin;
+#pragma unroll 1
+            for (u32 step = 0; step < count; step++) {
+                targets.to[step] = places.out[(me.rank + step) % ranks];
+                askew |= (targets.to[step] + out_at) ^ begin;
+            }
             targets.count = count;
-            for (u32 step = 0; step < count; step++) targets.to[step] = places.out[(me.rank + step) % ranks];
+            targets.askew = (u32)askew & 15;
         }
         __syncthreads();
-        u64 skew = 0, begin = (places.in[0] + in_at) & 15;
-        for (u32 rank = 0; rank < ranks; rank++) skew |= ((places.in[rank] + in_at) ^ begin) & 15;
-        for (u32 target = 0; target < targets.count; target++) skew |= ((targets.to[target] + out_at) ^ begin) & 15;
-        u64 head = skew != 0 ? left : min((16 - begin) & 15, left);
+        u64 head = targets.askew != 0 ? left : min((16 - begin) & 15, left);
         u64 vectors = (left - head) / 16, tail = left - head - vectors * 16;
         Op op(call.folding);
         reduce_vectors<E, Op, WIDTH, DEPTH>(op, places, targets, ranks, in_at + head, out_at + head, vectors);
@@ -321,6 +329,7 @@ KERNEL weft_move_bulk(const __grid_constant__ Team team, const __grid_constant__
         if (call.kind == ALL_TO_ALL) {
             u64 from = places.in[me.rank], to_at = me.rank * bytes;
             u64 askew = from | bytes;
+#pragma unroll 1
             for (u32 rank = 0; rank < ranks; rank++) askew |= places.out[rank];
             if (askew % 16 != 0) {
                 if (askew % 4 == 0) {
@@ -345,16 +354,20 @@ KERNEL weft_move_bulk(const __grid_constant__ Team team, const __grid_constant__
             u64 from = places.in[gather ? me.rank : call.root] + at;
             if (threadIdx.x == 0) {
                 u32 count = 0;
+                u64 askew = from;
+#pragma unroll 1
                 for (u32 step = 0; step < ranks; step++) {
                     u64 to = places.out[(me.rank + step) % ranks] + (gather ? me.rank * bytes : at);
                     // In place, what is there already is left there.
-                    if (to != from) targets.to[count++] = to;
+                    if (to == from) continue;
+                    askew |= to;
+                    targets.to[count++] = to;
                 }
                 targets.count = count;
+                targets.askew = (u32)askew & 15;
             }
             __syncthreads();
-            u64 askew = from;
-            for (u32 target = 0; target < targets.count; target++) askew |= targets.to[target];
+            u32 askew = targets.askew;
             u64 done = 0;
             if (askew % 16 == 0) {
                 fan_out<uint4>(from, targets, 0, left / 16);

@@ -23,7 +23,7 @@ const PACKETS_A_RANK: u64 = 512 << 10;
 const LINE: u64 = 128;
 /// Everything that is there twice, for even and odd calls.
 const PARITIES: u64 = 2;
-/// What [`DataBytes`](Layout) begins at, so that it can be used as memory from the driver can.
+/// Where the application's memory begins, so that it can be used as memory from the driver can.
 const DATA_LINE: u64 = 4096;
 const DATA_BYTES_MAX: u64 = 1 << 40;
 
@@ -111,7 +111,8 @@ mod tests {
         assert!(begins.is_sorted());
         assert!(begins[..8].iter().all(|begin| begin % LINE == 0), "{begins:?}");
         assert_eq!(layout.ends_at - layout.barriers_at, BARRIERS * BARRIER_BYTES);
-        assert_eq!(layout.data_at - layout.packets_at, 16 * PACKETS_A_RANK);
+        assert_eq!((layout.data_at - layout.packets_at) / PACKETS_A_RANK, 16);
+        assert_eq!(layout.data_at % DATA_LINE, 0);
         assert_eq!(layout.bytes, layout.data_at + 1000);
         assert!(matches!(Layout::new(u64::MAX), Err(CollectiveError::TooLong { .. })));
     }
