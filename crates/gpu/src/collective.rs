@@ -206,7 +206,7 @@ struct LocalView {
 /// What kernels are told of a call. The same fields as `Call` in `meeting.cuh`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct CallView {
+pub(crate) struct CallView {
     locals: [LocalView; RANKS_MAX],
     count: u64,
     kind: u32,
@@ -220,6 +220,11 @@ struct CallView {
 const _: () = assert!(size_of::<CallView>() == 288 && size_of::<LocalView>() == 32);
 
 impl CallView {
+    /// A call that moves nothing.
+    pub fn nothing() -> CallView {
+        CallView::new(&Collective::AllGather { bytes: 0 }, 1)
+    }
+
     fn new(collective: &Collective, ranks: usize) -> CallView {
         let (kind, count, root) = match *collective {
             Collective::AllReduce { count, .. } => (ALL_REDUCE, count, 0),

@@ -6,8 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
 
+use crate::collective::CallView;
 use crate::copier::function;
 use crate::device::{Device, GpuError, check};
+use crate::memory::DeviceMemory;
+use crate::pinned::Pinned;
+use crate::stream::Stream;
+use crate::team::TeamView;
 
 const TEXT: &str = include_str!("../kernels/collective.ptx");
 /// Of every block, as the kernels have it.
@@ -137,6 +142,7 @@ impl Kernels {
             return Ok(kernels);
         }
         let kernels = Arc::new(Kernels::load(device)?);
+        kernels.warm_up()?;
         loaded.retain(|(ordinal, _)| *ordinal != device.ordinal());
         loaded.push((device.ordinal(), Arc::downgrade(&kernels)));
         Ok(kernels)
@@ -171,6 +177,33 @@ impl Kernels {
             kernels.blocks_a_multiprocessor = kernels.blocks_a_multiprocessor.min(u32::try_from(fit).unwrap_or(0));
         }
         Ok(kernels)
+    }
+
+    /// Launches each once, for one rank and nothing to do. The driver may bring a kernel onto the device at its first launch, and wait for the device to be idle meanwhile; a kernel that is
+    /// there already and waits for one that is being brought would never see it.
+    fn warm_up(&self) -> Result<(), GpuError> {
+        let heap = DeviceMemory::allocate(&self.device, 4096)?;
+        heap.zero(heap.len())?;
+        let host = Pinned::allocate(&self.device, 128)?;
+        let stream = Stream::new(&self.device)?;
+        let (mut team, mut call) = (TeamView::alone(heap.address(), host.address()), CallView::nothing());
+        let (mut rounds, mut bare, mut took_ns) = (0u32, 0u32, heap.address() + 2048);
+        for kernel in Kernel::ALL {
+            let team = (&raw mut team).cast();
+            let mut parameters: Vec<*mut c_void> = match kernel {
+                Kernel::RoundTrip => vec![
+                    team,
+                    (&raw mut rounds).cast(),
+                    (&raw mut bare).cast(),
+                    (&raw mut took_ns).cast(),
+                ],
+                _ => vec![team, (&raw mut call).cast()],
+            };
+            let threads = if kernel == Kernel::RoundTrip { 1 } else { THREADS };
+            // SAFETY: the parameters are those of the kernel; both memories live until the stream has been waited for.
+            unsafe { self.launch(kernel, (1, 1), threads, stream.handle(), &mut parameters) }?;
+        }
+        stream.synchronize()
     }
 
     /// Blocks of any of the kernels that a multiprocessor takes at once.

@@ -203,6 +203,17 @@ impl DeviceMemory {
         })
     }
 
+    /// Makes the first bytes zero, and waits.
+    pub(crate) fn zero(&self, bytes: u64) -> Result<(), GpuError> {
+        assert!(bytes <= self.len);
+        let _entered = self.device.enter()?;
+        // SAFETY: within the memory.
+        unsafe {
+            check("cuMemsetD8", sys::cuMemsetD8_v2(self.address, 0, bytes as usize))?;
+            check("cuStreamSynchronize", sys::cuStreamSynchronize(std::ptr::null_mut()))
+        }
+    }
+
     /// How another process on this machine reaches it.
     pub fn export(&self) -> Result<Export, GpuError> {
         let _entered = self.device.enter()?;

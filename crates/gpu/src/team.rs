@@ -9,12 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::collective::CollectiveError;
-use crate::device::{Device, GpuError, check};
+use crate::device::{Device, GpuError};
 use crate::kernels::Kernels;
 use crate::layout::{ABORTED, BLOCKS_MAX, Layout, PEER_GAVE_UP, RANKS_MAX, TIMED_OUT, WINDOWS};
 use crate::memory::DeviceMemory;
 use crate::pinned::Pinned;
-use crate::stream::Stream;
 
 /// What the ranks of a team agree on. They have to be the same for all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +60,7 @@ impl Heap {
         }
         let layout = Layout::new(settings.data_bytes)?;
         let memory = DeviceMemory::allocate(device, layout.bytes)?;
-        zero(&memory, layout.zeroed_bytes())?;
+        memory.zero(layout.zeroed_bytes())?;
         memory.write(Layout::CALLS_AT, &Layout::FIRST_CALL.to_le_bytes())?;
         Ok(Heap {
             memory,
@@ -98,6 +97,31 @@ pub struct TeamView {
 }
 
 const _: () = assert!(size_of::<TeamView>() == 160 && RANKS_MAX == 8);
+
+impl TeamView {
+    /// One rank, with a heap of which only the beginning is there: enough for a call of nothing.
+    pub(crate) fn alone(heap: u64, host: u64) -> TeamView {
+        let mut heaps = [0; RANKS_MAX];
+        heaps[0] = heap;
+        TeamView {
+            rank: 0,
+            ranks: 1,
+            far: 0,
+            unused: 0,
+            timeout_ns: 0,
+            host,
+            heaps,
+            barriers_at: 0,
+            ends_at: 0,
+            records_at: 0,
+            windows_at: 0,
+            packets_at: 0,
+            packets_a_rank: 0,
+            signals_at: 0,
+            data_at: 0,
+        }
+    }
+}
 
 /// The ranks of this process, and the heaps of all.
 pub struct Team {
@@ -362,19 +386,6 @@ fn failure(word: u64) -> Option<CollectiveError> {
         ABORTED => Some(CollectiveError::Aborted),
         _ => Some(CollectiveError::Aborted),
     }
-}
-
-fn zero(memory: &DeviceMemory, bytes: u64) -> Result<(), GpuError> {
-    let stream = Stream::new(memory.device())?;
-    {
-        let _entered = memory.device().enter()?;
-        let handle = stream.handle() as cudarc::driver::sys::CUstream;
-        // SAFETY: within the memory, which lives until the stream has been waited for.
-        check("cuMemsetD8Async", unsafe {
-            cudarc::driver::sys::cuMemsetD8Async(memory.address(), 0, bytes as usize, handle)
-        })?;
-    }
-    stream.synchronize()
 }
 
 #[cfg(test)]
