@@ -25,13 +25,14 @@ pub struct Arguments {
 }
 
 /// Test programs, by package and name.
-const TESTS: [(&str, &str); 4] = [
+const TESTS: [(&str, &str); 5] = [
     ("weft-gpu", "device"),
+    ("weft-gpu", "collective"),
     ("weft-fabric", "cuda_conformance"),
     ("weft", "gpu"),
     ("weft", "hand_off"),
 ];
-const EXAMPLES: [(&str, &str); 1] = [("weft-gpu", "copies")];
+const EXAMPLES: [(&str, &str); 2] = [("weft-gpu", "copies"), ("weft-gpu", "collectives")];
 const BYTES_MAX: u64 = 40 << 20;
 
 const SCRIPT: &str = r#"#!/bin/sh
@@ -39,12 +40,14 @@ const SCRIPT: &str = r#"#!/bin/sh
 cd "$(dirname "$0")"
 export WEFT_REQUIRE=gpu
 failed=0
-for test in device cuda_conformance gpu hand_off; do
+for test in device collective cuda_conformance gpu hand_off; do
     echo "== $test"
     "./$test" --test-threads=1 || failed=1
 done
-echo "== copies"
-./copies || failed=1
+for example in copies collectives; do
+    echo "== $example"
+    "./$example" || failed=1
+done
 echo "== bench"
 ./weft bench transfer --transport shared_memory.gpu,shared_memory.gpu_host,tcp.gpu --block 4KiB,16KiB,64KiB,64MiB --batch 1,1024,4096 --max-bytes 256MiB || failed=1
 if ls ./*.whl > /dev/null 2>&1; then

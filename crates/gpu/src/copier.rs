@@ -455,7 +455,7 @@ impl Drop for Copier {
 
 /// # Safety
 /// The module must be loaded.
-unsafe fn function(module: CUmodule, name: &CStr) -> Result<CUfunction, GpuError> {
+pub(crate) unsafe fn function(module: CUmodule, name: &CStr) -> Result<CUfunction, GpuError> {
     let mut found = std::ptr::null_mut();
     // SAFETY: the caller's promise.
     check("cuModuleGetFunction", unsafe {

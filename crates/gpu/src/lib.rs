@@ -15,14 +15,25 @@
 //! # Ok::<(), weft_gpu::GpuError>(())
 //! ```
 
+mod choice;
+pub mod collective;
 mod copier;
 mod device;
 mod event;
+mod kernels;
+mod layout;
 mod memory;
 mod pinned;
+mod stream;
+pub mod team;
 
+pub use choice::Way;
+pub use collective::{Buffers, Collective, CollectiveError, Collectives, DeviceSlice};
 pub use copier::{Copied, Copier, KeptList, PIECES_MAX, Piece, PieceList, SLOTS, Ticket};
 pub use device::{Device, GpuError, device_count, is_likely};
 pub use event::StreamEvent;
+pub use layout::{RANKS_MAX, SIGNALS};
 pub use memory::{DeviceMemory, EXPORT_BYTES, Export};
 pub use pinned::{Pinned, PinnedRange, is_pinned};
+pub use stream::{Graph, Moment, Stream};
+pub use team::{Heap, Team, TeamSettings, TeamView};

@@ -182,10 +182,12 @@ impl DeviceMemory {
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), GpuError> {
         assert!(offset.checked_add(from.len() as u64).is_some_and(|end| end <= self.len));
         let _entered = self.device.enter()?;
-        // SAFETY: both sides are as long as is said.
-        check("cuMemcpyHtoD", unsafe {
-            sys::cuMemcpyHtoD_v2(self.address + offset, from.as_ptr().cast(), from.len())
-        })
+        // SAFETY: both sides are as long as is said. The copy itself may return when the bytes have left the host and before they have arrived.
+        unsafe {
+            let copied = sys::cuMemcpyHtoD_v2(self.address + offset, from.as_ptr().cast(), from.len());
+            check("cuMemcpyHtoD", copied)?;
+            check("cuStreamSynchronize", sys::cuStreamSynchronize(std::ptr::null_mut()))
+        }
     }
 
     /// See [`write`](DeviceMemory::write).
@@ -199,6 +201,17 @@ impl DeviceMemory {
         check("cuMemcpyDtoH", unsafe {
             sys::cuMemcpyDtoH_v2(into.as_mut_ptr().cast(), self.address + offset, into.len())
         })
+    }
+
+    /// Makes the first bytes zero, and waits.
+    pub(crate) fn zero(&self, bytes: u64) -> Result<(), GpuError> {
+        assert!(bytes <= self.len);
+        let _entered = self.device.enter()?;
+        // SAFETY: within the memory.
+        unsafe {
+            check("cuMemsetD8", sys::cuMemsetD8_v2(self.address, 0, bytes as usize))?;
+            check("cuStreamSynchronize", sys::cuStreamSynchronize(std::ptr::null_mut()))
+        }
     }
 
     /// How another process on this machine reaches it.
