@@ -393,7 +393,8 @@ extern "C" __global__ void weft_round_trip(const __grid_constant__ Team team, u3
     Rank me(team, blockIdx.y);
     u64 *word = me.signals();
     u32 peer = me.rank ^ 1;
-    u64 base = load_relaxed(word), began = 0;
+    // Rank 0's word is written by rank 1 alone, and by it only later: both begin from the same number, whoever comes first.
+    u64 base = load_relaxed(me.of(0, word)), began = 0;
     for (u32 round = 1; round <= rounds; round++) {
         // The first round is for both to come.
         if (round == 2) began = clock_ns();
