@@ -6,6 +6,7 @@
 //! Both do so in the one order that all cores agree on, so one of them sees the other: either the initiator finds the region
 //! revoked and stays out, or the owner finds it inside and waits.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -218,6 +219,14 @@ impl HazardView {
     pub(super) fn is_inside(&self, entry: Entry) -> bool {
         let mark = mark(self.tag, entry.index);
         (0..HAZARD_WORDS).any(|word| self.mapped.word(word).load(Ordering::SeqCst) == mark)
+    }
+
+    /// Whether a device is inside one of these for the peer. Threads end with their process; a device goes on until the driver has stopped it.
+    pub(super) fn is_inside_by_device(&self, entries: &HashSet<Entry>) -> bool {
+        (1..HAZARD_WORDS).any(|word| {
+            let found = self.mapped.word(word).load(Ordering::SeqCst);
+            found >> 32 == u64::from(self.tag) && entries.iter().any(|entry| mark(self.tag, entry.index) == found)
+        })
     }
 }
 
