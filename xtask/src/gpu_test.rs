@@ -25,9 +25,10 @@ pub struct Arguments {
 }
 
 /// Test programs, by package and name.
-const TESTS: [(&str, &str); 4] = [
+const TESTS: [(&str, &str); 5] = [
     ("weft-gpu", "device"),
     ("weft-fabric", "cuda_conformance"),
+    ("weft-fabric", "cuda_processes"),
     ("weft", "gpu"),
     ("weft", "hand_off"),
 ];
@@ -39,7 +40,7 @@ const SCRIPT: &str = r#"#!/bin/sh
 cd "$(dirname "$0")"
 export WEFT_REQUIRE=gpu
 failed=0
-for test in device cuda_conformance gpu hand_off; do
+for test in @tests@; do
     echo "== $test"
     "./$test" --test-threads=1 || failed=1
 done
@@ -93,8 +94,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         )?;
     }
     let script = out.join("run");
+    let text = SCRIPT.replace("@tests@", &TESTS.map(|(_, test)| test).join(" "));
     let written =
-        fs::write(&script, SCRIPT).and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)));
+        fs::write(&script, text).and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)));
     written.map_err(|source| Error::File {
         path: script.clone(),
         source,
