@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use weft_plan::{Place, Spans, Time};
 use weft_protocol::{
-    Access, Body, Direction, Epoch, Failure, Leg, Loss, Move, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region, RegionKey,
-    RemoteRegion, Signal, Transport,
+    Access, Body, Direction, Epoch, Failure, Leg, Loss, Move, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region,
+    RegionKey, RemoteRegion, Signal, Transport,
 };
 
 use super::frame::{Answer, Frame};
@@ -190,7 +190,10 @@ fn peer_whose_socket_closes_before_its_device_has_ended() {
         turn(&mut near, Time::ZERO);
         std::thread::yield_now();
     }
-    let (ledger, entry) = (near.paths[0].ledger().unwrap().clone(), near.paths[0].targets[&key].entry);
+    let (ledger, entry) = (
+        near.paths[0].ledger().unwrap().clone(),
+        near.paths[0].targets[&key].entry,
+    );
     let entered = near.worker.hazard().enter_for_device(path.0, &ledger, entry);
     assert_eq!(entered, Entering::Inside(1));
     drop(near.paths.remove(0));
