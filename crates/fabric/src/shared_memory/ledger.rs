@@ -392,7 +392,7 @@ mod model {
     /// The same where devices copy: several parts at a time, each by a word of its own, as long as there are words.
     #[test]
     fn memory_that_was_taken_back_is_touched_by_no_device() {
-        check(Some(3), || {
+        check(Some(6), || {
             struct Region(UnsafeCell<u32>);
             // SAFETY: loom checks that it is touched by one thread at a time; that is the claim under test.
             unsafe impl Sync for Region {}

@@ -87,9 +87,9 @@ impl Transport for SharedMemory {
         }
         // Only those that were given the region are asked: anybody can say of itself that it is inside.
         let given = self.paths.iter().filter(|path| path.given.contains(&entry));
-        let open = given.filter_map(Path::hazard);
+        let mut open = given.filter_map(Path::hazard);
         let mut gone = self.lingering.iter();
-        if open.map(|hazard| hazard.is_inside(entry)).any(|inside| inside)
+        if open.any(|hazard| hazard.is_inside(entry))
             || gone.any(|lingering| lingering.given.contains(&entry) && lingering.is_inside(entry))
             || self.is_flying(key)
         {
