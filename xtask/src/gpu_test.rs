@@ -25,10 +25,11 @@ pub struct Arguments {
 }
 
 /// Test programs, by package and name.
-const TESTS: [(&str, &str); 5] = [
+const TESTS: [(&str, &str); 6] = [
     ("weft-gpu", "device"),
     ("weft-gpu", "collective"),
     ("weft-fabric", "cuda_conformance"),
+    ("weft-fabric", "cuda_processes"),
     ("weft", "gpu"),
     ("weft", "hand_off"),
 ];
@@ -40,7 +41,7 @@ const SCRIPT: &str = r#"#!/bin/sh
 cd "$(dirname "$0")"
 export WEFT_REQUIRE=gpu
 failed=0
-for test in device collective cuda_conformance gpu hand_off; do
+for test in @tests@; do
     echo "== $test"
     "./$test" --test-threads=1 || failed=1
 done
@@ -96,8 +97,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         )?;
     }
     let script = out.join("run");
+    let text = SCRIPT.replace("@tests@", &TESTS.map(|(_, test)| test).join(" "));
     let written =
-        fs::write(&script, SCRIPT).and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)));
+        fs::write(&script, text).and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)));
     written.map_err(|source| Error::File {
         path: script.clone(),
         source,

@@ -13,7 +13,7 @@ use crate::left_out::LeftOut;
 use crate::python::Environment;
 use crate::screenshot::CHROMIUM;
 use crate::suite::Suite;
-use crate::{deny, fuzz, loom, rdma_test};
+use crate::{deny, fuzz, kernels, loom, rdma_test};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Test with torch too: 3 GB to download, because the wheel does not load without CUDA's libraries.
     #[arg(long, conflicts_with = "no_python")]
     torch: bool,
-    /// Run every step, as where the variable CI is set: torch, the models of loom, every fuzz target for a while, cargo deny.
+    /// Run every step, as where the variable CI is set: torch, the models of loom, the kernels, every fuzz target for a while, cargo deny.
     #[arg(long, conflicts_with = "no_python")]
     all: bool,
 }
@@ -71,11 +71,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     }
     if all {
         suite.step("loom models", loom::run_models);
+        suite.step("kernels", kernels::compare);
         suite.step("cargo deny", deny::check);
         suite.step("fuzz targets", || fuzz::run_all(FUZZ_SECONDS));
     } else {
         let why = "where CI is set, or with --all";
         left_out.add("loom", "cargo xtask loom", why);
+        left_out.add("kernels", "cargo xtask kernels", why);
         left_out.add("deny", "cargo xtask deny", why);
         left_out.add("fuzz", "cargo xtask fuzz", why);
     }

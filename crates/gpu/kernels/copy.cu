@@ -122,6 +122,7 @@ __device__ void copy_pieces(const Piece *pieces, u32 count, u32 chunks_a_piece, 
     if (threadIdx.x == 0) {
         __threadfence_system();
         if (atomicAdd(&tally->ended, 1) == gridDim.x - 1) {
+            __threadfence(); // What the other blocks have added is there from here on.
             if (SUM) {
                 report->read = atomicExch(&tally->read, 0);
                 report->written = atomicExch(&tally->written, 0);

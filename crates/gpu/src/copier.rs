@@ -385,7 +385,8 @@ impl Copier {
     /// Whether a copy has ended, and if so how; its ticket is not used again. An error is the device's, and all of its copies have ended by it.
     pub fn look(&mut self, ticket: &Ticket) -> Option<Result<Copied, GpuError>> {
         if !self.used[ticket.slot] {
-            return Some(Err(GpuError::BadExport));
+            let (call, name) = ("a look at a copy", "its end has been told already".to_owned());
+            return Some(Err(GpuError::Call { call, name }));
         }
         let report = self.report(ticket.slot);
         if report.done.load(Ordering::Acquire) == ticket.number {

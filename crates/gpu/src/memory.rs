@@ -257,9 +257,8 @@ impl DeviceMemory {
         let _entered = device.enter()?;
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
         let (offset, size, len) = (word(8), word(16), word(24));
-        if offset.checked_add(len).is_none_or(|end| end > size) {
-            return Err(GpuError::BadExport);
-        }
+        let end = offset.checked_add(len).filter(|end| *end <= size);
+        let end = end.ok_or(GpuError::BadExport)?;
         match (bytes[0], file) {
             (BY_FILE, Some(file)) => {
                 let mut handle = 0;
@@ -290,17 +289,20 @@ impl DeviceMemory {
                 // SAFETY: whatever the handle is, the driver looks whether it is one of its own.
                 let opened = unsafe { sys::cuIpcOpenMemHandle_v2(&mut base, handle, lazily) };
                 check("cuIpcOpenMemHandle", opened).map_err(|_| GpuError::BadExport)?;
-                let memory = DeviceMemory {
+                // Dropping it closes what was opened.
+                let mut memory = DeviceMemory {
                     device: device.clone(),
-                    address: base + offset,
+                    address: base,
                     len,
                     backing: Backing::Opened { base },
                 };
                 // What it holds is what the driver says, not what the peer does.
-                match range_of(base) {
-                    Some((found, held)) if found == base && held >= offset + len => Ok(memory),
-                    _ => Err(GpuError::BadExport),
-                }
+                let fits = match range_of(base) {
+                    Some((found, held)) => found == base && held >= end,
+                    None => false,
+                };
+                memory.address = base.checked_add(offset).filter(|_| fits).ok_or(GpuError::BadExport)?;
+                Ok(memory)
             }
             _ => Err(GpuError::BadExport),
         }

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use weft_gpu::{Copier, Device, DeviceMemory, EXPORT_BYTES, GpuError, PIECES_MAX, Piece, Pinned, PinnedRange};
+use weft_gpu::{
+    Copier, Device, DeviceMemory, EXPORT_BYTES, GpuError, PIECES_MAX, Piece, Pinned, PinnedRange, is_pinned,
+};
 use weft_testing::{Need, has};
 
 /// Numbers by chance, the same every time.
@@ -204,6 +206,35 @@ fn host_memory_is_reached_where_it_lies() {
     }
     drop(pins);
     assert!(sink == source && sink.iter().flat_map(|page| page.0).eq(bytes));
+}
+
+#[test]
+fn a_pin_lasts_until_the_last_of_those_who_share_it_has_gone() {
+    let Some(device) = device() else { return };
+    let mut pages = vec![Page([0; 4096]); 64];
+    let (whole, part) = (pages.as_mut_ptr() as usize, pages[7..].as_mut_ptr() as usize + 100);
+    // SAFETY: the pages stay where they are until the end of the test.
+    let pin = |at: usize, len: usize| unsafe { PinnedRange::shared(&device, at, len, true) };
+    let outer = pin(whole, 64 * 4096).expect("pinned");
+    let inner = pin(part, 5000).expect("shared");
+    assert!(Arc::ptr_eq(&outer, &inner));
+    assert!(PinnedRange::covering(part, 5000).is_some());
+    // It may go at any moment, so that nobody takes it for somebody else's.
+    assert!(!is_pinned(part, 5000) && !is_pinned(whole, 64 * 4096));
+    assert!(pin(whole + 63 * 4096, 2 * 4096).is_err(), "half of it is pinned");
+    drop(outer);
+    assert!(PinnedRange::covering(whole, 64 * 4096).is_some());
+    drop(inner);
+    assert!(PinnedRange::covering(part, 5000).is_none());
+    drop(pin(part, 5000).expect("pinned by itself"));
+    let theirs = Pinned::allocate(&device, 4096).expect("memory");
+    assert!(is_pinned(theirs.as_ptr() as usize, 4096));
+    // Many at once, of whom one pins and the others wait for it.
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..200).for_each(|_| drop(pin(whole, 64 * 4096).expect("pinned"))));
+        }
+    });
 }
 
 #[test]

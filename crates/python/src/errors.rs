@@ -5,7 +5,7 @@ use std::error::Error as _;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::import_exception;
 use pyo3::prelude::*;
-use weft::hand_off::HandOffError;
+use weft::hand_off::{CallError, HandOffError};
 use weft::{AtomicFailed, Cause, CollectiveFailed, Failure, SealError, TransferFailed};
 
 import_exception!(weft._errors, TransferError);
@@ -79,6 +79,14 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
             HandOffError::Ticket(error) => raise_unbelieved(py, error),
             HandOffError::Unreadable(_) => not_believed(py, text, "malformed"),
             HandOffError::ComeBefore => not_believed(py, text, "used"),
+            HandOffError::Call(error) => {
+                let cause = match error {
+                    CallError::TooMany => "TooMany",
+                    CallError::Used | CallError::Repeated => "Repeated",
+                    _ => "Invalid",
+                };
+                with(py, InvalidCall::new_err(text), |value| value.setattr("cause", cause))
+            }
             _ => InvalidCall::new_err(text),
         },
         weft::Error::Gpu(_) => GpuError::new_err(text),

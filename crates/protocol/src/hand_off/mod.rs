@@ -34,7 +34,7 @@ use thiserror::Error;
 use weft_plan::{Spans, Time};
 
 use crate::agent::ConnectError;
-use crate::error::Failure;
+use crate::error::{Failure, Refusal};
 use crate::leg::Direction;
 use crate::transfer::PeerId;
 
@@ -238,6 +238,8 @@ pub enum Reason {
     NoRoom,
     #[error("the memory to land in could not be had")]
     NoMemory,
+    #[error("what has landed could not be copied to its blocks: {0}")]
+    Unsettled(Refusal),
     #[error("too many hand-offs are under way here")]
     TooMany,
     #[error("nobody here wants it any more")]
@@ -257,6 +259,7 @@ impl Reason {
             Reason::Late => "Late",
             Reason::NoRoom => "NoRoom",
             Reason::NoMemory => "NoMemory",
+            Reason::Unsettled(_) => "Unsettled",
             Reason::TooMany => "TooMany",
             Reason::Aborted => "Aborted",
         }

@@ -15,6 +15,7 @@ use super::{
     MoveLeg, Moved, Near, Origin, Over, Reason, Reserve, TOKENS_MAX, Wanted,
 };
 use crate::agent::{ConnectError, MAX_PARCEL_BYTES};
+use crate::error::Refusal;
 use crate::leg::Direction;
 use crate::transfer::PeerId;
 
@@ -677,6 +678,17 @@ impl HandOffs {
             }
         }
         self.look_ended(&name, now);
+    }
+
+    /// Layers that [`Event::Settle`] spoke of could not be copied to their blocks, and are not being copied any more: the hand-off has failed.
+    pub fn unsettled(&mut self, landing: u64, layers: &[u32], refusal: Refusal, now: Time) {
+        let Some(name) = self.landings.get(&landing).cloned() else {
+            return;
+        };
+        if let Some(room) = self.wants.get_mut(&name).and_then(|want| want.landing.as_mut()) {
+            room.settling.retain(|layer| !layers.contains(layer));
+            self.fail(&name, Reason::Unsettled(refusal), now);
+        }
     }
 
     /// A landing place is free: nobody can touch it any more.
