@@ -207,7 +207,10 @@ mod tests {
         let panics = |_: &Number| -> Result<(), Failed> { panic!("on purpose") };
         // SAFETY: a handle of this test's.
         unsafe {
-            assert_eq!(on(number, |number| Ok::<_, Failed>(drop(number.0))), Status::Ok);
+            assert_eq!(on(number, |number| {
+                assert_eq!(number.0, 7);
+                Ok::<_, Failed>(())
+            }), Status::Ok);
             assert_eq!(on(number, panics), Status::Panic);
             assert_eq!(last_error(), "Weft has panicked: on purpose");
             assert_eq!(on(number, |_| Ok::<_, Failed>(())), Status::Panic);

@@ -132,7 +132,7 @@ pub fn c_string(text: impl Into<String>) -> CString {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn weft_last_error() -> *const c_char {
+pub extern "C" fn weft_last_error() -> *const c_char {
     let text = LAST.try_with(|last| last.borrow().as_ref().map(|failed| failed.text.as_ptr()));
     text.ok().flatten().unwrap_or(c"".as_ptr())
 }
