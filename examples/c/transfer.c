@@ -46,7 +46,6 @@ static void own(int out) {
     must(weft_notification_payload(told, &bytes, &length), "looking at the answer");
     printf("the owner is told \"%.*s\", and block 0 holds %d\n", (int)length, (const char *)bytes,
            *(char *)weft_memory_address(cache));
-    fflush(stdout);
     weft_notification_free(told);
     pause(); /* until it is killed */
 }
@@ -54,7 +53,7 @@ static void own(int out) {
 int main(void) {
     int way[2];
     if (pipe(way)) return 1;
-    fflush(stdout);
+    setvbuf(stdout, NULL, _IOLBF, 0); /* so that the lines of both processes come in their order */
     pid_t owner = fork(); /* before there is an agent: it would belong to the parent */
     if (owner == 0) {
         close(way[0]);
@@ -101,7 +100,7 @@ int main(void) {
     must(weft_write(peer, &answer, 1, &options, &transfer), "posting a write");
     must(weft_transfer_wait(transfer, WEFT_FOREVER, NULL), "writing");
     weft_transfer_free(transfer);
-    usleep(200000); /* so that the owner's line comes first */
+    usleep(200000); /* for the owner to say so */
 
     /* Nothing that is asked of a dead process takes longer than its deadline. */
     kill(owner, SIGKILL);

@@ -87,6 +87,7 @@ pub fn at<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failed> {
 /// # Safety
 /// It begins with a size.
 unsafe fn size_of_struct<T: Plain>(structure: NonNull<T>, name: &str) -> Result<usize, Failed> {
+    const { assert!(T::FIRST_SIZE <= size_of::<T>(), "structures grow, and never shrink") };
     // SAFETY: as the caller says.
     let size = unsafe { structure.cast::<usize>().read() };
     if size < T::FIRST_SIZE || size > isize::MAX as usize {

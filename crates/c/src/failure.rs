@@ -55,7 +55,7 @@ pub struct ErrorDetails {
 
 // SAFETY: numbers and raw pointers, for all of which zero is a value.
 unsafe impl Plain for ErrorDetails {
-    const FIRST_SIZE: usize = 88;
+    const FIRST_SIZE: usize = 80;
 }
 
 thread_local! {
