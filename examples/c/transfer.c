@@ -25,7 +25,7 @@ static void must(weft_status status, const char *what) {
     }
 }
 
-/* Publishes blocks that are filled with their own numbers, tells where it is, and waits for an answer. */
+/* Publishes blocks that are filled with their own numbers, says where it is, waits for an answer, and says that it has come. */
 static void own(int out) {
     weft_agent *agent;
     weft_memory *cache;
@@ -47,6 +47,7 @@ static void own(int out) {
     printf("the owner is told \"%.*s\", and block 0 holds %d\n", (int)length, (const char *)bytes,
            *(char *)weft_memory_address(cache));
     weft_notification_free(told);
+    if (write(out, "!", 1) != 1) exit(1);
     pause(); /* until it is killed */
 }
 
@@ -100,7 +101,7 @@ int main(void) {
     must(weft_write(peer, &answer, 1, &options, &transfer), "posting a write");
     must(weft_transfer_wait(transfer, WEFT_FOREVER, NULL), "writing");
     weft_transfer_free(transfer);
-    usleep(200000); /* for the owner to say so */
+    if (read(way[0], metadata, 1) != 1) return 1;
 
     /* Nothing that is asked of a dead process takes longer than its deadline. */
     kill(owner, SIGKILL);

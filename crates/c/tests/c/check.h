@@ -80,9 +80,17 @@ static inline child spawn(const char *program, const char *part, const char *fir
     return it;
 }
 
+/* Comes back when it is frozen: until then it may still answer. */
+static inline void freeze(const child *it) {
+    int status;
+    kill(it->pid, SIGSTOP);
+    CHECK(waitpid(it->pid, &status, WUNTRACED) == it->pid && WIFSTOPPED(status));
+}
+
+static inline void thaw(const child *it) { kill(it->pid, SIGCONT); }
+
 static inline void end(child *it) {
     kill(it->pid, SIGKILL);
-    kill(it->pid, SIGCONT);
     waitpid(it->pid, NULL, 0);
     close(it->to);
 }

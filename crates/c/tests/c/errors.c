@@ -44,7 +44,7 @@ static void calls(weft_agent *agent) {
     CHECK(details.os_error > 0);
     MEET(WEFT_ERROR_RENDEZVOUS, weft_connect_named(agent, "somebody", SECOND, &peer));
     IS(WEFT_ERROR_RENDEZVOUS, weft_communicator_from_env(WEFT_ABI_VERSION, "nobody", &group));
-    MEET(WEFT_ERROR_CONNECT, weft_connect(agent, "127.0.0.1:1", LONG, &peer));
+    MEET(WEFT_ERROR_CONNECT, weft_connect(agent, "127.0.0.1:1", 200 * MILLISECOND, &peer));
     IS(WEFT_ERROR_CONNECT, weft_connect(agent, "no such host:1", LONG, &peer));
     CHECK(peer == NULL);
 }
@@ -99,7 +99,7 @@ static void peers(weft_agent *agent) {
     weft_transfer_free(transfer);
     IS(WEFT_ERROR_REFUSED, weft_fetch_add(peer, data, 3, 1, LONG, &word));
 
-    kill(owner.pid, SIGSTOP);
+    freeze(&owner);
     weft_transfer_options soon = {.size = sizeof soon, .deadline_ns = 100 * MILLISECOND};
     OK(weft_read(peer, &of_data, 1, &soon, &transfer));
     MEET(WEFT_ERROR_EXPIRED, weft_transfer_wait(transfer, WEFT_FOREVER, NULL));
@@ -156,7 +156,7 @@ static void freezes(weft_agent *agent) {
         OK(weft_publish(agent, "mine", memory, WEFT_ACCESS_READ));
         child reader = spawn(program, "reader", weft_agent_address(agent), NULL);
         nap(10 * MILLISECOND);
-        kill(reader.pid, SIGSTOP);
+        freeze(&reader);
         status = weft_memory_deregister(memory, 50 * MILLISECOND);
         if (status != WEFT_OK) MEET(WEFT_ERROR_STILL_IN_USE, status);
         end(&reader);
@@ -207,7 +207,7 @@ static void groups(const char *directory) {
     child frozen = spawn(program, "rank", rendezvous, "frozen");
     group = join(agent, "frozen", 1);
     OK(weft_barrier(group, NULL, NULL));
-    kill(frozen.pid, SIGSTOP);
+    freeze(&frozen);
     IS(WEFT_ERROR_COLLECTIVE, weft_barrier(group, &soon, NULL));
     MEET(WEFT_ERROR_NO_QUORUM, weft_communicator_shrink(group, SECOND, &left));
     end(&frozen);

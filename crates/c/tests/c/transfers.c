@@ -136,7 +136,7 @@ static void cancels(weft_peer *peer, weft_region *data, weft_memory *memory, chi
     weft_transfer *transfer;
     unsigned char *bytes = weft_memory_address(memory);
     weft_leg all = {sizeof all, memory, data, NULL, 0, NULL, 0};
-    kill(owner->pid, SIGSTOP);
+    freeze(owner);
     weft_transfer_options options = {.size = sizeof options, .deadline_ns = LONG};
     uint64_t began = now_ns();
     OK(weft_read(peer, &all, 1, &options, &transfer));
@@ -145,7 +145,7 @@ static void cancels(weft_peer *peer, weft_region *data, weft_memory *memory, chi
     memset(bytes, 7, DATA);
     IS(WEFT_ERROR_CANCELLED, weft_transfer_poll(transfer, NULL));
     CHECK(now_ns() - began < LONG);
-    kill(owner->pid, SIGCONT);
+    thaw(owner);
     nap(100 * MILLISECOND);
     for (size_t at = 0; at < DATA; at++) CHECK(bytes[at] == 7);
     OK(weft_transfer_cancel(transfer));
@@ -156,7 +156,7 @@ static void dies(weft_peer *peer, weft_region *data, weft_memory *memory, child 
     weft_leg all = {sizeof all, memory, data, NULL, 0, NULL, 0};
     weft_transfer *transfer;
     weft_error details = {.size = sizeof details};
-    kill(owner->pid, SIGSTOP);
+    freeze(owner);
     weft_transfer_options options = {.size = sizeof options, .deadline_ns = LONG};
     OK(weft_read(peer, &all, 1, &options, &transfer));
     end(owner);
