@@ -144,7 +144,8 @@ const char *weft_status_name(weft_status status);
  * each has its own. */
 const char *weft_last_error(void);
 
-/* The same with all that is known. What it points to is there until the next call of this thread fails. Threads: any, each has its own. */
+/* The same with all that is known; WEFT_NONE before the first. What it points to is there until the next call of this thread fails.
+ * Threads: any, each has its own. */
 weft_status weft_last_error_details(weft_error *details);
 
 /* ---- Agents ------------------------------------------------------------------------------------------------------------------------- */
