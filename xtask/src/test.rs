@@ -219,7 +219,16 @@ mod tests {
         assert!(Plan::new(&PLAIN, false, "chromum").is_err());
         let mut plan = Plan::new(&PLAIN, true, "").unwrap();
         plan.require_what_is_there(true);
-        let there = ["etcd", "chromium", "c++", "valgrind", "pkg-config", "cmake", "root", "torch"];
+        let there = [
+            "etcd",
+            "chromium",
+            "c++",
+            "valgrind",
+            "pkg-config",
+            "cmake",
+            "root",
+            "torch",
+        ];
         assert_eq!(plan.required, there);
     }
 }

@@ -115,7 +115,9 @@ pub unsafe fn structure<T: Plain>(given: *const T, name: &str) -> Result<T, Fail
         copy_nonoverlapping(given.as_ptr().cast::<u8>(), taken.as_mut_ptr().cast::<u8>(), known);
         let unknown = std::slice::from_raw_parts(given.as_ptr().cast::<u8>().add(known), size - known);
         if unknown.iter().any(|byte| *byte != 0) {
-            return Err(Failed::invalid(format!("{name} asks for something that this library does not know")));
+            return Err(Failed::invalid(format!(
+                "{name} asks for something that this library does not know"
+            )));
         }
         Ok(taken.assume_init())
     }
@@ -159,7 +161,9 @@ pub unsafe fn text<'a>(given: *const c_char, name: &str) -> Result<&'a str, Fail
     let given = at(given.cast_mut(), name)?;
     // SAFETY: as the caller says.
     let given = unsafe { CStr::from_ptr(given.as_ptr()) };
-    given.to_str().map_err(|_| Failed::invalid(format!("{name} is not UTF-8")))
+    given
+        .to_str()
+        .map_err(|_| Failed::invalid(format!("{name} is not UTF-8")))
 }
 
 /// The same where null stands for none.
@@ -187,7 +191,9 @@ pub fn duration_if_any(nanoseconds: u64) -> Option<Duration> {
 /// One of an enumeration's, by its number.
 pub fn one_of<T: Copy>(known: &[T], number: i32, name: &str) -> Result<T, Failed> {
     let found = usize::try_from(number).ok().and_then(|number| known.get(number));
-    found.copied().ok_or_else(|| Failed::invalid(format!("there is no {name} {number}")))
+    found
+        .copied()
+        .ok_or_else(|| Failed::invalid(format!("there is no {name} {number}")))
 }
 
 #[cfg(test)]

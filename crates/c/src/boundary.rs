@@ -63,7 +63,10 @@ impl<T: Object> Handle<T> {
     fn value(&self) -> Result<&T, Failed> {
         self.origin.check()?;
         if self.broken.load(Ordering::Relaxed) {
-            let text = format!("an earlier call with this {} has panicked, and it is of no further use", T::NAME);
+            let text = format!(
+                "an earlier call with this {} has panicked, and it is of no further use",
+                T::NAME
+            );
             return Err(Failed::new(Status::Panic, text));
         }
         Ok(&self.value)
@@ -165,7 +168,10 @@ pub unsafe fn handle_out<T>(out: *mut *mut Handle<T>, name: &str) -> Result<Out<
 fn panicked(panic: &(dyn Any + Send)) -> Failed {
     let said = panic.downcast_ref::<&str>().copied();
     let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    Failed::new(Status::Panic, format!("Weft has panicked: {}", said.unwrap_or("it did not say why")))
+    Failed::new(
+        Status::Panic,
+        format!("Weft has panicked: {}", said.unwrap_or("it did not say why")),
+    )
 }
 
 #[cfg(test)]
@@ -207,18 +213,28 @@ mod tests {
         let panics = |_: &Number| -> Result<(), Failed> { panic!("on purpose") };
         // SAFETY: a handle of this test's.
         unsafe {
-            assert_eq!(on(number, |number| {
-                assert_eq!(number.0, 7);
-                Ok::<_, Failed>(())
-            }), Status::Ok);
+            assert_eq!(
+                on(number, |number| {
+                    assert_eq!(number.0, 7);
+                    Ok::<_, Failed>(())
+                }),
+                Status::Ok
+            );
             assert_eq!(on(number, panics), Status::Panic);
             assert_eq!(last_error(), "Weft has panicked: on purpose");
             assert_eq!(on(number, |_| Ok::<_, Failed>(())), Status::Panic);
-            assert!(last_error().contains("an earlier call with this number"), "{}", last_error());
+            assert!(
+                last_error().contains("an earlier call with this number"),
+                "{}",
+                last_error()
+            );
             assert!(other(number).is_err());
             free(number);
         }
-        assert_eq!(guarded(|| -> Result<(), Failed> { panic!("{} more", 1) }), Status::Panic);
+        assert_eq!(
+            guarded(|| -> Result<(), Failed> { panic!("{} more", 1) }),
+            Status::Panic
+        );
         assert_eq!(last_error(), "Weft has panicked: 1 more");
     }
 
@@ -246,7 +262,10 @@ mod tests {
 
     #[test]
     fn a_thread_has_errors_of_its_own() {
-        assert_eq!(guarded(|| Err::<(), _>(Failed::invalid("mine"))), Status::InvalidArgument);
+        assert_eq!(
+            guarded(|| Err::<(), _>(Failed::invalid("mine"))),
+            Status::InvalidArgument
+        );
         std::thread::spawn(|| assert_eq!(last_error(), "")).join().unwrap();
         assert_eq!(guarded(|| Ok(())), Status::Ok);
         assert_eq!(last_error(), "mine");

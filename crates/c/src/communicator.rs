@@ -209,7 +209,9 @@ impl Elements<'_> {
         let bytes = bytes.ok_or_else(|| Failed::invalid(format!("{} elements", self.count)))?;
         if !(data as usize).is_multiple_of(size) {
             let kind = self.datatype;
-            return Err(Failed::invalid(format!("a buffer of {kind} is not aligned to {size} bytes")));
+            return Err(Failed::invalid(format!(
+                "a buffer of {kind} is not aligned to {size} bytes"
+            )));
         }
         // SAFETY: as the caller says.
         Ok(unsafe { host_memory(data.cast_mut(), bytes) }?.into())
@@ -438,7 +440,9 @@ unsafe extern "C" fn weft_reduce_scatter(
         run_with(communicator, (count, datatype), (options, call), |elements| {
             let (input, output) = (elements.each(input)?, elements.one(output)?);
             let operator = operator(reduction)?;
-            Ok(elements.group.reduce_scatter(input, output, elements.datatype, operator))
+            Ok(elements
+                .group
+                .reduce_scatter(input, output, elements.datatype, operator))
         })
     }
 }

@@ -76,7 +76,12 @@ fn declarations() -> String {
 
 fn without_needless_spaces(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
-    words.join(" ").replace(" *", "*").replace("* ", "*").replace("( ", "(").replace(" )", ")")
+    words
+        .join(" ")
+        .replace(" *", "*")
+        .replace("* ", "*")
+        .replace("( ", "(")
+        .replace(" )", ")")
 }
 
 fn functions_of_header() -> Functions {
@@ -119,8 +124,13 @@ fn functions_of_sources() -> Functions {
             let (name, rest) = found.split_once('(').expect("a function has parameters");
             let (parameters, rest) = rest.split_once(')').expect("parameters end");
             let returned = rest.split_once('{').expect("a body").0.trim();
-            let returned = returned.strip_prefix("->").map_or("void".to_owned(), |rust| c_type(rust.trim()));
-            let parameters = parameters.split(',').map(str::trim).filter(|parameter| !parameter.is_empty());
+            let returned = returned
+                .strip_prefix("->")
+                .map_or("void".to_owned(), |rust| c_type(rust.trim()));
+            let parameters = parameters
+                .split(',')
+                .map(str::trim)
+                .filter(|parameter| !parameter.is_empty());
             let parameters = parameters.map(|parameter| {
                 let (name, rust) = parameter.split_once(": ").expect("a name and a type");
                 let kind = c_type(rust);
@@ -152,7 +162,9 @@ fn functions_are_those_of_the_header() {
 #[test]
 fn every_function_says_who_may_call_it() {
     for part in HEADER.split("\n\n") {
-        let declares = part.lines().any(|line| line.starts_with(|first: char| first.is_ascii_lowercase()) && line.contains('('));
+        let declares = part
+            .lines()
+            .any(|line| line.starts_with(|first: char| first.is_ascii_lowercase()) && line.contains('('));
         assert!(!declares || part.contains("Threads: "), "who may call this?\n{part}");
     }
 }
@@ -163,16 +175,29 @@ fn ask_the_compiler(expressions: &BTreeMap<String, i64>) -> BTreeMap<String, i64
     let (source, program) = (directory.path().join("ask.c"), directory.path().join("ask"));
     let mut text = String::from("#include <stdio.h>\n#include <weft.h>\nint main(void) {\n");
     for expression in expressions.keys() {
-        writeln!(text, "printf(\"%s\\t%lld\\n\", \"{expression}\", (long long)({expression}));").unwrap();
+        writeln!(
+            text,
+            "printf(\"%s\\t%lld\\n\", \"{expression}\", (long long)({expression}));"
+        )
+        .unwrap();
     }
     std::fs::write(&source, text + "return 0; }\n").unwrap();
     let include = concat!(env!("CARGO_MANIFEST_DIR"), "/include");
-    let compiled = Command::new("cc").args(["-I", include, "-o"]).arg(&program).arg(&source).status();
-    assert!(compiled.is_ok_and(|status| status.success()), "the C compiler did not take it");
+    let compiled = Command::new("cc")
+        .args(["-I", include, "-o"])
+        .arg(&program)
+        .arg(&source)
+        .status();
+    assert!(
+        compiled.is_ok_and(|status| status.success()),
+        "the C compiler did not take it"
+    );
     let said = Command::new(&program).output().unwrap().stdout;
     let said = String::from_utf8(said).unwrap();
     let pairs = said.lines().filter_map(|line| line.split_once('\t'));
-    pairs.map(|(name, number)| (name.to_owned(), number.parse().unwrap())).collect()
+    pairs
+        .map(|(name, number)| (name.to_owned(), number.parse().unwrap()))
+        .collect()
 }
 
 macro_rules! layout {
@@ -196,11 +221,18 @@ fn structures_and_numbers_are_those_of_the_header() {
         "weft_summary" SummaryOfTransfer { size, bytes, duration_ns, parts, retries, transport }
         "weft_transfer_options" TransferOptions { size, deadline_ns, notification, notification_length, checksum }
     );
-    let structures = declarations().matches("typedef struct ").count() - declarations().matches("typedef struct weft_").count();
+    let structures =
+        declarations().matches("typedef struct ").count() - declarations().matches("typedef struct weft_").count();
     assert_eq!(structures, 0, "all structures have the prefix");
     let described = ours.keys().filter(|key| key.starts_with("sizeof")).count();
-    let with_fields = declarations().lines().filter(|line| line.starts_with("typedef struct") && line.ends_with('{')).count();
-    assert_eq!(described, with_fields, "a structure of the header is not held against this room");
+    let with_fields = declarations()
+        .lines()
+        .filter(|line| line.starts_with("typedef struct") && line.ends_with('{'))
+        .count();
+    assert_eq!(
+        described, with_fields,
+        "a structure of the header is not held against this room"
+    );
     for (number, name) in status::ALL {
         ours.insert(name.to_str().unwrap().to_owned(), i64::from(*number));
     }
@@ -231,7 +263,10 @@ fn structures_and_numbers_are_those_of_the_header() {
     let words = text.split(|sign: char| !sign.is_ascii_alphanumeric() && sign != '_');
     for word in words.filter(|word| word.starts_with("WEFT_")) {
         let elsewhere = ["WEFT_H", "WEFT_FOREVER"].contains(&word);
-        assert!(elsewhere || ours.contains_key(word), "{word} is in the header, and not here");
+        assert!(
+            elsewhere || ours.contains_key(word),
+            "{word} is in the header, and not here"
+        );
     }
     assert_eq!(ask_the_compiler(&ours), ours);
 }
@@ -246,7 +281,16 @@ fn the_example_at_the_top_of_the_header_is_a_program() {
     let source = directory.path().join("example.c");
     std::fs::write(&source, example).unwrap();
     let include = concat!(env!("CARGO_MANIFEST_DIR"), "/include");
-    let strictly = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I", include];
+    let strictly = [
+        "-std=c99",
+        "-Wall",
+        "-Wextra",
+        "-Wpedantic",
+        "-Werror",
+        "-fsyntax-only",
+        "-I",
+        include,
+    ];
     let compiled = Command::new("cc").args(strictly).arg(&source).status();
     assert!(compiled.is_ok_and(|status| status.success()));
 }

@@ -46,7 +46,9 @@ fn check_version(version: u32) -> Result<(), failure::Failed> {
     }
     Err(failure::Failed::new(
         status::Status::Version,
-        format!("the program was compiled for version {version:#x} of the C API, and this library has {ABI_VERSION:#x}"),
+        format!(
+            "the program was compiled for version {version:#x} of the C API, and this library has {ABI_VERSION:#x}"
+        ),
     ))
 }
 

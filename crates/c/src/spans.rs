@@ -55,7 +55,9 @@ pub unsafe fn legs<'a>(first: *const LegOfTransfer, count: usize) -> Result<Vec<
     // SAFETY: as the caller says, a leg begins with its size.
     let stride = unsafe { first.cast::<usize>().read() };
     if !stride.is_multiple_of(align_of::<LegOfTransfer>())
-        || stride.checked_mul(count).is_none_or(|bytes| bytes > isize::MAX as usize)
+        || stride
+            .checked_mul(count)
+            .is_none_or(|bytes| bytes > isize::MAX as usize)
     {
         return Err(Failed::invalid(format!("{count} legs of {stride} bytes")));
     }

@@ -109,7 +109,9 @@ impl Status {
     fn of_peer(error: &PeerError) -> Status {
         match error {
             PeerError::NotConnected | PeerError::Submit(SubmitError::PeerGone(_)) => Status::PeerLost,
-            PeerError::Submit(SubmitError::TooManyAnnounced) | PeerError::Session(SessionError::TooManyHeld) => Status::Full,
+            PeerError::Submit(SubmitError::TooManyAnnounced) | PeerError::Session(SessionError::TooManyHeld) => {
+                Status::Full
+            }
             _ => Status::InvalidArgument,
         }
     }

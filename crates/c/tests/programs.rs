@@ -24,7 +24,8 @@ fn built() -> &'static Path {
             cargo.arg("--release");
         }
         // What cargo told this test of its package is not for packages that look at these variables when they are built, and build again if they differ.
-        let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        let of_package =
+            |name: &str| name == "OUT_DIR" || name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_package)) {
             cargo.env_remove(name);
         }
@@ -107,10 +108,19 @@ fn done(command: &mut Command) -> String {
 
 #[test]
 fn exported_are_the_functions_of_the_header_and_nothing_else() {
-    let listed = succeed(Command::new("nm").args(["-D", "--defined-only"]).arg(built().join("libweft.so")));
-    let exported: BTreeSet<&str> = listed.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    let listed = succeed(
+        Command::new("nm")
+            .args(["-D", "--defined-only"])
+            .arg(built().join("libweft.so")),
+    );
+    let exported: BTreeSet<&str> = listed
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .collect();
     let header = std::fs::read_to_string(Path::new(ROOM).join("include/weft.h")).unwrap();
-    let declared = header.lines().filter(|line| line.starts_with(|first: char| first.is_ascii_lowercase()));
+    let declared = header
+        .lines()
+        .filter(|line| line.starts_with(|first: char| first.is_ascii_lowercase()));
     let declared = declared.filter_map(|line| line.split_once('(')?.0.rsplit([' ', '*']).next());
     assert_eq!(exported, declared.collect());
     let named = succeed(Command::new("readelf").arg("-d").arg(built().join("libweft.so")));
@@ -137,7 +147,9 @@ fn the_example_in_cpp_tells_what_it_should() {
         return;
     }
     let programs = Programs::new();
-    let said = succeed(&mut Command::new(programs.compile("../../examples/c/transfer.cpp", &[])));
+    let said = succeed(&mut Command::new(
+        programs.compile("../../examples/c/transfer.cpp", &[]),
+    ));
     assert_eq!(
         said,
         "read 4194304 bytes over shared_memory; the last number is 1048575\n\
@@ -163,9 +175,14 @@ fn every_status_can_be_met() {
     let programs = Programs::new();
     let program = programs.compile("tests/c/errors.c", &[]);
     let said = done(Command::new(program).arg(programs.place().path()));
-    let met: BTreeSet<&str> = said.split_whitespace().filter(|word| word.starts_with("WEFT_ERROR_")).collect();
+    let met: BTreeSet<&str> = said
+        .split_whitespace()
+        .filter(|word| word.starts_with("WEFT_ERROR_"))
+        .collect();
     let header = std::fs::read_to_string(Path::new(ROOM).join("include/weft.h")).unwrap();
-    let numbered = header.lines().filter_map(|line| line.trim().split_once(" = -").map(|(name, _)| name));
+    let numbered = header
+        .lines()
+        .filter_map(|line| line.trim().split_once(" = -").map(|(name, _)| name));
     let mut numbered: BTreeSet<&str> = numbered.filter(|name| name.starts_with("WEFT_ERROR_")).collect();
     // A test of the room's own brings one about.
     assert!(numbered.remove("WEFT_ERROR_PANIC"));
@@ -216,9 +233,13 @@ fn the_address_sanitizer_finds_nothing() {
         return;
     }
     let (programs, sanitized) = (Programs::new(), ["-fsanitize=address", "-fno-omit-frame-pointer"]);
-    succeed(&mut Command::new(programs.compile("../../examples/c/transfer.c", &sanitized)));
+    succeed(&mut Command::new(
+        programs.compile("../../examples/c/transfer.c", &sanitized),
+    ));
     for test in ["arguments", "transfers", "fork"] {
-        done(&mut Command::new(programs.compile(&format!("tests/c/{test}.c"), &sanitized)));
+        done(&mut Command::new(
+            programs.compile(&format!("tests/c/{test}.c"), &sanitized),
+        ));
     }
     let errors = programs.compile("tests/c/errors.c", &sanitized);
     done(Command::new(errors).arg(programs.place().path()));
@@ -227,7 +248,10 @@ fn the_address_sanitizer_finds_nothing() {
     // What holds for all of it is worth nothing if the sanitizer does not look.
     let mistaken = programs.compile("tests/c/mistaken.c", &sanitized);
     let found = Command::new(mistaken).output().unwrap();
-    assert!(!found.status.success() && String::from_utf8_lossy(&found.stderr).contains("AddressSanitizer"), "{found:?}");
+    assert!(
+        !found.status.success() && String::from_utf8_lossy(&found.stderr).contains("AddressSanitizer"),
+        "{found:?}"
+    );
 }
 
 #[test]
@@ -241,16 +265,25 @@ fn valgrind_finds_nothing() {
         command.args(["--quiet", "--error-exitcode=99"]);
         command.arg(format!("--suppressions={ROOM}/tests/c/valgrind.supp"));
         if leaks {
-            command.args(["--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
+            command.args([
+                "--leak-check=full",
+                "--show-leak-kinds=definite",
+                "--errors-for-leak-kinds=definite",
+            ]);
         }
         command.arg(program);
         command
     };
-    succeed(&mut valgrind(programs.compile("../../examples/c/transfer.c", &[]), true));
+    succeed(&mut valgrind(
+        programs.compile("../../examples/c/transfer.c", &[]),
+        true,
+    ));
     done(&mut valgrind(programs.compile("tests/c/arguments.c", &[]), true));
     // A child gives nothing back of what its parent has, and on purpose.
     done(&mut valgrind(programs.compile("tests/c/fork.c", &[]), false));
-    let found = valgrind(programs.compile("tests/c/mistaken.c", &[]), true).output().unwrap();
+    let found = valgrind(programs.compile("tests/c/mistaken.c", &[]), true)
+        .output()
+        .unwrap();
     assert_eq!(found.status.code(), Some(99), "{found:?}");
 }
 
@@ -270,14 +303,19 @@ fn pkg_config_finds_what_was_installed() {
     let prefix = install();
     let ask = |what: &[&str]| {
         let mut asked = Command::new("pkg-config");
-        asked.args(what).arg("weft").env("PKG_CONFIG_PATH", prefix.path().join("lib/pkgconfig"));
+        asked
+            .args(what)
+            .arg("weft")
+            .env("PKG_CONFIG_PATH", prefix.path().join("lib/pkgconfig"));
         succeed(&mut asked)
     };
     assert_eq!(ask(&["--modversion"]).trim(), env!("CARGO_PKG_VERSION"));
     let flags = ask(&["--cflags", "--libs"]);
     let program = prefix.path().join("program");
     let mut compile = Command::new("cc");
-    compile.arg(Path::new(ROOM).join("tests/c/arguments.c")).args(flags.split_whitespace());
+    compile
+        .arg(Path::new(ROOM).join("tests/c/arguments.c"))
+        .args(flags.split_whitespace());
     succeed(compile.arg("-o").arg(&program));
     done(Command::new(&program).env("LD_LIBRARY_PATH", prefix.path().join("lib")));
 }
@@ -300,8 +338,14 @@ fn cmake_finds_what_was_installed() {
     let mut configure = Command::new("cmake");
     configure.args(["-S", ".", "-B", "out"]).current_dir(project.path());
     succeed(configure.env("CMAKE_PREFIX_PATH", prefix.path()));
-    succeed(Command::new("cmake").args(["--build", "out"]).current_dir(project.path()));
+    succeed(
+        Command::new("cmake")
+            .args(["--build", "out"])
+            .current_dir(project.path()),
+    );
     for way in ["weft", "static"] {
-        done(&mut Command::new(project.path().join("out").join(format!("with_{way}"))));
+        done(&mut Command::new(
+            project.path().join("out").join(format!("with_{way}")),
+        ));
     }
 }
