@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tempfile::TempDir;
 use weft_testing::{Need, has};
@@ -204,8 +204,10 @@ fn memory_of_a_gpu_goes_both_ways() {
     done(&mut Command::new(programs.compile("tests/c/gpu.c", &["-ldl"])));
 }
 
-/// So many ranks of a program, started as a launcher would.
+/// So many ranks of a program, started as a launcher would. On one host jobs are told apart by their launcher, and this process is one.
 fn launch(ranks: u32, rank: impl Fn() -> Command) {
+    static ONE_JOB: Mutex<()> = Mutex::new(());
+    let _alone = ONE_JOB.lock().unwrap_or_else(PoisonError::into_inner);
     let start = |number: u32| -> Child {
         let mut command = rank();
         let variables = [("RANK", number), ("WORLD_SIZE", ranks), ("LOCAL_WORLD_SIZE", ranks)];
