@@ -37,6 +37,10 @@ const NEEDED: &[Needed] = &[
     (&["ip", "-V"], "iproute2"),
     (&["python3", "-c", "import ensurepip, venv"], "python3-venv"),
     (&["cc", "--version"], "gcc"),
+    (&["c++", "--version"], "g++"),
+    (&["valgrind", "--version"], "valgrind"),
+    (&["pkg-config", "--version"], "pkg-config"),
+    (&["cmake", "--version"], "cmake"),
     CHROMIUM,
 ];
 
@@ -121,7 +125,7 @@ impl Plan {
 
     /// What was installed, or was there, must be used; and whoever runs everything has to be root.
     fn require_what_is_there(&mut self, all: bool) {
-        let mut required: Vec<&str> = vec!["etcd", "chromium"];
+        let mut required: Vec<&str> = vec!["etcd", "chromium", "c++", "valgrind", "pkg-config", "cmake"];
         if all || Need::Root.missing().is_none() {
             required.push("root");
         }
@@ -217,6 +221,16 @@ mod tests {
         assert!(Plan::new(&PLAIN, false, "chromum").is_err());
         let mut plan = Plan::new(&PLAIN, true, "").unwrap();
         plan.require_what_is_there(true);
-        assert_eq!(plan.required, ["etcd", "chromium", "root", "torch"]);
+        let there = [
+            "etcd",
+            "chromium",
+            "c++",
+            "valgrind",
+            "pkg-config",
+            "cmake",
+            "root",
+            "torch",
+        ];
+        assert_eq!(plan.required, there);
     }
 }

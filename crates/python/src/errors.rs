@@ -1,7 +1,5 @@
 //! From the Rust errors to the exceptions of `weft/_errors.py`, fields included.
 
-use std::error::Error as _;
-
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::import_exception;
 use pyo3::prelude::*;
@@ -101,7 +99,7 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         weft::Error::Stopped => Stopped::new_err(text),
         weft::Error::Interrupted => PyKeyboardInterrupt::new_err(text),
         weft::Error::Forked(_) => Forked::new_err(text),
-        other => match os_error(other) {
+        other => match other.os_error() {
             Some(number) => OsFailure::new_err((number, text)),
             None => OsFailure::new_err(text),
         },
@@ -199,21 +197,6 @@ fn collective_failed(py: Python<'_>, failed: &CollectiveFailed, text: String) ->
         let others: Vec<(u32, String)> = others.map(|(rank, status)| (rank.0, status.call.to_string())).collect();
         value.setattr("others", others)
     })
-}
-
-/// The number that the operating system gave, which lies at the bottom of the error.
-fn os_error(error: &weft::Error) -> Option<i32> {
-    let mut source = match error {
-        weft::Error::System { source, .. } => return source.raw_os_error(),
-        other => other.source(),
-    };
-    while let Some(error) = source {
-        if let Some(error) = error.downcast_ref::<std::io::Error>() {
-            return error.raw_os_error();
-        }
-        source = error.source();
-    }
-    None
 }
 
 /// Fields make an exception more useful; failing to set one must not hide it.

@@ -16,6 +16,7 @@ use weft_protocol::session::{Config, Secret};
 use weft_protocol::transfer::PeerId;
 use weft_protocol::transport::{PeerAddress, Progress};
 
+use crate::communicator::Member;
 use crate::communicator::board::Board;
 use crate::driver::{PeerState, Shared, Turns, World};
 use crate::ending::remember;
@@ -453,12 +454,23 @@ impl Agent {
         let rendezvous = self.rendezvous_for(name)?;
         let deadline = after(self.shared()?, timeout);
         let entry = rendezvous.lookup(name, timeout)?;
-        let addresses = parse_addresses(&entry.address)?;
         self.connect_to(Target {
-            addresses,
+            addresses: parse_addresses(&entry.address)?,
             deadline,
             name: Some(entry.name),
             epoch: Some(entry.epoch),
+        })
+    }
+
+    /// Connects to one life of an agent, as that has told it by other means: its [`name`](Agent::name), [`address`](Agent::address) and
+    /// [`epoch`](Agent::epoch). Whoever has come in its place is not taken for it.
+    pub fn connect_life(&self, name: &str, member: &Member, timeout: Duration) -> Result<Peer, Error> {
+        let deadline = after(self.shared()?, timeout);
+        self.connect_to(Target {
+            addresses: parse_addresses(&member.address)?,
+            deadline,
+            name: Some(name.to_owned()),
+            epoch: Some(member.epoch),
         })
     }
 

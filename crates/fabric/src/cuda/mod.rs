@@ -1,6 +1,6 @@
 //! Memory of a device as a place, and who copies from it and into it.
 //!
-//! A transport that moves device memory has [`Devices`]: it lays a part of a move out as pieces and has the device copy them, by one kernel. Nothing here waits for
+//! A transport that moves device memory has `Devices`: it lays a part of a move out as pieces and has the device copy them, by one kernel. Nothing here waits for
 //! the device; a copy that was begun is looked after until it has ended, and until then neither side of it is let go.
 
 mod here;
