@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weft_plan::Time;
 
 use super::cache::Cache;
-use super::holder::{Held, Ring};
+use super::holder::{Held, Ring, Spoken};
 use super::reader::Want;
 use super::{
     Act, CallError, Event, Message, Move, MoveError, MoveId, MoveLeg, Moved, NAME_BYTES_MAX, Names, Settings, Slots,
@@ -40,6 +40,7 @@ pub struct HandOffs {
     // As holder.
     pub(super) held: BTreeMap<String, Held>,
     pub(super) over: Ring,
+    pub(super) spoken: Spoken,
     pub(super) slots: Slots,
     // As reader.
     pub(super) wants: BTreeMap<String, Want>,
@@ -84,7 +85,26 @@ pub(super) enum Due {
 pub(super) struct Session {
     pub(super) name: String,
     asked: bool,
+    /// It was told what this worker holds. Once is enough, however often it asks: a description is long.
+    told: bool,
     pub(super) cache: Option<Arc<Cache>>,
+    /// For each of its layers: the one of the same name here.
+    pub(super) same: Arc<[Option<u32>]>,
+    /// Hand-offs that it has made room for.
+    pub(super) made_room: BTreeSet<String>,
+}
+
+impl Session {
+    fn new(name: &str) -> Session {
+        Session {
+            name: name.to_owned(),
+            asked: false,
+            told: false,
+            cache: None,
+            same: Arc::default(),
+            made_room: BTreeSet::new(),
+        }
+    }
 }
 
 /// Who listens at an address.
@@ -139,6 +159,7 @@ impl HandOffs {
             next_move: 0,
             held: BTreeMap::new(),
             over: Ring::default(),
+            spoken: Spoken::default(),
             slots: Slots::new(stamp),
             wants: BTreeMap::new(),
             used: Names::default(),
@@ -214,12 +235,7 @@ impl HandOffs {
 
     /// A session is up, whoever began it.
     pub fn on_connected(&mut self, peer: PeerId, name: &str, now: Time) {
-        let session = Session {
-            name: name.to_owned(),
-            asked: false,
-            cache: None,
-        };
-        self.sessions.insert(peer, session);
+        self.sessions.insert(peer, Session::new(name));
         let address = self
             .partners
             .iter()
@@ -275,7 +291,7 @@ impl HandOffs {
                 addresses.push(address.clone());
             }
         }
-        self.holder_lost(peer);
+        self.holder_lost(peer, session.made_room);
         self.reader_lost(peer, &session.name, now);
         for address in addresses {
             self.on_partner_due(&address, now);
@@ -396,12 +412,15 @@ impl HandOffs {
         };
         match message {
             Message::Describe => {
-                let own = Cache::clone(&self.cache);
-                self.say(peer, Message::Cache(own));
+                if !std::mem::replace(&mut session.told, true) {
+                    let own = Cache::clone(&self.cache);
+                    self.say(peer, Message::Cache(own));
+                }
             }
             Message::Cache(cache) => {
                 // What it holds does not change as long as the session lasts.
                 if session.asked && session.cache.is_none() {
+                    session.same = same_layers(&self.cache, &cache);
                     session.cache = Some(Arc::new(cache));
                     self.holder_described(peer, now);
                     self.reader_described(now);
@@ -478,6 +497,14 @@ impl HandOffs {
             None => {}
         }
     }
+}
+
+/// For each layer of another cache: the one of the same name here.
+fn same_layers(own: &Cache, theirs: &Cache) -> Arc<[Option<u32>]> {
+    let names = (0..).zip(own.layers()).map(|(nth, layer)| (layer.name.as_str(), nth));
+    let by_name: BTreeMap<&str, u32> = names.collect();
+    let theirs = theirs.layers().iter();
+    theirs.map(|layer| by_name.get(layer.name.as_str()).copied()).collect()
 }
 
 pub(super) fn check_name(name: &str) -> Result<(), CallError> {

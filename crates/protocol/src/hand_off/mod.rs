@@ -42,7 +42,7 @@ pub use cache::{Cache, CacheError, Difference, LAYERS_MAX, Layer, Mismatch, Over
 pub use machine::HandOffs;
 pub use station::{PARCELS, Room, Station, StationError};
 pub use wire::{
-    ADDRESSES_MAX, AskedShare, BLOCKS_MAX, LASTS_MAX, Message, NAME_BYTES_MAX, Reserve, TOKENS_MAX, decode_addresses,
+    ADDRESSES_MAX, AskedShare, BLOCKS_MAX, LASTS_MAX, LASTS_MIN, Message, NAME_BYTES_MAX, Reserve, TOKENS_MAX, decode_addresses,
     encode_addresses,
 };
 
@@ -56,6 +56,13 @@ pub struct Lease {
     pub stamp: u64,
     /// How long blocks are held for a reader that says nothing.
     pub lasts: Time,
+}
+
+impl Lease {
+    /// Whether it can be kept: in a slot that there is, for a time that can be renewed, and with a stamp that a word can move past.
+    pub(crate) fn is_sensible(&self) -> bool {
+        self.slot < SLOTS && (LASTS_MIN..=LASTS_MAX).contains(&self.lasts) && self.stamp < u64::MAX
+    }
 }
 
 /// Where the blocks of a prompt are to be had. Whoever hands it on seals it.

@@ -11,7 +11,7 @@ use weft_plan::{Spans, Time};
 use super::cache::{Cache, Sequence, overlaps};
 use super::machine::{Due, HandOffs, Purpose, WANTS_MAX, check_name};
 use super::{
-    ADDRESSES_MAX, Act, AskedShare, BLOCKS_MAX, CallError, Event, Far, HandedOff, Message, Mismatch, MoveError, MoveId,
+    ADDRESSES_MAX, Act, AskedShare, BLOCKS_MAX, CallError, Event, Far, HandedOff, LASTS_MIN, Message, Mismatch, MoveError, MoveId,
     MoveLeg, Moved, Near, Origin, Over, Reason, Reserve, TOKENS_MAX, Wanted,
 };
 use crate::agent::{ConnectError, MAX_PARCEL_BYTES};
@@ -75,6 +75,14 @@ struct Landing {
     settled: BTreeSet<u32>,
 }
 
+impl Landing {
+    /// How many bytes have come, by the words of those who wrote them. What was preempted was written twice.
+    fn came(&self) -> u64 {
+        let all = self.got.values().fold(0, |all: u64, bytes| all.saturating_add(*bytes));
+        all.min(self.bytes)
+    }
+}
+
 impl Want {
     pub(super) fn waits_at(&self, address: &str) -> bool {
         matches!(self.stage, Stage::Waiting | Stage::Gathering) && self.addresses.iter().any(|known| known == address)
@@ -123,7 +131,7 @@ impl HandOffs {
     ) -> Result<(), CallError> {
         check_name(name)?;
         let sensible = (1..=ADDRESSES_MAX).contains(&addresses.len()) && (1..=ADDRESSES_MAX as u32).contains(&readers);
-        if !sensible || lasts == Time::ZERO {
+        if !sensible || lasts < LASTS_MIN {
             return Err(CallError::Invalid);
         }
         if self.wants.len() >= WANTS_MAX {
@@ -382,7 +390,7 @@ impl HandOffs {
         want.open.remove(&id);
         match outcome {
             Ok(moved) => {
-                want.bytes += moved.bytes;
+                want.bytes = want.bytes.saturating_add(moved.bytes);
                 want.ways.insert(moved.way.to_owned());
             }
             Err(failure) => {
@@ -601,7 +609,8 @@ impl HandOffs {
         if !grown {
             return;
         }
-        room.got.insert(peer, bytes);
+        // As it says: it cannot have written more than there is room for.
+        room.got.insert(peer, bytes.min(room.bytes));
         want.ways.insert(way.to_owned());
         // It works on it, so that it may take as long again.
         want.expires = now.saturating_add(self.settings.deadline);
@@ -724,10 +733,10 @@ impl HandOffs {
             self.releasing.insert(room.number, room.bytes);
             self.act(Act::Release { landing: room.number });
         }
-        let pushed = want.landing.as_ref().map_or(0, |room| room.got.values().sum());
+        let pushed = want.landing.as_ref().map_or(0, Landing::came);
         let outcome = match want.failure {
             None => Ok(HandedOff {
-                bytes: want.bytes + pushed,
+                bytes: want.bytes.saturating_add(pushed),
                 took: now.saturating_sub(want.began),
                 ways: want.ways.into_iter().collect(),
             }),
