@@ -3,9 +3,12 @@
 //! Readers say where there is room, at any time; the engine says which layers of which tokens are computed. Whichever comes later starts a write,
 //! and a write that has landed is told to its reader. No byte of a block is read after [`Event::Free`], or after [`Event::Fenced`].
 
+mod known;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+pub(super) use known::{Ring, Spoken};
 use weft_plan::Time;
 
 use super::cache::{Cache, Sequence, overlaps};
@@ -17,13 +20,8 @@ use super::{
 use crate::leg::Direction;
 use crate::transfer::PeerId;
 
-/// Hand-offs that are over are remembered, to be able to answer those who still ask for them.
-const OVER_MAX: usize = 4096;
 /// Hand-offs that are known at a time, those included that only readers have spoken of; and how long these are remembered.
 const HELD_MAX: usize = 1 << 16;
-const SPOKEN_OF_MAX: usize = 8192;
-/// Of these, so many may be of one reader.
-const SPOKEN_OF_BY_ONE_MAX: usize = 1024;
 const SPOKEN_OF_LASTS: Time = Time::from_secs(600);
 /// A reader that is not described by then gets nothing.
 const DESCRIBED_WITHIN: Time = Time::from_secs(10);
@@ -113,56 +111,6 @@ impl Held {
     }
 }
 
-/// How many hand-offs only readers have spoken of, in all and by reader.
-#[derive(Debug, Default)]
-pub(super) struct Spoken {
-    all: usize,
-    by: BTreeMap<String, usize>,
-}
-
-impl Spoken {
-    fn add(&mut self, reader: &str) -> Result<(), Over> {
-        if self.all >= SPOKEN_OF_MAX || self.by.get(reader).is_some_and(|of| *of >= SPOKEN_OF_BY_ONE_MAX) {
-            return Err(Over::TooMany);
-        }
-        self.all += 1;
-        *self.by.entry(reader.to_owned()).or_default() += 1;
-        Ok(())
-    }
-
-    /// One of them is known here now, or over.
-    fn remove(&mut self, held: &mut Held) {
-        let Some(reader) = held.spoken_by.take() else { return };
-        self.all -= 1;
-        if let Some(of) = self.by.get_mut(&reader) {
-            *of -= 1;
-            if *of == 0 {
-                self.by.remove(&reader);
-            }
-        }
-    }
-}
-
-/// The last hand-offs that are over, and why.
-#[derive(Debug, Default)]
-pub(super) struct Ring {
-    why: BTreeMap<String, Over>,
-    order: VecDeque<String>,
-}
-
-impl Ring {
-    fn remember(&mut self, name: &str, why: Over) {
-        if self.why.insert(name.to_owned(), why).is_none() {
-            self.order.push_back(name.to_owned());
-        }
-        if self.order.len() > OVER_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.why.remove(&oldest);
-        }
-    }
-}
-
 impl HandOffs {
     /// Lets others fetch the blocks of a prompt that is computed whole, for as long as the lease lasts. The word of the lease is set by the next acts,
     /// before which nobody should be told of it. `lease`: the one that all workers of the engine were given, or nothing, and one is made.
@@ -183,7 +131,7 @@ impl HandOffs {
 
     fn try_offer(&mut self, name: &str, lease: Option<Lease>, lasts: Time, now: Time) -> Result<Lease, CallError> {
         check_name(name)?;
-        if self.over.why.contains_key(name) {
+        if self.over.why(name).is_some() {
             return Err(CallError::Used);
         }
         if lease.is_some_and(|lease| !lease.is_sensible()) || lasts < LASTS_MIN {
@@ -204,7 +152,7 @@ impl HandOffs {
         });
         let expires = now.saturating_add(lease.lasts);
         let held = self.held.entry(name.to_owned()).or_insert_with(|| Held::new(now));
-        self.spoken.remove(held);
+        self.spoken.remove(held.spoken_by.take());
         held.lease = Some(Term { lease, expires, own });
         self.arm(expires, Due::Held(name.to_owned()));
         // They may all have got it while it was computed.
@@ -217,7 +165,7 @@ impl HandOffs {
     /// [`computed`](HandOffs::computed) has said so.
     pub fn compute(&mut self, name: &str, prompt: Prompt, now: Time) -> Result<(), CallError> {
         check_name(name)?;
-        if self.over.why.contains_key(name) {
+        if self.over.why(name).is_some() {
             return Err(CallError::Used);
         }
         if self.held.get(name).is_some_and(|held| held.stopping.is_some()) {
@@ -227,7 +175,7 @@ impl HandOffs {
             return Err(CallError::TooMany);
         }
         let held = self.held.entry(name.to_owned()).or_insert_with(|| Held::new(now));
-        self.spoken.remove(held);
+        self.spoken.remove(held.spoken_by.take());
         held.ready.resize(self.cache.layers().len(), 0);
         let same = |target: &&mut Target| {
             (target.reserve.prompt_tokens, target.reserve.digest) == (prompt.tokens, prompt.digest)
@@ -280,7 +228,7 @@ impl HandOffs {
 
     /// A prompt will not be whole, or nobody is to have it any more. [`Event::Free`] follows, unless it is over already.
     pub fn stop(&mut self, name: &str, now: Time) -> Result<(), CallError> {
-        if self.over.why.contains_key(name) {
+        if self.over.why(name).is_some() {
             return Err(CallError::Used);
         }
         // Whoever asks for it later is told so.
@@ -362,8 +310,8 @@ impl HandOffs {
 
     /// One that a reader speaks of, perhaps before its prompt is known. Refused where it is over, or too many are spoken of.
     fn spoken_of(&mut self, name: &str, reader: &str, now: Time) -> Result<(), Over> {
-        if let Some(why) = self.over.why.get(name) {
-            return Err(*why);
+        if let Some(why) = self.over.why(name) {
+            return Err(why);
         }
         if !self.held.contains_key(name) {
             self.spoken.add(reader)?;
@@ -379,7 +327,9 @@ impl HandOffs {
 
     /// The cache of a reader is known by now.
     pub(super) fn holder_described(&mut self, peer: PeerId, now: Time) {
-        let Some(session) = self.sessions.get(&peer) else { return };
+        let Some(session) = self.sessions.get(&peer) else {
+            return;
+        };
         let names: Vec<String> = session.made_room.iter().cloned().collect();
         names.iter().for_each(|name| self.prepare(name, peer, now));
     }
@@ -387,7 +337,9 @@ impl HandOffs {
     /// Looks whether a reader's room fits, once it is known what the reader holds.
     fn prepare(&mut self, name: &str, peer: PeerId, now: Time) {
         let Some(theirs) = self.cache_of(peer) else { return };
-        let Some(session) = self.sessions.get(&peer) else { return };
+        let Some(session) = self.sessions.get(&peer) else {
+            return;
+        };
         let Some(target) = self.held.get_mut(name).and_then(|held| held.targets.get_mut(&peer)) else {
             return;
         };
@@ -405,7 +357,9 @@ impl HandOffs {
             return;
         };
         for (peer, target) in &mut held.targets {
-            let Some(session) = self.sessions.get(peer) else { continue };
+            let Some(session) = self.sessions.get(peer) else {
+                continue;
+            };
             if !target.fits || target.over || !target.shares.is_empty() {
                 continue;
             }
@@ -430,11 +384,7 @@ impl HandOffs {
         }
         let Some(prompt) = &held.prompt else { return };
         let mut posts: Vec<(PeerId, Range<u64>, Vec<u32>)> = Vec::new();
-        for (peer, target) in held
-            .targets
-            .iter()
-            .filter(|(_, target)| !target.over)
-        {
+        for (peer, target) in held.targets.iter().filter(|(_, target)| !target.over) {
             let mut together: BTreeMap<(u64, u64), Vec<u32>> = BTreeMap::new();
             for (layer, begin) in &target.posted {
                 let Some(own) = target.shares.get(layer).map(|(own, _)| *own as usize) else {
@@ -471,7 +421,8 @@ impl HandOffs {
         if target.over {
             return;
         }
-        let Ok((place, _)) = theirs.dense_of(target.reserve.blocks, |layer| layers.binary_search(&layer).is_ok()) else {
+        let Ok((place, _)) = theirs.dense_of(target.reserve.blocks, |layer| layers.binary_search(&layer).is_ok())
+        else {
             return self.fail_target(name, peer, Over::Mismatch);
         };
         // Blocks before the first token are never looked at.
@@ -576,25 +527,32 @@ impl HandOffs {
 
     /// Nothing more goes to a reader, who is told why.
     fn fail_target(&mut self, name: &str, peer: PeerId, why: Over) {
+        let target = self.held.get(name).and_then(|held| held.targets.get(&peer));
+        if let Some(target) = target.filter(|target| !target.over) {
+            let landing = target.reserve.landing;
+            self.say(peer, Message::Failed { landing, why });
+            self.end_target(name, peer);
+        }
+    }
+
+    fn end_target(&mut self, name: &str, peer: PeerId) {
         let Some(held) = self.held.get_mut(name) else { return };
         let Some(target) = held.targets.get_mut(&peer).filter(|target| !target.over) else {
             return;
         };
         target.over = true;
-        let landing = target.reserve.landing;
         let open = target.flights.iter().filter(|flight| flight.landed.is_none());
         let open: Vec<MoveId> = open.map(|flight| flight.id).collect();
         held.served.insert(target.reader.clone(), target.reserve.readers);
         open.into_iter().for_each(|id| self.act(Act::Cancel { id }));
-        self.say(peer, Message::Failed { landing, why });
         self.look_served(name);
     }
 
     /// `made_room`: the hand-offs that it has made room for.
     pub(super) fn holder_lost(&mut self, peer: PeerId, made_room: BTreeSet<String>) {
         for name in made_room {
-            // Who is gone cannot be told; what it has asked for is not wanted any more.
-            self.fail_target(&name, peer, Over::WriteFailed);
+            // What it has asked for is not wanted any more. Who is gone cannot be told, and who has begun anew would take it for something else.
+            self.end_target(&name, peer);
         }
     }
 
@@ -660,9 +618,9 @@ impl HandOffs {
         let (Some(why), false) = (held.stopping, held.is_flying()) else {
             return;
         };
-        let Some(mut held) = self.held.remove(name) else { return };
+        let Some(held) = self.held.remove(name) else { return };
         self.over.remember(name, why);
-        self.spoken.remove(&mut held);
+        self.spoken.remove(held.spoken_by.clone());
         for peer in held.targets.keys() {
             if let Some(session) = self.sessions.get_mut(peer) {
                 session.made_room.remove(name);

@@ -9,10 +9,7 @@ fn a_lease_that_cannot_be_renewed_is_refused() {
     let mut net = Net::new(vec![machine(0, 1), machine(0, 1)]);
     let mut origin = net.offer(&[0], "one");
     origin.lease.lasts = short;
-    assert_eq!(
-        Origin::decode(&origin.encode()),
-        Err(crate::wire::DecodeError::Invalid)
-    );
+    assert_eq!(Origin::decode(&origin.encode()), Err(crate::wire::DecodeError::Invalid));
     assert_eq!(net.machines[1].want(origin, 1, net.now), Err(CallError::Invalid));
     let offered = net.machines[0].offer("two", None, short, net.now);
     assert_eq!(offered, Err(CallError::Invalid));
