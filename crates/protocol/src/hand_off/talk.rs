@@ -39,7 +39,7 @@ impl Life {
         self.0 >> 16
     }
     fn next(self) -> Life {
-        Life(self.0 & !Life::TURNS | (self.0 & Life::TURNS) % Life::TURNS + 1)
+        Life(self.0 & !Life::TURNS | ((self.0 & Life::TURNS) % Life::TURNS + 1))
     }
 }
 
