@@ -231,6 +231,8 @@ impl HandOff {
             landing_bytes: options.landing_bytes,
             checksum: options.checksum,
         };
+        // Whatever can fail without the agent does so before it listens.
+        let secret = Secret::new(&agent.settings().shared_secret()?);
         let machine = HandOffs::new(cache, settings, wall().as_ns());
         let regions = memories.iter().map(|memory| memory.inner.region.clone()).collect();
         shared.act(|world, now| {
@@ -247,7 +249,6 @@ impl HandOff {
             world.station = Some(station.map_err(HandOffError::from)?);
             Ok(())
         })?;
-        let secret = Secret::new(&agent.settings().shared_secret()?);
         let inner = Inner {
             tickets: Tickets::new(&secret),
             agent: agent.clone(),

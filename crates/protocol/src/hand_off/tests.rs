@@ -1,3 +1,5 @@
+mod bounds;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proptest::prelude::*;
