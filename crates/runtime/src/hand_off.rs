@@ -435,6 +435,13 @@ impl Drop for Inner {
         // What the parent hands off is not a forked child's to close.
         let Ok(shared) = self.shared.get() else { return };
         self.closed.store(true, Ordering::Release);
+        // The cache is its owner's again after this, and what has been cancelled may still be under way. Transfers end by their deadlines.
+        shared.wait_until(Time::MAX, |world| {
+            let Some(station) = &mut world.station else {
+                return Some(());
+            };
+            station.end_moves(&mut world.core, shared.clock.now()).then_some(())
+        });
         let station = shared.act(|world, now| {
             let mut station = world.station.take()?;
             let busy = station.close(&mut world.core, now);

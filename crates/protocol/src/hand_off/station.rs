@@ -65,6 +65,8 @@ pub struct Station {
     life: Life,
     room: Box<dyn Room>,
     transfers: BTreeMap<TransferId, MoveId>,
+    /// It is about to be closed, and begins no more moves.
+    ending: bool,
     by_move: BTreeMap<MoveId, (TransferId, Option<u32>)>,
     /// Moves whose far region is not known yet, the station that is to publish it, and until when it is waited for.
     waiting: Vec<(Move, u64, Time)>,
@@ -134,6 +136,7 @@ impl Station {
             life,
             room,
             transfers: BTreeMap::new(),
+            ending: false,
             by_move: BTreeMap::new(),
             waiting: Vec::new(),
             come: VecDeque::new(),
@@ -150,11 +153,19 @@ impl Station {
         Ok(station)
     }
 
-    /// Hears and publishes nothing more. Says which regions somebody is still inside of: they are to be [released](Core::release) again.
-    pub fn close<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, now: Time) -> Vec<RegionKey> {
+    /// Begins no more moves, and cancels those that are under way. Whether none is any more, so that nothing touches the cache: whoever wants it back turns the agent
+    /// until then, and closes the station.
+    pub fn end_moves<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, now: Time) -> bool {
+        self.ending = true;
         for transfer in self.transfers.keys() {
             core.cancel(*transfer, now);
         }
+        self.transfers.is_empty()
+    }
+
+    /// Hears and publishes nothing more. Says which regions somebody is still inside of: they are to be [released](Core::release) again.
+    pub fn close<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, now: Time) -> Vec<RegionKey> {
+        self.end_moves(core, now);
         core.drop_parcels(PARCELS);
         let mut busy = Vec::new();
         for nth in 0..self.cache.len() {
@@ -404,6 +415,9 @@ impl Station {
         far: Vec<RemoteRegion>,
         now: Time,
     ) -> Result<(TransferId, Option<u32>), MoveError> {
+        if self.ending {
+            return Err(MoveError::NotBegun);
+        }
         let mut legs = Vec::with_capacity(wanted.legs.len());
         let mut word = None;
         for (leg, far) in wanted.legs.into_iter().zip(far) {

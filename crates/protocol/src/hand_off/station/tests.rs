@@ -334,3 +334,16 @@ fn a_word_of_the_table_never_moves_back() {
     pair.machine(0).offer("two", Some(earlier), LASTS, now).unwrap();
     assert_eq!(word(&mut pair), stamp + 1);
 }
+
+#[test]
+fn a_station_that_is_about_to_be_closed_begins_no_move() {
+    let mut pair = Pair::new();
+    pair.hand_off("before");
+    pair.want("late", false);
+    pair.fetch("late");
+    let (now, reader) = (pair.now, &mut pair.workers[1]);
+    let idle = |reader: &mut Worker| reader.station.as_mut().unwrap().end_moves(&mut reader.core, now);
+    assert!(idle(reader));
+    assert!(pair.ended("late").is_err());
+    assert!(idle(&mut pair.workers[1]));
+}
