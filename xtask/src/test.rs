@@ -141,9 +141,16 @@ impl Plan {
 }
 
 fn rust_tests(suite: &mut Suite, left_out: &LeftOut, plan: &Plan) {
+    // Libraries for C too, which tests alone would not bring: built apart, they would be built with other features, and half of the dependencies again.
+    let built = suite.step("Rust build", || {
+        command::run(cargo().args(["build", "--workspace", "--all-targets"]))
+    });
     let tests = |arguments: &[&str]| {
         let mut command = cargo();
         command.args(arguments).arg("--workspace");
+        if built {
+            command.env("WEFT_C_BUILT", "1");
+        }
         command::run(left_out.tell(&mut command, &plan.required))
     };
     if works("cargo", &["nextest", "--version"]) {

@@ -17,12 +17,11 @@ pub enum Way {
     Bulk,
 }
 
-/// All-reduce in one hop sends everything to every other rank, twice as long as it is. Up to so many bytes of all ranks together that is quicker than a second hop.
+/// In one hop everything goes to every rank that needs it, twice as long as it is. Up to so many bytes from one rank to all together that is quicker than a second hop, or two
+/// meetings. As `examples/collectives.rs` found it on an H200.
 const ONE_SHOT_BYTES_MAX: u64 = 512 << 10;
 /// Up to so many bytes of a rank's part a second hop of packets is quicker than two meetings.
-const TWO_SHOT_PART_BYTES_MAX: u64 = 32 << 10;
-/// The same for collectives of one hop: bytes that one rank sends another.
-const MOVE_BYTES_MAX: u64 = 32 << 10;
+const TWO_SHOT_PART_BYTES_MAX: u64 = 16 << 10;
 /// What a packet carries, and what a vector has.
 const EIGHT: u64 = 8;
 const VECTOR: u64 = 16;
@@ -51,9 +50,8 @@ pub(crate) fn choose(
         Collective::AllToAll { .. } => (input / all, None),
     };
     let way = way.unwrap_or(match two_hops {
-        Some(_) if one_hop * all <= ONE_SHOT_BYTES_MAX => Way::OneShot,
+        _ if one_hop.saturating_mul(all) <= ONE_SHOT_BYTES_MAX => Way::OneShot,
         Some(part) if part <= TWO_SHOT_PART_BYTES_MAX => Way::TwoShot,
-        None if one_hop <= MOVE_BYTES_MAX => Way::OneShot,
         _ => Way::Bulk,
     });
     let fits = match way {
