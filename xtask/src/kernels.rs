@@ -26,6 +26,8 @@ const COMPILER: [&str; 5] = [
 ];
 /// The oldest devices that kernels are for.
 const TARGET: &str = "compute_80";
+/// The same of those whose names end with it.
+const TARGET_SM90: &str = "compute_90";
 /// Those that they are also assembled for, to see that it can be done.
 const ASSEMBLED: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
 
@@ -34,8 +36,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     let mut stale = Vec::new();
     for source in sources()? {
         let (shipped, fresh) = (source.with_extension("ptx"), root().join("target/kernels/fresh.ptx"));
-        compile(&nvcc, &source, &["-ptx", "-arch", TARGET], &fresh)?;
-        for device in ASSEMBLED {
+        let (target, assembled) = match source.file_stem().is_some_and(|name| name.to_string_lossy().ends_with("_sm90")) {
+            true => (TARGET_SM90, &ASSEMBLED[1..]),
+            false => (TARGET, &ASSEMBLED[..]),
+        };
+        compile(&nvcc, &source, &["-ptx", "-arch", target], &fresh)?;
+        for device in assembled {
             compile(
                 &nvcc,
                 &source,

@@ -4,10 +4,10 @@
 //! Kernels are compiled beforehand and shipped as PTX (`kernels/*.ptx`, made by `cargo xtask kernels`): nobody needs a compiler.
 //!
 //! ```no_run
-//! use weft_gpu::{Copier, Device, DeviceMemory, Piece};
+//! use weft_gpu::{Copier, Device, DeviceMemory, Manner, Piece};
 //! let device = Device::open(0)?;
 //! let (from, to) = (DeviceMemory::allocate(&device, 1 << 20)?, DeviceMemory::allocate(&device, 1 << 20)?);
-//! let mut copier = Copier::new(&device)?;
+//! let mut copier = Copier::new(&device, Manner::default())?;
 //! let piece = Piece { to: to.address(), from: from.address(), len: 1 << 20 };
 //! // SAFETY: both memories live until the copy has ended, and it lies within them.
 //! let ticket = unsafe { copier.begin(&[piece], false) }?;
@@ -20,9 +20,11 @@ mod device;
 mod event;
 mod memory;
 mod pinned;
+mod worker;
 
 pub use copier::{Copied, Copier, KeptList, PIECES_MAX, Piece, PieceList, SLOTS, Ticket};
 pub use device::{Device, GpuError, device_count, is_likely};
 pub use event::StreamEvent;
 pub use memory::{DeviceMemory, EXPORT_BYTES, Export};
 pub use pinned::{Pinned, PinnedRange, is_pinned};
+pub use worker::{Hands, Manner};

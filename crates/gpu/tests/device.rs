@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use weft_gpu::{Copier, Device, DeviceMemory, EXPORT_BYTES, GpuError, PIECES_MAX, Piece, Pinned, PinnedRange};
+use weft_gpu::{Copier, Device, DeviceMemory, EXPORT_BYTES, GpuError, Manner, PIECES_MAX, Piece, Pinned, PinnedRange};
 use weft_testing::{Need, has};
 
 /// Numbers by chance, the same every time.
@@ -44,7 +44,7 @@ struct Bench {
 impl Bench {
     fn new(device: &Arc<Device>, len: usize) -> Bench {
         Bench {
-            copier: Copier::new(device).expect("a copier"),
+            copier: Copier::new(device, Manner::default()).expect("a copier"),
             pinned: Pinned::allocate(device, len).expect("host memory"),
         }
     }
@@ -173,7 +173,7 @@ fn host_memory_is_reached_where_it_lies() {
         page.0.copy_from_slice(bytes);
     }
     let memory = DeviceMemory::allocate(&device, LEN as u64).expect("memory");
-    let mut copier = Copier::new(&device).expect("a copier");
+    let mut copier = Copier::new(&device, Manner::default()).expect("a copier");
     // SAFETY: both vectors stay where they are until the end of the test.
     let pins = unsafe {
         [

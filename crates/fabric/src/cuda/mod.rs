@@ -10,8 +10,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
-use weft_gpu::{Copied, Copier, KeptList, PIECES_MAX, Piece, Pinned, PinnedRange, Ticket};
+use weft_gpu::{Copied, Copier, KeptList, Manner, PIECES_MAX, Piece, Pinned, PinnedRange, Ticket};
 use weft_protocol::memory::Digest;
 use weft_protocol::{Direction, HostBytes, Leg, Memory, Ready, Refusal};
 
@@ -238,8 +239,8 @@ impl Sums {
 }
 
 /// The devices that this transport copies by, and the host memory that they may touch.
-#[derive(Default)]
 pub(crate) struct Devices {
+    manner: Manner,
     /// Lists of transfers that are posted again and again, the last used last. Laying one out takes longer than copying what is on it. They go before the
     /// copiers that made them.
     kept: Vec<Kept>,
@@ -276,6 +277,20 @@ impl fmt::Debug for Devices {
 }
 
 impl Devices {
+    /// `stay`: how long a device's worker stays for the next copy, once several have followed each other as soon.
+    pub(crate) fn new(stay: Duration) -> Devices {
+        Devices {
+            manner: Manner {
+                stay,
+                ..Manner::default()
+            },
+            kept: Vec::new(),
+            copiers: BTreeMap::new(),
+            pins: HashMap::new(),
+            bounce: None,
+        }
+    }
+
     /// Begins a part, as much of it as goes at a time. `elsewhere` copies host memory that is not reached here, to or from the bounce buffer.
     ///
     /// # Safety
@@ -289,7 +304,7 @@ impl Devices {
         let copier = match self.copiers.entry(device.ordinal()) {
             std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::btree_map::Entry::Vacant(entry) => {
-                entry.insert(Copier::new(&device).map_err(|_| Refusal::Unsupported)?)
+                entry.insert(Copier::new(&device, self.manner).map_err(|_| Refusal::Unsupported)?)
             }
         };
         if !copier.has_room() {
@@ -306,8 +321,7 @@ impl Devices {
         if let Some(at) = known
             && let Some((list, end)) = &self.kept[at].list
         {
-            // SAFETY: the pieces were checked when the list was made, against the same ends, which are what they say by the caller's promise. The list is
-            // freed by the driver when nothing uses it.
+            // SAFETY: the pieces were checked when the list was made, against the same ends, which are what they say by the caller's promise.
             let begun = unsafe { copier.begin_kept(job.checksum, over_the_bus, list) };
             let (ticket, end) = (begun.map_err(refusal)?, *end);
             let kept = self.kept.remove(at);

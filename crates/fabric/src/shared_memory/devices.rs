@@ -64,6 +64,11 @@ impl SharedMemory {
         !self.flights.is_empty() || self.paths.iter().any(|path| !path.for_devices.is_empty())
     }
 
+    /// Whether devices copy, and nothing else is to be done that this side knows of.
+    pub(super) fn is_only_flying(&self) -> bool {
+        !self.flights.is_empty() && self.paths.iter().all(|path| path.queue.is_empty())
+    }
+
     /// Whether a device is in the middle of a region of ours.
     pub(super) fn is_flying(&self, near: &RegionKey) -> bool {
         let mut flights = self.flights.iter();
@@ -207,7 +212,7 @@ impl SharedMemory {
                 }
             }
         } else {
-            path.finish_device(of.running, of.sums, &mut self.ready);
+            path.finish_device(of.running, of.sums, &of.target, &mut self.ready);
         }
     }
 

@@ -1,0 +1,457 @@
+//! Launches, and what follows one without another launch: orders by mail to a worker that has stayed on the device.
+//!
+//! The device's side, and why none of it can wait for ever, is told in `kernels/worker.cuh`. This side has three words to look at: the report of an order, and the word by which
+//! a worker tells that it leaves. Whoever leaves says which order was the last that it took; those after it are launched.
+
+use std::ffi::{CStr, CString, c_void};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::{
+    self, CUdeviceptr, CUfunction, CUfunction_attribute_enum as FunctionAttribute, CUmodule, CUresult, CUstream,
+};
+
+use crate::copier::{Piece, SLOTS};
+use crate::device::{Device, GpuError, check};
+use crate::pinned::Pinned;
+
+const COPY: &str = include_str!("../kernels/copy.ptx");
+const BULK: &str = include_str!("../kernels/bulk_sm90.ptx");
+const LANES: u32 = 32;
+/// Pieces that come with an order; a longer list is read from where it lies.
+pub(crate) const FEW: usize = 4;
+/// Words of an order, one a lane.
+const WORDS: usize = 32;
+const MAILS: usize = 8;
+const BOARD_BYTES: usize = 512;
+const LINE: usize = 64;
+const MAIL_BYTES: usize = MAILS * WORDS * size_of::<u64>();
+/// So many posts, each soon after the end of the one before, and another is expected.
+const SOON_IN_A_ROW: u32 = 4;
+/// However many orders come, a worker leaves after this long, so that others find room on the device.
+const LIFE: Duration = Duration::from_millis(1);
+/// A look at the stream costs more than one at a word, and tells only that the device has failed.
+const LOOKS_A_QUERY: u32 = 4096;
+
+pub(crate) const SUMMED: u32 = 1;
+pub(crate) const OVER_THE_BUS: u32 = 2;
+const LEAVE: u32 = 4;
+
+/// How copies are carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Manner {
+    /// How long a worker stays on the device after a copy, for the next one, once several have followed each other as soon. Zero: never.
+    pub stay: Duration,
+    pub hands: Hands,
+    /// Of a copy within the device.
+    pub blocks_a_multiprocessor: u32,
+}
+
+impl Default for Manner {
+    fn default() -> Manner {
+        Manner {
+            stay: Duration::from_micros(20),
+            hands: Hands::Lanes,
+            blocks_a_multiprocessor: 1,
+        }
+    }
+}
+
+/// Which kernel copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hands {
+    /// Every lane a vector at a time; what is written is soon evicted from the device's cache.
+    Lanes,
+    /// The same, and what is written stays in the cache while there is room.
+    LanesKeep,
+    /// The multiprocessor's own bulk copies, from sm_90 on, where there are neither sums nor odd addresses.
+    Bulk,
+}
+
+/// A kernel, and how it is launched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernel {
+    function: CUfunction,
+    pub(crate) warps_a_block: u32,
+    pub(crate) chunk_max: u64,
+    shared_bytes: u32,
+}
+
+/// What a copy is. The device reads it as it lies here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Order {
+    /// Where the list is, or 0 where the few pieces are all.
+    pub(crate) list: u64,
+    pub(crate) count: u32,
+    pub(crate) chunks_a_piece: u32,
+    pub(crate) chunk: u32,
+    pub(crate) slot: u32,
+    pub(crate) flags: u32,
+    pub(crate) blocks: u32,
+    pub(crate) few: [Piece; FEW],
+}
+
+const _: () = assert!(size_of::<Order>() == WORDS * size_of::<u32>());
+
+impl Order {
+    fn words(&self) -> [u32; WORDS] {
+        // SAFETY: as long, without padding, and of numbers alone.
+        unsafe { std::mem::transmute_copy(self) }
+    }
+}
+
+/// What a launch is told beside its first order.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Terms {
+    board: u64,
+    mail: u64,
+    reports: u64,
+    left: u64,
+    number: u32,
+    launch: u32,
+    stay_ns: u64,
+    life_ns: u64,
+}
+
+/// Where the device tells that an order has ended.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Report {
+    read: u64,
+    written: u64,
+    done: AtomicU32,
+}
+
+/// A launch that may still be on the device, and take orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Staying {
+    launch: u32,
+    bulk: bool,
+}
+
+pub(crate) struct Worker {
+    device: Arc<Device>,
+    stream: CUstream,
+    modules: [CUmodule; 2],
+    lanes: Kernel,
+    bulk: Option<Kernel>,
+    board: CUdeviceptr,
+    /// Mail, the word of who leaves, and reports.
+    post: Pinned,
+    manner: Manner,
+    /// Of the order that was given last.
+    number: u32,
+    launch: u32,
+    staying: Option<Staying>,
+    /// When the last order was seen to end, and how many have followed soon.
+    ended: Option<Instant>,
+    soon: u32,
+    looks: u32,
+}
+
+// SAFETY: the driver's handles have no thread affinity, and every call enters the device first.
+unsafe impl Send for Worker {}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Worker({:?}, {:?}, {:?})", self.device, self.manner, self.staying)
+    }
+}
+
+impl Worker {
+    pub(crate) fn new(device: &Arc<Device>, manner: Manner) -> Result<Worker, GpuError> {
+        let _entered = device.enter()?;
+        let none = Kernel {
+            function: std::ptr::null_mut(),
+            warps_a_block: 16,
+            chunk_max: 16 << 10,
+            shared_bytes: 0,
+        };
+        let mut worker = Worker {
+            device: device.clone(),
+            stream: std::ptr::null_mut(),
+            modules: [std::ptr::null_mut(); 2],
+            lanes: none,
+            bulk: None,
+            board: 0,
+            post: Pinned::allocate(device, MAIL_BYTES + LINE + SLOTS * size_of::<Report>())?,
+            manner,
+            number: 0,
+            launch: 0,
+            staying: None,
+            ended: None,
+            soon: 0,
+            looks: 0,
+        };
+        let (mut least, mut greatest) = (0, 0);
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: results go to fields of the same types; what was made so far is undone by dropping the value.
+        unsafe {
+            check(
+                "cuCtxGetStreamPriorityRange",
+                sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest),
+            )?;
+            check(
+                "cuStreamCreateWithPriority",
+                sys::cuStreamCreateWithPriority(&mut worker.stream, flags, greatest),
+            )?;
+            check("cuMemAlloc", sys::cuMemAlloc_v2(&mut worker.board, BOARD_BYTES))?;
+            check(
+                "cuMemsetD8Async",
+                sys::cuMemsetD8Async(worker.board, 0, BOARD_BYTES, worker.stream),
+            )?;
+        }
+        let name = if manner.hands == Hands::LanesKeep { c"weft_copy_keep" } else { c"weft_copy" };
+        worker.lanes.function = load(COPY, name, &mut worker.modules[0])?;
+        if manner.hands == Hands::Bulk {
+            let function = load(BULK, c"weft_copy_bulk", &mut worker.modules[1])?;
+            let kernel = Kernel {
+                function,
+                warps_a_block: 4,
+                chunk_max: 8 << 10,
+                shared_bytes: 128 << 10,
+            };
+            let wanted = FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just found.
+            check("cuFuncSetAttribute", unsafe {
+                sys::cuFuncSetAttribute(function, wanted, kernel.shared_bytes as i32)
+            })?;
+            worker.bulk = Some(kernel);
+        }
+        Ok(worker)
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+    /// Whatever uses the device's memory on behalf of an order comes before what is put on it later.
+    pub(crate) fn stream(&self) -> CUstream {
+        self.stream
+    }
+
+    /// Who carries an order out.
+    pub(crate) fn kernel(&self, plain_and_even: bool) -> (Kernel, bool) {
+        match self.bulk {
+            Some(bulk) if plain_and_even => (bulk, true),
+            _ => (self.lanes, false),
+        }
+    }
+
+    pub(crate) fn blocks_max(&self) -> u32 {
+        self.device.multiprocessors() * self.manner.blocks_a_multiprocessor
+    }
+
+    /// Gives an order, by mail where somebody is there to take it and by a launch where nobody is. Tells its number. `idle`: no other is under way.
+    ///
+    /// # Safety
+    /// What the order tells to copy must lie in memory that the device reaches, and that stays until the order has ended, as must its list.
+    pub(crate) unsafe fn give(&mut self, order: &Order, bulk: bool, idle: bool) -> Result<u32, GpuError> {
+        let is_soon = !idle || self.ended.is_some_and(|ended| ended.elapsed() < self.manner.stay);
+        self.soon = if is_soon { self.soon.saturating_add(1) } else { 0 };
+        if self.staying.is_some_and(|staying| staying.bulk == bulk) {
+            // If it leaves without having taken this one, that will be seen by whoever looks for its end.
+            self.device.check_process()?;
+            self.number = self.number.wrapping_add(1);
+            self.mail(order, self.number);
+            return Ok(self.number);
+        }
+        let number = self.number.wrapping_add(1);
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(order, number, bulk, true) }?;
+        self.number = number;
+        Ok(number)
+    }
+
+    /// Launches an order that has a number already: the next after all that the device has taken. `last`: no other follows it at once.
+    ///
+    /// # Safety
+    /// As for [`give`](Worker::give).
+    pub(crate) unsafe fn launch(
+        &mut self,
+        order: &Order,
+        number: u32,
+        bulk: bool,
+        last: bool,
+    ) -> Result<(), GpuError> {
+        let _entered = self.device.enter()?;
+        // Over the bus it takes few blocks, and all blocks of a launch have a share of its first order.
+        let expected = self.soon >= SOON_IN_A_ROW && !self.manner.stay.is_zero();
+        let stays = expected && last && order.flags & OVER_THE_BUS == 0;
+        let mut order = *order;
+        if stays {
+            order.blocks = self.blocks_max();
+        }
+        let launch = self.launch.wrapping_add(1);
+        let mut terms = Terms {
+            board: self.board,
+            mail: self.post.address(),
+            reports: self.post.address() + (MAIL_BYTES + LINE) as u64,
+            left: self.post.address() + MAIL_BYTES as u64,
+            number,
+            launch,
+            stay_ns: if stays { self.manner.stay.as_nanos() as u64 } else { 0 },
+            life_ns: LIFE.as_nanos() as u64,
+        };
+        let kernel = self.kernel(bulk).0;
+        let mut parameters: [*mut c_void; 2] = [(&raw mut order).cast(), (&raw mut terms).cast()];
+        // SAFETY: the parameters are those of the kernel, in its order and of its types; what it touches is the caller's promise.
+        let launched = unsafe {
+            sys::cuLaunchKernel(
+                kernel.function,
+                order.blocks,
+                1,
+                1,
+                kernel.warps_a_block * LANES,
+                1,
+                1,
+                kernel.shared_bytes,
+                self.stream,
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        check("cuLaunchKernel", launched)?;
+        self.launch = launch;
+        self.staying = stays.then_some(Staying { launch, bulk });
+        Ok(())
+    }
+
+    /// Whether orders of this kind can only be given after the one that stays has gone.
+    pub(crate) fn is_in_the_way(&self, bulk: bool) -> bool {
+        self.staying.is_some_and(|staying| staying.bulk != bulk)
+    }
+
+    /// Tells whoever stays to leave, and waits until it does. Tells the last order that it took, unless the device has failed.
+    pub(crate) fn dismiss(&mut self) -> Option<u32> {
+        self.staying?;
+        self.number = self.number.wrapping_add(1);
+        let nothing = Piece { to: 0, from: 0, len: 0 };
+        let leave = Order {
+            list: 0,
+            count: 0,
+            chunks_a_piece: 1,
+            chunk: 1,
+            slot: 0,
+            flags: LEAVE,
+            blocks: 1,
+            few: [nothing; FEW],
+        };
+        self.mail(&leave, self.number);
+        loop {
+            if let Some(last) = self.departure() {
+                self.staying = None;
+                return Some(last);
+            }
+            if self.failure().is_some() {
+                self.staying = None;
+                return None;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Each word with the number of its order, so that none has to come before another.
+    fn mail(&self, order: &Order, number: u32) {
+        let first = number as usize % MAILS * WORDS;
+        for (nth, word) in order.words().into_iter().enumerate() {
+            // SAFETY: within the mail, which is aligned; the device only reads it.
+            let place = unsafe { &*self.post.as_ptr().cast::<AtomicU64>().add(first + nth) };
+            place.store(u64::from(number) << 32 | u64::from(word), Ordering::Relaxed);
+        }
+    }
+
+    /// The last order that was taken by whoever stayed, if it has left.
+    fn departure(&self) -> Option<u32> {
+        let staying = self.staying?;
+        // SAFETY: behind the mail, and aligned; the device writes it at once.
+        let word = unsafe { &*self.post.as_ptr().add(MAIL_BYTES).cast::<AtomicU64>() }.load(Ordering::Acquire);
+        ((word >> 32) as u32 == staying.launch).then_some(word as u32)
+    }
+
+    /// The same, once: orders after it are to be launched.
+    pub(crate) fn take_departure(&mut self) -> Option<u32> {
+        let last = self.departure()?;
+        self.staying = None;
+        Some(last)
+    }
+
+    /// The sums of an order, if it has ended.
+    pub(crate) fn ended(&mut self, slot: usize, number: u32) -> Option<(u64, u64)> {
+        // SAFETY: as many reports as slots were allocated, and aligned.
+        let report = unsafe { self.post.as_ptr().add(MAIL_BYTES + LINE).cast::<Report>().add(slot) };
+        // SAFETY: the device writes the sums before it releases the number, and not again before the slot is used again.
+        let sums = unsafe {
+            if (*report).done.load(Ordering::Acquire) != number {
+                return None;
+            }
+            ((&raw const (*report).read).read_volatile(), (&raw const (*report).written).read_volatile())
+        };
+        self.ended = Some(Instant::now());
+        Some(sums)
+    }
+
+    /// Why the device does nothing any more, if that is so; asked now and then only.
+    pub(crate) fn failure(&mut self) -> Option<GpuError> {
+        self.looks = self.looks.wrapping_add(1);
+        if !self.looks.is_multiple_of(LOOKS_A_QUERY) {
+            return None;
+        }
+        let _entered = match self.device.enter() {
+            Ok(entered) => entered,
+            Err(error) => return Some(error),
+        };
+        // SAFETY: the stream lives as long as the value.
+        match unsafe { sys::cuStreamQuery(self.stream) } {
+            CUresult::CUDA_SUCCESS
+            | CUresult::CUDA_ERROR_NOT_READY
+            | CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+            | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => None,
+            other => check("a copy on the device", other).err(),
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // In a forked child the mail is not its own either.
+        if self.device.check_process().is_err() {
+            return;
+        }
+        self.dismiss();
+        let Ok(_entered) = self.device.enter() else { return };
+        // SAFETY: each was made by `new`, or is null, and the device is done with all of it.
+        unsafe {
+            if !self.stream.is_null() {
+                sys::cuStreamSynchronize(self.stream);
+                sys::cuStreamDestroy_v2(self.stream);
+            }
+            if self.board != 0 {
+                sys::cuMemFree_v2(self.board);
+            }
+            for module in self.modules {
+                if !module.is_null() {
+                    sys::cuModuleUnload(module);
+                }
+            }
+        }
+    }
+}
+
+/// Loads a module, which goes to `module`, and finds a kernel in it. The device must be entered.
+fn load(text: &str, name: &CStr, module: &mut CUmodule) -> Result<CUfunction, GpuError> {
+    let text = CString::new(text).expect("the kernels are text");
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the text of the module ends with a zero; both results are of the types that the driver fills.
+    unsafe {
+        check("cuModuleLoadData", sys::cuModuleLoadData(module, text.as_ptr().cast()))?;
+        check(
+            "cuModuleGetFunction",
+            sys::cuModuleGetFunction(&mut found, *module, name.as_ptr()),
+        )?;
+    }
+    Ok(found)
+}
