@@ -36,7 +36,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     let mut stale = Vec::new();
     for source in sources()? {
         let (shipped, fresh) = (source.with_extension("ptx"), root().join("target/kernels/fresh.ptx"));
-        let (target, assembled) = match source.file_stem().is_some_and(|name| name.to_string_lossy().ends_with("_sm90")) {
+        let (target, assembled) = match source
+            .file_stem()
+            .is_some_and(|name| name.to_string_lossy().ends_with("_sm90"))
+        {
             true => (TARGET_SM90, &ASSEMBLED[1..]),
             false => (TARGET, &ASSEMBLED[..]),
         };

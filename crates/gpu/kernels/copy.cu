@@ -6,9 +6,9 @@
 
 #include "worker.cuh"
 
-// Vectors of a lane on their way. Sums take registers of their own.
-template <bool SUM>
-static constexpr u32 DEPTH_OF = SUM ? 4 : 8;
+// Vectors of a lane on their way at once; and of what is left at the end of a chunk.
+static constexpr u32 DEPTH = 8;
+static constexpr u32 LAST_DEPTH = 4;
 static constexpr u32 VECTOR = sizeof(uint4);
 
 // Memory as it is now, past every cache of this multiprocessor.
@@ -18,11 +18,12 @@ __device__ __forceinline__ uint4 load_again(const uint4 *from) {
     return v;
 }
 
-// What is read is not read again. What is written may be, by whoever the bytes are for: where `KEEP` it stays in the second cache as long as there is room.
+// What is read is not read again. What is written may be, by whoever the bytes are for, or by whoever sums them: where `KEEP` it stays in the second cache as long as
+// there is room.
 template <bool KEEP>
 __device__ __forceinline__ void store(uint4 *to, uint4 v) {
     if (KEEP) {
-        *to = v;
+        __stwb(to, v);
     } else {
         __stcs(to, v);
     }
@@ -39,49 +40,61 @@ __device__ __forceinline__ u64 weigh_byte(u32 byte, u64 place) {
     return (u64)(byte + 1) * ((place << 1 | 1) * 0x9e3779b97f4a7c15ull);
 }
 
+// Copies vectors; returns the sum of what was read where that is wanted.
+template <bool SUM, bool KEEP>
+__device__ __forceinline__ u64 copy_vectors(uint4 *to, const uint4 *from, u32 vectors, u64 place, u32 lane) {
+    u64 sum = 0;
+    u32 first = lane;
+#pragma unroll 1
+    for (; first - lane + DEPTH * LANES <= vectors; first += DEPTH * LANES) {
+        uint4 v[DEPTH];
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; d++) v[d] = __ldcs(from + first + d * LANES);
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; d++) store<KEEP || SUM>(to + first + d * LANES, v[d]);
+#pragma unroll
+        for (u32 d = 0; SUM && d < DEPTH; d++) sum += weigh(v[d], place + (first + d * LANES) * VECTOR);
+    }
+    // Lanes that are past the end copy the last vector once more.
+#pragma unroll 1
+    for (; first - lane < vectors; first += LAST_DEPTH * LANES) {
+        uint4 v[LAST_DEPTH];
+#pragma unroll
+        for (u32 d = 0; d < LAST_DEPTH; d++) v[d] = __ldcs(from + min(first + d * LANES, vectors - 1));
+#pragma unroll
+        for (u32 d = 0; d < LAST_DEPTH; d++) store<KEEP || SUM>(to + min(first + d * LANES, vectors - 1), v[d]);
+#pragma unroll
+        for (u32 d = 0; SUM && d < LAST_DEPTH; d++) {
+            if (first + d * LANES < vectors) sum += weigh(v[d], place + (first + d * LANES) * VECTOR);
+        }
+    }
+    return sum;
+}
+
+// The sum of what is there now. Each lane looks at what it has written itself.
+__device__ __forceinline__ u64 sum_vectors(const uint4 *at, u32 vectors, u64 place, u32 lane) {
+    u64 sum = 0;
+    u32 first = lane;
+#pragma unroll 1
+    for (; first - lane + DEPTH * LANES <= vectors; first += DEPTH * LANES) {
+        uint4 v[DEPTH];
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; d++) v[d] = load_again(at + first + d * LANES);
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; d++) sum += weigh(v[d], place + (first + d * LANES) * VECTOR);
+    }
+#pragma unroll 1
+    for (; first < vectors; first += LANES) sum += weigh(load_again(at + first), place + first * VECTOR);
+    return sum;
+}
+
 template <bool SUM, bool KEEP>
 __device__ __forceinline__ void copy_chunk(u8 *to, const u8 *from, u32 len, u64 place, u32 lane, Sums &sums) {
-    constexpr u32 DEPTH = DEPTH_OF<SUM>;
     u32 at = 0;
     if ((((u64)to | (u64)from) & (VECTOR - 1)) == 0) {
-        u32 vectors = len / VECTOR, first = lane;
-#pragma unroll 1
-        for (; first - lane + DEPTH * LANES <= vectors; first += DEPTH * LANES) {
-            uint4 v[DEPTH];
-#pragma unroll
-            for (u32 d = 0; d < DEPTH; d++) v[d] = __ldcs((const uint4 *)from + first + d * LANES);
-#pragma unroll
-            for (u32 d = 0; d < DEPTH; d++) store<KEEP>((uint4 *)to + first + d * LANES, v[d]);
-            if (SUM) {
-#pragma unroll
-                for (u32 d = 0; d < DEPTH; d++) sums.read += weigh(v[d], place + (first + d * LANES) * VECTOR);
-#pragma unroll
-                for (u32 d = 0; d < DEPTH; d++) v[d] = load_again((const uint4 *)to + first + d * LANES);
-#pragma unroll
-                for (u32 d = 0; d < DEPTH; d++) sums.written += weigh(v[d], place + (first + d * LANES) * VECTOR);
-            }
-        }
-        // The rest, four at once: lanes that are past the end copy the last vector once more.
-#pragma unroll 1
-        for (; first - lane < vectors; first += 4 * LANES) {
-            uint4 v[4];
-#pragma unroll
-            for (u32 d = 0; d < 4; d++) v[d] = __ldcs((const uint4 *)from + min(first + d * LANES, vectors - 1));
-#pragma unroll
-            for (u32 d = 0; d < 4; d++) store<KEEP>((uint4 *)to + min(first + d * LANES, vectors - 1), v[d]);
-            if (SUM) {
-#pragma unroll
-                for (u32 d = 0; d < 4; d++) {
-                    u32 nth = first + d * LANES;
-                    if (nth < vectors) sums.read += weigh(v[d], place + nth * VECTOR);
-                }
-#pragma unroll
-                for (u32 d = 0; d < 4; d++) {
-                    u32 nth = first + d * LANES;
-                    if (nth < vectors) sums.written += weigh(load_again((const uint4 *)to + nth), place + nth * VECTOR);
-                }
-            }
-        }
+        u32 vectors = len / VECTOR;
+        sums.read += copy_vectors<SUM, KEEP>((uint4 *)to, (const uint4 *)from, vectors, place, lane);
+        if (SUM) sums.written += sum_vectors((const uint4 *)to, vectors, place, lane);
         at = vectors * VECTOR;
     }
     // Whatever does not begin or end where vectors do.

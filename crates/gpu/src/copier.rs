@@ -193,6 +193,11 @@ impl Copier {
         self.given.iter().flatten().count()
     }
 
+    /// How often the device was launched. Copies that follow each other need fewer launches than there are copies.
+    pub fn launches(&self) -> u32 {
+        self.worker.launches()
+    }
+
     pub fn has_room(&self) -> bool {
         self.given.iter().any(Option::is_none)
     }
@@ -290,7 +295,9 @@ impl Copier {
 
     /// What the device is to do, without the pieces; and whether it is for bulk copies.
     fn order(&self, slot: usize, shape: Shape, sum: bool, over_the_bus: bool) -> (Order, bool) {
-        let (kernel, bulk) = self.worker.kernel(!sum && shape.bits % 16 == 0 && shape.count as u64 * shape.longest < UNITS_MAX);
+        let (kernel, bulk) = self
+            .worker
+            .kernel(!sum && shape.bits.is_multiple_of(16) && shape.count as u64 * shape.longest < UNITS_MAX);
         let most = match over_the_bus {
             true => WARPS_OVER_THE_BUS / kernel.warps_a_block,
             false => self.worker.blocks_max(),
@@ -298,8 +305,10 @@ impl Copier {
         let most = most.min(self.worker.blocks_max());
         let warps = u64::from(most * kernel.warps_a_block);
         let count = shape.count as u64;
+        // What is to be found again where it was written is looked at before it has left the device's cache.
+        let chunk_max = if sum { CHUNK_MIN } else { kernel.chunk_max };
         let mut chunk = (shape.bytes / (2 * warps))
-            .clamp(CHUNK_MIN, kernel.chunk_max)
+            .clamp(CHUNK_MIN, chunk_max)
             .next_multiple_of(CHUNK_MIN);
         while count * shape.longest.div_ceil(chunk) >= UNITS_MAX {
             chunk *= 2;
@@ -356,7 +365,12 @@ impl Copier {
 
     fn launch_after(&mut self, last: u32) {
         let behind = |given: &Given| given.number.wrapping_sub(last) as i32;
-        let mut untaken: Vec<&mut Given> = self.given.iter_mut().flatten().filter(|given| behind(given) > 0).collect();
+        let mut untaken: Vec<&mut Given> = self
+            .given
+            .iter_mut()
+            .flatten()
+            .filter(|given| behind(given) > 0)
+            .collect();
         untaken.sort_by_key(|given| behind(given));
         let count = untaken.len();
         for (nth, given) in untaken.into_iter().enumerate() {

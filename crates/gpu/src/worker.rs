@@ -145,6 +145,7 @@ pub(crate) struct Worker {
     manner: Manner,
     /// Of the order that was given last.
     number: u32,
+    /// Of the last launch: so many there have been.
     launch: u32,
     staying: Option<Staying>,
     /// When the last order was seen to end, and how many have followed soon.
@@ -205,7 +206,11 @@ impl Worker {
                 sys::cuMemsetD8Async(worker.board, 0, BOARD_BYTES, worker.stream),
             )?;
         }
-        let name = if manner.hands == Hands::LanesKeep { c"weft_copy_keep" } else { c"weft_copy" };
+        let name = if manner.hands == Hands::LanesKeep {
+            c"weft_copy_keep"
+        } else {
+            c"weft_copy"
+        };
         worker.lanes.function = load(COPY, name, &mut worker.modules[0])?;
         if manner.hands == Hands::Bulk {
             let function = load(BULK, c"weft_copy_bulk", &mut worker.modules[1])?;
@@ -241,6 +246,10 @@ impl Worker {
         }
     }
 
+    pub(crate) fn launches(&self) -> u32 {
+        self.launch
+    }
+
     pub(crate) fn blocks_max(&self) -> u32 {
         self.device.multiprocessors() * self.manner.blocks_a_multiprocessor
     }
@@ -270,13 +279,7 @@ impl Worker {
     ///
     /// # Safety
     /// As for [`give`](Worker::give).
-    pub(crate) unsafe fn launch(
-        &mut self,
-        order: &Order,
-        number: u32,
-        bulk: bool,
-        last: bool,
-    ) -> Result<(), GpuError> {
+    pub(crate) unsafe fn launch(&mut self, order: &Order, number: u32, bulk: bool, last: bool) -> Result<(), GpuError> {
         let _entered = self.device.enter()?;
         // Over the bus it takes few blocks, and all blocks of a launch have a share of its first order.
         let expected = self.soon >= SOON_IN_A_ROW && !self.manner.stay.is_zero();
@@ -388,7 +391,10 @@ impl Worker {
             if (*report).done.load(Ordering::Acquire) != number {
                 return None;
             }
-            ((&raw const (*report).read).read_volatile(), (&raw const (*report).written).read_volatile())
+            (
+                (&raw const (*report).read).read_volatile(),
+                (&raw const (*report).written).read_volatile(),
+            )
         };
         self.ended = Some(Instant::now());
         Some(sums)
