@@ -58,8 +58,7 @@ impl Job {
             let (ticket, kept) = copier.begin_with(self.sum, self.bus, true, |list| {
                 assert!(pieces.iter().all(|piece| list.push(*piece)), "too many pieces");
             })?;
-            // A few pieces go with the order, and are quicker there.
-            self.kept = kept.filter(|_| pieces.len() > 4);
+            self.kept = kept;
             Ok(ticket)
         }
     }

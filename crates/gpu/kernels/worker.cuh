@@ -42,11 +42,11 @@ static_assert(sizeof(Order) == LANES * sizeof(u32), "an order is a word a lane")
 struct Board {
     // The order that is carried out now, each word with its number.
     u64 words[LANES];
+    // The number of the order that has ended last, and whether anybody may stay.
+    u64 ended;
     // Blocks that have ended the first order of a launch, and whether one of them has given up; and those that have ended a later one. Zero between orders.
     u32 first_ended, later_ended;
     u64 read, written;
-    // The number of the order that has ended last, and whether anybody may stay.
-    u64 ended;
 };
 
 static constexpr u32 GAVE_UP = 1u << 31;

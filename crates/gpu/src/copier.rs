@@ -71,7 +71,9 @@ struct Shape {
 
 /// A list that the device keeps, for copies that are made again and again.
 pub struct KeptList {
-    memory: Arc<KeptMemory>,
+    /// Nowhere where there are so few pieces that they go with the order.
+    memory: Option<Arc<KeptMemory>>,
+    few: [Piece; FEW],
     shape: Shape,
 }
 
@@ -248,18 +250,26 @@ impl Copier {
         // SAFETY: the caller's promise; the slot's part of the lists is not written before the slot is free again.
         let ticket = unsafe { self.give(order, None) }?;
         // Only now, while the device copies.
-        let kept = if keep { self.keep(place, shape) } else { None };
+        let kept = if keep {
+            self.keep(place, order.0.few, shape)
+        } else {
+            None
+        };
         Ok((ticket, kept))
     }
 
     /// Has the device keep a list that lies in pinned memory.
-    fn keep(&self, place: u64, shape: Shape) -> Option<KeptList> {
+    fn keep(&self, place: u64, few: [Piece; FEW], shape: Shape) -> Option<KeptList> {
+        if shape.count <= FEW {
+            let memory = None;
+            return Some(KeptList { memory, few, shape });
+        }
         let bytes = shape.count * size_of::<Piece>();
         let _entered = self.device().enter().ok()?;
         let mut at = 0;
         // SAFETY: the streams live as long as the copier; the list is so long, and stays until its slot is used again, which is not before this has ended.
         unsafe {
-            if sys::cuMemAllocAsync(&mut at, bytes.max(1), self.side) != CUresult::CUDA_SUCCESS {
+            if sys::cuMemAllocAsync(&mut at, bytes, self.side) != CUresult::CUDA_SUCCESS {
                 return None;
             }
             let memory = Arc::new(KeptMemory {
@@ -270,7 +280,11 @@ impl Copier {
             let copied = sys::cuMemcpyHtoDAsync_v2(at, place as *const c_void, bytes, self.side);
             let there = sys::cuStreamSynchronize(self.side);
             let kept = copied == CUresult::CUDA_SUCCESS && there == CUresult::CUDA_SUCCESS;
-            kept.then_some(KeptList { memory, shape })
+            kept.then_some(KeptList {
+                memory: Some(memory),
+                few,
+                shape,
+            })
         }
     }
 
@@ -284,9 +298,10 @@ impl Copier {
     pub unsafe fn begin_kept(&mut self, sum: bool, over_the_bus: bool, list: &KeptList) -> Result<Ticket, GpuError> {
         let slot = self.free_slot();
         let mut order = self.order(slot, list.shape, sum, over_the_bus);
-        order.0.list = list.memory.at;
+        order.0.list = list.memory.as_ref().map_or(0, |memory| memory.at);
+        order.0.few = list.few;
         // SAFETY: the caller's promise.
-        unsafe { self.give(order, Some(list.memory.clone())) }
+        unsafe { self.give(order, list.memory.clone()) }
     }
 
     fn free_slot(&self) -> usize {

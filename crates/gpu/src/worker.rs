@@ -26,6 +26,10 @@ pub(crate) const FEW: usize = 4;
 const WORDS: usize = 32;
 const MAILS: usize = 8;
 const BOARD_BYTES: usize = 512;
+/// Of these the first so many carry numbers of orders.
+const BOARD_NUMBERS_BYTES: usize = (WORDS + 1) * size_of::<u64>();
+/// Numbers are told apart while they are not further from each other than this.
+const NUMBERS_APART_MAX: u32 = 1 << 30;
 const LINE: usize = 64;
 const MAIL_BYTES: usize = MAILS * WORDS * size_of::<u64>();
 /// So many posts, each soon after the end of the one before, and another is expected.
@@ -145,6 +149,8 @@ pub(crate) struct Worker {
     manner: Manner,
     /// Of the order that was given last.
     number: u32,
+    /// Neither the mail nor the board has an older one.
+    oldest: u32,
     /// Of the last launch: so many there have been.
     launch: u32,
     staying: Option<Staying>,
@@ -182,6 +188,7 @@ impl Worker {
             post: Pinned::allocate(device, MAIL_BYTES + LINE + SLOTS * size_of::<Report>())?,
             manner,
             number: 0,
+            oldest: 0,
             launch: 0,
             staying: None,
             ended: None,
@@ -287,6 +294,7 @@ impl Worker {
         let mut order = *order;
         if stays {
             order.blocks = self.blocks_max();
+            self.forget_old_numbers(number)?;
         }
         let launch = self.launch.wrapping_add(1);
         let mut terms = Terms {
@@ -320,6 +328,23 @@ impl Worker {
         check("cuLaunchKernel", launched)?;
         self.launch = launch;
         self.staying = stays.then_some(Staying { launch, bulk });
+        Ok(())
+    }
+
+    /// Numbers begin again some day, and must not meet those of orders that are long over. Nobody stays, and the device is entered.
+    fn forget_old_numbers(&mut self, number: u32) -> Result<(), GpuError> {
+        if number.wrapping_sub(self.oldest) < NUMBERS_APART_MAX {
+            return Ok(());
+        }
+        let before = number.wrapping_sub(1);
+        for mail in 0..MAILS {
+            self.mail_word(mail * WORDS, before, 0);
+        }
+        // SAFETY: within the board, which nobody reads before what is launched after this on the same stream.
+        check("cuMemsetD32Async", unsafe {
+            sys::cuMemsetD32Async(self.board, before, BOARD_NUMBERS_BYTES / size_of::<u32>(), self.stream)
+        })?;
+        self.oldest = before;
         Ok(())
     }
 
@@ -361,10 +386,15 @@ impl Worker {
     fn mail(&self, order: &Order, number: u32) {
         let first = number as usize % MAILS * WORDS;
         for (nth, word) in order.words().into_iter().enumerate() {
-            // SAFETY: within the mail, which is aligned; the device only reads it.
-            let place = unsafe { &*self.post.as_ptr().cast::<AtomicU64>().add(first + nth) };
-            place.store(u64::from(number) << 32 | u64::from(word), Ordering::Relaxed);
+            self.mail_word(first + nth, number, word);
         }
+    }
+
+    fn mail_word(&self, nth: usize, number: u32, word: u32) {
+        assert!(nth < MAILS * WORDS, "a word of the mail");
+        // SAFETY: within the mail, which is aligned; the device only reads it.
+        let place = unsafe { &*self.post.as_ptr().cast::<AtomicU64>().add(nth) };
+        place.store(u64::from(number) << 32 | u64::from(word), Ordering::Relaxed);
     }
 
     /// The last order that was taken by whoever stayed, if it has left.
