@@ -111,28 +111,40 @@ __device__ __forceinline__ void release_to_host(u64 *at, u64 word) {
 // A block has carried out its share. The last to do so tells the host, and the foreman. Called by one thread, after a barrier of its block.
 __device__ inline void end_share(const Order &order, const Terms &terms, u32 number, bool first, Sums share) {
     Board *board = terms.board;
-    if (order.flags & SUMMED) {
-        atomicAdd(&board->read, share.read);
-        atomicAdd(&board->written, share.written);
+    bool alone = order.blocks == 1, summed = (order.flags & SUMMED) != 0, nobody_stays = false;
+    if (!alone) {
+        if (summed) {
+            atomicAdd(&board->read, share.read);
+            atomicAdd(&board->written, share.written);
+        }
+        // What the block has written is seen by whoever sees that it has ended.
+        if (order.flags & OVER_THE_BUS) {
+            asm volatile("fence.acq_rel.sys;" ::: "memory");
+        } else {
+            asm volatile("fence.acq_rel.gpu;" ::: "memory");
+        }
+        u32 *ended = first ? &board->first_ended : &board->later_ended;
+        if ((atomicAdd(ended, 1) & ~GAVE_UP) != order.blocks - 1) return;
+        if (first) {
+            // Whoever gives up after this finds zero, and stays.
+            nobody_stays = (atomicExch(ended, 0) & GAVE_UP) != 0;
+        } else {
+            *ended = 0;
+        }
+        if (summed) {
+            asm volatile("fence.acq_rel.gpu;" ::: "memory");
+            share = {atomicExch(&board->read, 0), atomicExch(&board->written, 0)};
+        }
     }
-    // What the block has written is seen by whoever sees that it has ended.
-    if (order.flags & OVER_THE_BUS) {
-        asm volatile("fence.acq_rel.sys;" ::: "memory");
-    } else {
-        asm volatile("fence.acq_rel.gpu;" ::: "memory");
-    }
-    u32 *ended = first ? &board->first_ended : &board->later_ended;
-    if ((atomicAdd(ended, 1) & ~GAVE_UP) != order.blocks - 1) return;
-    // Whoever gives up after this finds zero, and stays.
-    bool nobody_stays = (atomicExch(ended, 0) & GAVE_UP) != 0;
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
     Report *report = terms.reports + order.slot;
-    if (order.flags & SUMMED) {
-        report->read = atomicExch(&board->read, 0);
-        report->written = atomicExch(&board->written, 0);
+    if (summed) {
+        report->read = share.read;
+        report->written = share.written;
     }
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&report->done), "r"(number) : "memory");
-    if (terms.stay_ns != 0) release_to_device(&board->ended, number | (nobody_stays ? NOBODY_STAYS : 0));
+    // After what every block has written, and with it.
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(&report->done), "r"(number) : "memory");
+    if (terms.stay_ns != 0 && !alone) release_to_device(&board->ended, number | (nobody_stays ? NOBODY_STAYS : 0));
 }
 
 // Whether a block that has waited long enough for the first order to end may go. It may not where the order has ended, since it is counted on then.
@@ -158,12 +170,12 @@ __device__ inline void tell_all_to_leave(const Terms &terms, u32 number, u32 lan
     if (lane == 0) release_to_host(terms.left, (u64)terms.launch << 32 | number);
 }
 
-// The foreman: waits until the order has ended, and then for mail. Called by a whole warp.
-__device__ inline Next await_mail(const Terms &terms, u32 number, bool first, u64 born, u32 lane) {
+// The foreman: waits until the order has ended, which it has where the foreman was `alone` with it, and then for mail. Called by a whole warp.
+__device__ inline Next await_mail(const Terms &terms, u32 number, bool first, bool alone, u64 born, u32 lane) {
     Next next = {false, number, 0};
     u64 since = clock_ns();
     bool leaves = false;
-    for (;;) {
+    while (!alone) {
         u64 ended = acquire_from_device(&terms.board->ended);
         if (__all_sync(WHOLE_WARP, (u32)ended == number)) {
             leaves = __any_sync(WHOLE_WARP, first && (ended & NOBODY_STAYS) != 0);
@@ -264,7 +276,7 @@ __device__ __forceinline__ void work(const Order &first_order, const Terms &term
         // Nobody reads the order any more that is about to be overwritten.
         __syncthreads();
         if (warp == 0) {
-            Next next = blockIdx.x == 0 ? await_mail(terms, number, first, born, lane) : await_board(terms, number, first, lane);
+            Next next = blockIdx.x == 0 ? await_mail(terms, number, first, order.blocks == 1, born, lane) : await_board(terms, number, first, lane);
             ((u32 *)&order)[lane] = next.word;
             if (lane == 0) {
                 next_number = next.number;
