@@ -40,10 +40,28 @@ pub enum Need {
     Rdma,
     /// An NVIDIA GPU with its driver. `cargo xtask gpu-test` makes a bundle that is carried to a machine with one.
     Gpu,
+    /// A compiler of C++. That of C is needed to build Rust programs at all.
+    Cpp,
+    /// The library that a C compiler links for `-fsanitize=address`.
+    AddressSanitizer,
+    Valgrind,
+    PkgConfig,
+    Cmake,
 }
 
 impl Need {
-    pub const ALL: [Need; 5] = [Need::Root, Need::Etcd, Need::Chromium, Need::Rdma, Need::Gpu];
+    pub const ALL: [Need; 10] = [
+        Need::Root,
+        Need::Etcd,
+        Need::Chromium,
+        Need::Rdma,
+        Need::Gpu,
+        Need::Cpp,
+        Need::AddressSanitizer,
+        Need::Valgrind,
+        Need::PkgConfig,
+        Need::Cmake,
+    ];
 
     /// As it stands in `WEFT_REQUIRE`.
     pub fn name(self) -> &'static str {
@@ -53,6 +71,11 @@ impl Need {
             Need::Chromium => "chromium",
             Need::Rdma => "rdma",
             Need::Gpu => "gpu",
+            Need::Cpp => "c++",
+            Need::AddressSanitizer => "address-sanitizer",
+            Need::Valgrind => "valgrind",
+            Need::PkgConfig => "pkg-config",
+            Need::Cmake => "cmake",
         }
     }
 
@@ -67,6 +90,11 @@ impl Need {
             // A card alone is not enough: these tests take its ports down.
             Need::Rdma => Some("cargo xtask rdma-test runs them, in virtual machines"),
             Need::Gpu => (!Path::new("/dev/nvidia0").exists()).then_some("no NVIDIA GPU"),
+            Need::Cpp => (!works("c++", &["--version"])).then_some("no C++ compiler (Debian: g++)"),
+            Need::AddressSanitizer => (!can_sanitize()).then_some("cc does not link with -fsanitize=address"),
+            Need::Valgrind => (!works("valgrind", &["--version"])).then_some("no valgrind (Debian: valgrind)"),
+            Need::PkgConfig => (!works("pkg-config", &["--version"])).then_some("no pkg-config (Debian: pkg-config)"),
+            Need::Cmake => (!works("cmake", &["--version"])).then_some("no CMake (Debian: cmake)"),
         }
     }
 }
@@ -119,6 +147,12 @@ pub fn user() -> Option<u32> {
 fn can_make_namespaces() -> bool {
     let name = format!("weft-probe-{}", std::process::id());
     works("ip", &["netns", "add", &name]) && works("ip", &["netns", "delete", &name])
+}
+
+/// Whether the C compiler has what it links for its sanitizer: a library, of which it knows the path.
+fn can_sanitize() -> bool {
+    let asked = Command::new("cc").arg("-print-file-name=libasan.so").output();
+    asked.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).starts_with('/'))
 }
 
 /// Whether a program runs at all; its output is not wanted.

@@ -25,13 +25,15 @@ pub struct Arguments {
 }
 
 /// Test programs, by package and name.
-const TESTS: [(&str, &str); 4] = [
+const TESTS: [(&str, &str); 6] = [
     ("weft-gpu", "device"),
+    ("weft-gpu", "collective"),
     ("weft-fabric", "cuda_conformance"),
+    ("weft-fabric", "cuda_processes"),
     ("weft", "gpu"),
     ("weft", "hand_off"),
 ];
-const EXAMPLES: [(&str, &str); 1] = [("weft-gpu", "copies")];
+const EXAMPLES: [(&str, &str); 2] = [("weft-gpu", "copies"), ("weft-gpu", "collectives")];
 const BYTES_MAX: u64 = 40 << 20;
 
 const SCRIPT: &str = r#"#!/bin/sh
@@ -40,14 +42,20 @@ const SCRIPT: &str = r#"#!/bin/sh
 cd "$(dirname "$0")"
 export WEFT_REQUIRE=gpu
 failed=0
-tests="device cuda_conformance gpu hand_off"
-[ "$1" = transfers ] && tests="device cuda_conformance gpu"
+tests="@tests@"
+examples="copies collectives"
+if [ "$1" = transfers ]; then
+    tests="device cuda_conformance gpu"
+    examples=copies
+fi
 for test in $tests; do
     echo "== $test"
     "./$test" --test-threads=1 || failed=1
 done
-echo "== copies"
-./copies || failed=1
+for example in $examples; do
+    echo "== $example"
+    "./$example" || failed=1
+done
 if [ "$1" = transfers ]; then
     for more in "" "--checksum" "--set gpu.stay=0s"; do
         echo "== bench $more"
@@ -105,8 +113,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         )?;
     }
     let script = out.join("run");
+    let text = SCRIPT.replace("@tests@", &TESTS.map(|(_, test)| test).join(" "));
     let written =
-        fs::write(&script, SCRIPT).and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)));
+        fs::write(&script, text).and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)));
     written.map_err(|source| Error::File {
         path: script.clone(),
         source,

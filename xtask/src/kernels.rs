@@ -26,25 +26,42 @@ const COMPILER: [&str; 5] = [
 ];
 /// The oldest devices that kernels are for.
 const TARGET: &str = "compute_80";
-/// The same of those whose names end with it.
-const TARGET_SM90: &str = "compute_90";
 /// Those that they are also assembled for, to see that it can be done.
 const ASSEMBLED: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
+    let stale = look(arguments.write)?;
+    if stale.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{}", told(&stale));
+    Ok(ExitCode::FAILURE)
+}
+
+/// Fails where what is shipped is not what the kernels compile to.
+pub fn compare() -> Result<(), Error> {
+    match look(false)? {
+        stale if stale.is_empty() => Ok(()),
+        stale => Err(Error::Failed {
+            line: told(&stale),
+            code: None,
+        }),
+    }
+}
+
+fn told(stale: &[String]) -> String {
+    let stale = stale.join(", ");
+    format!("{stale} is not what its source compiles to: cargo xtask kernels --write")
+}
+
+/// Compiles all of them, and names those whose text is another than what is shipped; or writes it.
+fn look(write: bool) -> Result<Vec<String>, Error> {
     let nvcc = compiler()?;
     let mut stale = Vec::new();
     for source in sources()? {
         let (shipped, fresh) = (source.with_extension("ptx"), root().join("target/kernels/fresh.ptx"));
-        let (target, assembled) = match source
-            .file_stem()
-            .is_some_and(|name| name.to_string_lossy().ends_with("_sm90"))
-        {
-            true => (TARGET_SM90, &ASSEMBLED[1..]),
-            false => (TARGET, &ASSEMBLED[..]),
-        };
-        compile(&nvcc, &source, &["-ptx", "-arch", target], &fresh)?;
-        for device in assembled {
+        compile(&nvcc, &source, &["-ptx", "-arch", TARGET], &fresh)?;
+        for device in ASSEMBLED {
             compile(
                 &nvcc,
                 &source,
@@ -53,20 +70,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
             )?;
         }
         let text = read(&fresh)?;
-        if arguments.write {
+        if write {
             fs::write(&shipped, text).map_err(|source| Error::File { path: shipped, source })?;
         } else if read(&shipped).ok() != Some(text) {
             stale.push(shipped.file_name().unwrap_or_default().to_string_lossy().into_owned());
         }
     }
-    if stale.is_empty() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    println!(
-        "{} is not what its source compiles to: cargo xtask kernels --write",
-        stale.join(", ")
-    );
-    Ok(ExitCode::FAILURE)
+    Ok(stale)
 }
 
 /// The compiler, installed where it is missing.

@@ -13,7 +13,7 @@ use crate::left_out::LeftOut;
 use crate::python::Environment;
 use crate::screenshot::CHROMIUM;
 use crate::suite::Suite;
-use crate::{deny, fuzz, loom, rdma_test};
+use crate::{deny, fuzz, kernels, loom, rdma_test};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Test with torch too: 3 GB to download, because the wheel does not load without CUDA's libraries.
     #[arg(long, conflicts_with = "no_python")]
     torch: bool,
-    /// Run every step, as where the variable CI is set: torch, the models of loom, every fuzz target for a while, cargo deny.
+    /// Run every step, as where the variable CI is set: torch, the models of loom, the kernels, every fuzz target for a while, cargo deny.
     #[arg(long, conflicts_with = "no_python")]
     all: bool,
 }
@@ -37,6 +37,10 @@ const NEEDED: &[Needed] = &[
     (&["ip", "-V"], "iproute2"),
     (&["python3", "-c", "import ensurepip, venv"], "python3-venv"),
     (&["cc", "--version"], "gcc"),
+    (&["c++", "--version"], "g++"),
+    (&["valgrind", "--version"], "valgrind"),
+    (&["pkg-config", "--version"], "pkg-config"),
+    (&["cmake", "--version"], "cmake"),
     CHROMIUM,
 ];
 
@@ -71,11 +75,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     }
     if all {
         suite.step("loom models", loom::run_models);
+        suite.step("kernels", kernels::compare);
         suite.step("cargo deny", deny::check);
         suite.step("fuzz targets", || fuzz::run_all(FUZZ_SECONDS));
     } else {
         let why = "where CI is set, or with --all";
         left_out.add("loom", "cargo xtask loom", why);
+        left_out.add("kernels", "cargo xtask kernels", why);
         left_out.add("deny", "cargo xtask deny", why);
         left_out.add("fuzz", "cargo xtask fuzz", why);
     }
@@ -119,7 +125,7 @@ impl Plan {
 
     /// What was installed, or was there, must be used; and whoever runs everything has to be root.
     fn require_what_is_there(&mut self, all: bool) {
-        let mut required: Vec<&str> = vec!["etcd", "chromium"];
+        let mut required: Vec<&str> = vec!["etcd", "chromium", "c++", "valgrind", "pkg-config", "cmake"];
         if all || Need::Root.missing().is_none() {
             required.push("root");
         }
@@ -215,6 +221,16 @@ mod tests {
         assert!(Plan::new(&PLAIN, false, "chromum").is_err());
         let mut plan = Plan::new(&PLAIN, true, "").unwrap();
         plan.require_what_is_there(true);
-        assert_eq!(plan.required, ["etcd", "chromium", "root", "torch"]);
+        let there = [
+            "etcd",
+            "chromium",
+            "c++",
+            "valgrind",
+            "pkg-config",
+            "cmake",
+            "root",
+            "torch",
+        ];
+        assert_eq!(plan.required, there);
     }
 }

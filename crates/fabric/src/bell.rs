@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::fork::NotInherited;
 
 /// A descriptor that is never readable, for a transport that nothing wakes.
-pub(crate) fn silent() -> io::Result<OwnedFd> {
+pub(crate) fn silent() -> io::Result<NotInherited<OwnedFd>> {
     // SAFETY: a system call without pointers; what it returns is checked before it is owned.
-    unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }
+    NotInherited::open(|| unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) })
 }
 
 /// Sleep until a transport has something to do, or somebody rings.

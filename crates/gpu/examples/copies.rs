@@ -1,12 +1,12 @@
-//! What the copier takes for lists of pieces, by the host's clock from the list to the end: each way to copy, launched for every copy, staying for the next one, with sums, and
-//! with several copies under way.
+//! What the copier takes for lists of pieces, by the host's clock from the list to the end: launched for every copy, staying for the next one, with sums, with several
+//! copies under way, and over the bus.
 //!
 //! `cargo run --release -p weft-gpu --example copies`
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use weft_gpu::{Copier, Device, DeviceMemory, GpuError, Hands, KeptList, Manner, Piece, Pinned, Ticket};
+use weft_gpu::{Copier, Device, DeviceMemory, GpuError, KeptList, Piece, Pinned, STAY, Ticket};
 
 const ROOM: u64 = 1 << 30;
 const RUNS: usize = 61;
@@ -22,15 +22,14 @@ const SIZES: [(u64, u64); 7] = [
     (1 << 20, 256),
     (64 << 20, 1),
 ];
-const WAYS: [(&str, Hands, u32); 5] = [
-    ("lanes", Hands::Lanes, 1),
-    ("lanes x2", Hands::Lanes, 2),
-    ("keep", Hands::LanesKeep, 1),
-    ("keep x2", Hands::LanesKeep, 2),
-    ("bulk", Hands::Bulk, 1),
+const PACES: [(&str, Pace); 4] = [
+    ("launched", Pace::Launched),
+    ("staying", Pace::Staying),
+    ("summed", Pace::Summed),
+    ("4 at once", Pace::SeveralAtOnce),
 ];
 
-/// How the copies of a table follow each other.
+/// How the copies of a column follow each other.
 #[derive(Clone, Copy, PartialEq)]
 enum Pace {
     Launched,
@@ -134,48 +133,36 @@ fn main() -> Result<(), GpuError> {
     for at in (0..ROOM).step_by(noise.len()) {
         from.write(at, &noise)?;
     }
-    for (title, pace) in [
-        ("launched", Pace::Launched),
-        ("staying", Pace::Staying),
-        ("summed", Pace::Summed),
-        ("4 at once", Pace::SeveralAtOnce),
-    ] {
-        print!("{title:>14}");
-        WAYS.iter().for_each(|(name, ..)| print!(" {name:>14}"));
-        println!();
-        for (bytes, count) in SIZES {
-            let mut cells = Vec::new();
-            for (_, hands, blocks_a_multiprocessor) in WAYS {
-                let stay = match pace {
-                    Pace::Launched => Duration::ZERO,
-                    _ => Manner::default().stay,
-                };
-                let manner = Manner {
-                    stay,
-                    hands,
-                    blocks_a_multiprocessor,
-                };
-                let mut copier = Copier::new(&device, manner)?;
-                let mut job = Job {
-                    pieces: pieces(to.address(), from.address(), ROOM, bytes, count),
-                    sum: pace == Pace::Summed,
-                    bus: false,
-                    kept: None,
-                };
-                cells.push(measure(&mut copier, &mut job, pace)?);
-                // It goes before the copier.
-                drop(job);
-            }
-            row(&format!("{count} x {} K", bytes >> 10), bytes * count, &cells);
+    print!("{:>14}", "in the device");
+    PACES.iter().for_each(|(title, _)| print!(" {title:>14}"));
+    println!();
+    for (bytes, count) in SIZES {
+        let mut cells = Vec::new();
+        for (_, pace) in PACES {
+            let stay = match pace {
+                Pace::Launched => Duration::ZERO,
+                _ => STAY,
+            };
+            let mut copier = Copier::new(&device, stay)?;
+            let mut job = Job {
+                pieces: pieces(to.address(), from.address(), ROOM, bytes, count),
+                sum: pace == Pace::Summed,
+                bus: false,
+                kept: None,
+            };
+            cells.push(measure(&mut copier, &mut job, pace)?);
+            // It goes before the copier.
+            drop(job);
         }
+        row(&format!("{count} x {} K", bytes >> 10), bytes * count, &cells);
     }
     let host = Pinned::allocate(&device, 64 << 20)?;
-    println!("      over bus     to device      summed    from device      summed");
+    println!("  over the bus      to device         summed    from device         summed");
     for (bytes, count) in [(4 << 10, 1), (16 << 10, 1024), (64 << 20, 1)] {
         let mut cells = Vec::new();
         for (to, from) in [(to.address(), host.address()), (host.address(), from.address())] {
             for sum in [false, true] {
-                let mut copier = Copier::new(&device, Manner::default())?;
+                let mut copier = Copier::new(&device, STAY)?;
                 let mut job = Job {
                     pieces: pieces(to, from, host.len() as u64, bytes, count),
                     sum,

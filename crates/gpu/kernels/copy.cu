@@ -18,17 +18,6 @@ __device__ __forceinline__ uint4 load_again(const uint4 *from) {
     return v;
 }
 
-// What is read is not read again. What is written may be, by whoever the bytes are for, or by whoever sums them: where `KEEP` it stays in the second cache as long as
-// there is room.
-template <bool KEEP>
-__device__ __forceinline__ void store(uint4 *to, uint4 v) {
-    if (KEEP) {
-        __stwb(to, v);
-    } else {
-        __stcs(to, v);
-    }
-}
-
 // Words times keys of their places: no two vectors can change places, and no word can change, without the sum changing but for one time in 2^32.
 __device__ __forceinline__ u64 weigh(uint4 v, u64 place) {
     u32 key = (u32)place * 0x9e3779b1u + (u32)(place >> 32) * 0x85ebca77u + 0x27d4eb2fu;
@@ -40,8 +29,9 @@ __device__ __forceinline__ u64 weigh_byte(u32 byte, u64 place) {
     return (u64)(byte + 1) * ((place << 1 | 1) * 0x9e3779b97f4a7c15ull);
 }
 
-// Copies vectors; returns the sum of what was read where that is wanted.
-template <bool SUM, bool KEEP>
+// Copies vectors; returns the sum of what was read where that is wanted. What is read is not read again. What is written may be, by whoever the bytes are for, or by whoever sums
+// them: it stays in the second cache as long as there is room.
+template <bool SUM>
 __device__ __forceinline__ u64 copy_vectors(uint4 *to, const uint4 *from, u32 vectors, u64 place, u32 lane) {
     u64 sum = 0;
     u32 first = lane;
@@ -51,7 +41,7 @@ __device__ __forceinline__ u64 copy_vectors(uint4 *to, const uint4 *from, u32 ve
 #pragma unroll
         for (u32 d = 0; d < DEPTH; d++) v[d] = __ldcs(from + first + d * LANES);
 #pragma unroll
-        for (u32 d = 0; d < DEPTH; d++) store<KEEP || SUM>(to + first + d * LANES, v[d]);
+        for (u32 d = 0; d < DEPTH; d++) __stwb(to + first + d * LANES, v[d]);
 #pragma unroll
         for (u32 d = 0; SUM && d < DEPTH; d++) sum += weigh(v[d], place + (first + d * LANES) * VECTOR);
     }
@@ -62,7 +52,7 @@ __device__ __forceinline__ u64 copy_vectors(uint4 *to, const uint4 *from, u32 ve
 #pragma unroll
         for (u32 d = 0; d < LAST_DEPTH; d++) v[d] = __ldcs(from + min(first + d * LANES, vectors - 1));
 #pragma unroll
-        for (u32 d = 0; d < LAST_DEPTH; d++) store<KEEP || SUM>(to + min(first + d * LANES, vectors - 1), v[d]);
+        for (u32 d = 0; d < LAST_DEPTH; d++) __stwb(to + min(first + d * LANES, vectors - 1), v[d]);
 #pragma unroll
         for (u32 d = 0; SUM && d < LAST_DEPTH; d++) {
             if (first + d * LANES < vectors) sum += weigh(v[d], place + (first + d * LANES) * VECTOR);
@@ -88,12 +78,12 @@ __device__ __forceinline__ u64 sum_vectors(const uint4 *at, u32 vectors, u64 pla
     return sum;
 }
 
-template <bool SUM, bool KEEP>
+template <bool SUM>
 __device__ __forceinline__ void copy_chunk(u8 *to, const u8 *from, u32 len, u64 place, u32 lane, Sums &sums) {
     u32 at = 0;
     if ((((u64)to | (u64)from) & (VECTOR - 1)) == 0) {
         u32 vectors = len / VECTOR;
-        sums.read += copy_vectors<SUM, KEEP>((uint4 *)to, (const uint4 *)from, vectors, place, lane);
+        sums.read += copy_vectors<SUM>((uint4 *)to, (const uint4 *)from, vectors, place, lane);
         if (SUM) sums.written += sum_vectors((const uint4 *)to, vectors, place, lane);
         at = vectors * VECTOR;
     }
@@ -110,7 +100,7 @@ __device__ __forceinline__ void copy_chunk(u8 *to, const u8 *from, u32 len, u64 
 }
 
 // A function of its own, so that its loops have all registers to themselves.
-template <bool SUM, bool KEEP>
+template <bool SUM>
 __device__ __noinline__ Sums copy_chunks(const Order &order, const Piece *pieces, u32 unit, u32 step) {
     u32 lane = threadIdx.x % LANES;
     Sums sums = {0, 0};
@@ -129,25 +119,14 @@ __device__ __noinline__ Sums copy_chunks(const Order &order, const Piece *pieces
             // Where a piece lies in the list is part of its bytes' place.
             u64 place = ((u64)nth << 40) + begin;
             u32 len = (u32)min((u64)chunk, piece.len - begin);
-            copy_chunk<SUM, KEEP>((u8 *)piece.to + begin, (const u8 *)piece.from + begin, len, place, lane, sums);
+            copy_chunk<SUM>((u8 *)piece.to + begin, (const u8 *)piece.from + begin, len, place, lane, sums);
         }
         if (unit >= units) return sums;
     }
 }
 
-template <bool KEEP>
-struct Lanes {
-    __device__ __forceinline__ Sums copy(const Order &order, const Piece *pieces, u32 unit, u32 step) {
-        return order.flags & SUMMED ? copy_chunks<true, KEEP>(order, pieces, unit, step) : copy_chunks<false, KEEP>(order, pieces, unit, step);
-    }
-};
-
-extern "C" __global__ void __launch_bounds__(512, 2) weft_copy(const __grid_constant__ Order order, const __grid_constant__ Terms terms) {
-    Lanes<false> hands;
-    work(order, terms, hands);
+__device__ __forceinline__ Sums copy_share(const Order &order, const Piece *pieces, u32 unit, u32 step) {
+    return order.flags & SUMMED ? copy_chunks<true>(order, pieces, unit, step) : copy_chunks<false>(order, pieces, unit, step);
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2) weft_copy_keep(const __grid_constant__ Order order, const __grid_constant__ Terms terms) {
-    Lanes<true> hands;
-    work(order, terms, hands);
-}
+extern "C" __global__ void __launch_bounds__(512, 2) weft_copy(const __grid_constant__ Order order, const __grid_constant__ Terms terms) { work(order, terms); }

@@ -132,6 +132,7 @@ __device__ inline void end_share(const Order &order, const Terms &terms, u32 num
             *ended = 0;
         }
         if (summed) {
+            // What the other blocks have added is there from here on.
             asm volatile("fence.acq_rel.gpu;" ::: "memory");
             share = {atomicExch(&board->read, 0), atomicExch(&board->written, 0)};
         }
@@ -237,9 +238,11 @@ __device__ inline Next await_board(const Terms &terms, u32 number, bool first, u
     }
 }
 
-// The life of a block. `Hands` copies a block's share of an order, and tells the sums of a thread where they are asked for.
-template <typename Hands>
-__device__ __forceinline__ void work(const Order &first_order, const Terms &terms, Hands &hands) {
+// Copies every `step`th chunk of an order from `unit` on, and tells the sums of a thread where they are asked for. Called by a whole warp. In `copy.cu`.
+__device__ __forceinline__ Sums copy_share(const Order &order, const Piece *pieces, u32 unit, u32 step);
+
+// The life of a block.
+__device__ __forceinline__ void work(const Order &first_order, const Terms &terms) {
     __shared__ Order order;
     __shared__ Sums shares[LANES];
     __shared__ u32 next_number, stays;
@@ -252,7 +255,7 @@ __device__ __forceinline__ void work(const Order &first_order, const Terms &term
         if (blockIdx.x < order.blocks) {
             const Piece *pieces = order.list ? (const Piece *)order.list : order.few;
             // Neighbouring chunks go to different blocks, so that few of them keep many busy.
-            Sums share = hands.copy(order, pieces, warp * order.blocks + blockIdx.x, order.blocks * warps);
+            Sums share = copy_share(order, pieces, warp * order.blocks + blockIdx.x, order.blocks * warps);
             if (order.flags & SUMMED) {
                 for (u32 step = LANES / 2; step > 0; step /= 2) {
                     share.read += __shfl_xor_sync(WHOLE_WARP, share.read, step);

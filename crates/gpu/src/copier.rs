@@ -6,21 +6,23 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 
 use crate::device::{Device, GpuError, check};
 use crate::pinned::Pinned;
-use crate::worker::{FEW, Manner, OVER_THE_BUS, Order, SUMMED, Worker};
+use crate::worker::{FEW, OVER_THE_BUS, Order, SUMMED, WARPS_A_BLOCK, Worker};
 
 /// Copies under way at a time.
 pub const SLOTS: usize = 7;
 /// Pieces of one copy.
 pub const PIECES_MAX: usize = 8192;
-/// Warps of a copy from or to host memory: the bus is busy with so few, and whoever computes meanwhile keeps the others.
-const WARPS_OVER_THE_BUS: u32 = 512;
-/// What a warp takes at a time, at least; at most what its kernel takes.
+/// Blocks of a copy from or to host memory: the bus is busy with so few, and whoever computes meanwhile keeps the others.
+const BLOCKS_OVER_THE_BUS: u32 = 32;
+/// What a warp takes at a time.
 const CHUNK_MIN: u64 = 4 << 10;
+const CHUNK_MAX: u64 = 16 << 10;
 /// So little is quicker done by one block than told to others.
 const UNITS_OF_ONE_BLOCK: u64 = 16;
 /// Beyond that a block is worth being told of so many.
@@ -65,8 +67,6 @@ struct Shape {
     count: usize,
     longest: u64,
     bytes: u64,
-    /// All addresses and lengths, one over the other.
-    bits: u64,
 }
 
 /// A list that the device keeps, for copies that are made again and again.
@@ -116,7 +116,6 @@ impl PieceList<'_> {
         shape.count += 1;
         shape.longest = shape.longest.max(piece.len);
         shape.bytes += piece.len;
-        shape.bits |= piece.to | piece.from | piece.len;
         true
     }
     #[inline]
@@ -137,7 +136,6 @@ impl PieceList<'_> {
 #[derive(Clone, Debug)]
 struct Given {
     order: Order,
-    bulk: bool,
     number: u32,
     /// It could not be launched after all.
     failed: Option<GpuError>,
@@ -170,12 +168,13 @@ impl fmt::Debug for Copier {
 }
 
 impl Copier {
-    pub fn new(device: &Arc<Device>, manner: Manner) -> Result<Copier, GpuError> {
+    /// `stay`: how long a worker stays on the device after a copy, for the next one, once several have followed each other as soon. Zero: never.
+    pub fn new(device: &Arc<Device>, stay: Duration) -> Result<Copier, GpuError> {
         let _entered = device.enter()?;
         let lists = Pinned::allocate(device, SLOTS * PIECES_MAX * size_of::<Piece>())?;
         let mut copier = Copier {
             given: [const { None }; SLOTS],
-            worker: Worker::new(device, manner)?,
+            worker: Worker::new(device, stay)?,
             side: std::ptr::null_mut(),
             lists,
         };
@@ -244,17 +243,13 @@ impl Copier {
         let place = self.lists.address() + (slot * PIECES_MAX * size_of::<Piece>()) as u64;
         let mut order = self.order(slot, shape, sum, over_the_bus);
         match list.pieces() {
-            few if few.len() <= FEW => order.0.few[..few.len()].copy_from_slice(few),
-            _ => order.0.list = place,
+            few if few.len() <= FEW => order.few[..few.len()].copy_from_slice(few),
+            _ => order.list = place,
         }
         // SAFETY: the caller's promise; the slot's part of the lists is not written before the slot is free again.
         let ticket = unsafe { self.give(order, None) }?;
         // Only now, while the device copies.
-        let kept = if keep {
-            self.keep(place, order.0.few, shape)
-        } else {
-            None
-        };
+        let kept = if keep { self.keep(place, order.few, shape) } else { None };
         Ok((ticket, kept))
     }
 
@@ -298,8 +293,8 @@ impl Copier {
     pub unsafe fn begin_kept(&mut self, sum: bool, over_the_bus: bool, list: &KeptList) -> Result<Ticket, GpuError> {
         let slot = self.free_slot();
         let mut order = self.order(slot, list.shape, sum, over_the_bus);
-        order.0.list = list.memory.as_ref().map_or(0, |memory| memory.at);
-        order.0.few = list.few;
+        order.list = list.memory.as_ref().map_or(0, |memory| memory.at);
+        order.few = list.few;
         // SAFETY: the caller's promise.
         unsafe { self.give(order, list.memory.clone()) }
     }
@@ -308,20 +303,16 @@ impl Copier {
         self.given.iter().position(Option::is_none).expect("room for a copy")
     }
 
-    /// What the device is to do, without the pieces; and whether it is for bulk copies.
-    fn order(&self, slot: usize, shape: Shape, sum: bool, over_the_bus: bool) -> (Order, bool) {
-        let (kernel, bulk) = self
-            .worker
-            .kernel(!sum && shape.bits.is_multiple_of(16) && shape.count as u64 * shape.longest < UNITS_MAX);
+    /// What the device is to do, without the pieces.
+    fn order(&self, slot: usize, shape: Shape, sum: bool, over_the_bus: bool) -> Order {
         let most = match over_the_bus {
-            true => WARPS_OVER_THE_BUS / kernel.warps_a_block,
+            true => BLOCKS_OVER_THE_BUS.min(self.worker.blocks_max()),
             false => self.worker.blocks_max(),
         };
-        let most = most.min(self.worker.blocks_max());
-        let warps = u64::from(most * kernel.warps_a_block);
+        let warps = u64::from(most * WARPS_A_BLOCK);
         let count = shape.count as u64;
         // What is to be found again where it was written is looked at before it has left the device's cache.
-        let chunk_max = if sum { CHUNK_MIN } else { kernel.chunk_max };
+        let chunk_max = if sum { CHUNK_MIN } else { CHUNK_MAX };
         let mut chunk = (shape.bytes / (2 * warps))
             .clamp(CHUNK_MIN, chunk_max)
             .next_multiple_of(CHUNK_MIN);
@@ -334,7 +325,7 @@ impl Copier {
             true => 1,
             false => units.div_ceil(UNITS_A_BLOCK).min(u64::from(most)) as u32,
         };
-        let order = Order {
+        Order {
             list: 0,
             count: shape.count as u32,
             chunks_a_piece: chunks_a_piece as u32,
@@ -343,27 +334,19 @@ impl Copier {
             flags: if sum { SUMMED } else { 0 } | if over_the_bus { OVER_THE_BUS } else { 0 },
             blocks,
             few: [Piece { to: 0, from: 0, len: 0 }; FEW],
-        };
-        (order, bulk)
+        }
     }
 
     /// # Safety
     /// As for [`begin_with`](Copier::begin_with), of the pieces of the order.
-    unsafe fn give(&mut self, order: (Order, bool), list: Option<Arc<KeptMemory>>) -> Result<Ticket, GpuError> {
-        let (order, bulk) = order;
+    unsafe fn give(&mut self, order: Order, list: Option<Arc<KeptMemory>>) -> Result<Ticket, GpuError> {
         let slot = order.slot as usize;
         self.on_departure();
-        if self.worker.is_in_the_way(bulk)
-            && let Some(last) = self.worker.dismiss()
-        {
-            self.launch_after(last);
-        }
         let idle = self.under_way() == 0;
         // SAFETY: the caller's promise.
-        let number = unsafe { self.worker.give(&order, bulk, idle) }?;
+        let number = unsafe { self.worker.give(&order, idle) }?;
         self.given[slot] = Some(Given {
             order,
-            bulk,
             number,
             failed: None,
             _list: list,
@@ -373,12 +356,9 @@ impl Copier {
 
     /// Launches what a worker has not taken that has left.
     fn on_departure(&mut self) {
-        if let Some(last) = self.worker.take_departure() {
-            self.launch_after(last);
-        }
-    }
-
-    fn launch_after(&mut self, last: u32) {
+        let Some(last) = self.worker.take_departure() else {
+            return;
+        };
         let behind = |given: &Given| given.number.wrapping_sub(last) as i32;
         let mut untaken: Vec<&mut Given> = self
             .given
@@ -390,10 +370,7 @@ impl Copier {
         let count = untaken.len();
         for (nth, given) in untaken.into_iter().enumerate() {
             // SAFETY: what it copies, and its list, stay until it has ended, by the promise of whoever began it.
-            let launched = unsafe {
-                self.worker
-                    .launch(&given.order, given.number, given.bulk, nth + 1 == count)
-            };
+            let launched = unsafe { self.worker.launch(&given.order, given.number, nth + 1 == count) };
             given.failed = launched.err();
         }
     }
@@ -401,7 +378,8 @@ impl Copier {
     /// Whether a copy has ended, and if so how; its ticket is not used again. An error is the device's, and all of its copies have ended by it.
     pub fn look(&mut self, ticket: &Ticket) -> Option<Result<Copied, GpuError>> {
         let Some(given) = &self.given[ticket.slot] else {
-            return Some(Err(GpuError::BadExport));
+            let (call, name) = ("a look at a copy", "its end has been told already".to_owned());
+            return Some(Err(GpuError::Call { call, name }));
         };
         let summed = given.order.flags & SUMMED != 0;
         if let Some((read_sum, written_sum)) = self.worker.ended(ticket.slot, ticket.number) {

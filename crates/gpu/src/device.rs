@@ -54,25 +54,34 @@ pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), GpuError
 
 /// Loads the driver, once in a process.
 fn driver() -> Result<(), GpuError> {
-    static LOADED: OnceLock<Result<(), GpuError>> = OnceLock::new();
-    LOADED
-        .get_or_init(|| {
-            // SAFETY: loading the vendor's library runs its constructors, as any CUDA program does.
-            if !unsafe { sys::is_culib_present() } {
-                return Err(GpuError::NoDriver);
-            }
-            let mut found = 0;
-            // SAFETY: the library is there; both functions are as old as it.
-            unsafe {
-                check("cuInit", sys::cuInit(0))?;
-                check("cuDriverGetVersion", sys::cuDriverGetVersion(&mut found))?;
-            }
-            match found < DRIVER_MIN {
-                true => Err(GpuError::OldDriver { found }),
-                false => Ok(()),
-            }
-        })
-        .clone()
+    static LOADED: OnceLock<(u32, Result<(), GpuError>)> = OnceLock::new();
+    let here = std::process::id();
+    of_process(LOADED.get_or_init(|| (here, load())), here)
+}
+
+fn load() -> Result<(), GpuError> {
+    // SAFETY: loading the vendor's library runs its constructors, as any CUDA program does.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(GpuError::NoDriver);
+    }
+    let mut found = 0;
+    // SAFETY: the library is there; both functions are as old as it.
+    unsafe {
+        check("cuInit", sys::cuInit(0))?;
+        check("cuDriverGetVersion", sys::cuDriverGetVersion(&mut found))?;
+    }
+    match found < DRIVER_MIN {
+        true => Err(GpuError::OldDriver { found }),
+        false => Ok(()),
+    }
+}
+
+/// What was found by a process, as another one may take it: the driver that a parent has loaded has no life in its forked child, and calls there may never return.
+fn of_process((process, found): &(u32, Result<(), GpuError>), here: u32) -> Result<(), GpuError> {
+    match found {
+        Ok(()) if *process != here => Err(GpuError::Forked),
+        found => found.clone(),
+    }
 }
 
 /// Whether there may be devices, without loading anything.
@@ -277,6 +286,14 @@ mod tests {
             ),
             Ok(device) => assert!(device.multiprocessors() > 0),
         }
+    }
+
+    #[test]
+    fn a_driver_is_that_of_the_process_that_has_loaded_it() {
+        assert_eq!(of_process(&(7, Ok(())), 7), Ok(()));
+        assert_eq!(of_process(&(7, Ok(())), 8), Err(GpuError::Forked));
+        let none = Err(GpuError::NoDriver);
+        assert_eq!(of_process(&(7, none.clone()), 8), none);
     }
 
     #[test]

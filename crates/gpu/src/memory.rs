@@ -182,10 +182,12 @@ impl DeviceMemory {
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), GpuError> {
         assert!(offset.checked_add(from.len() as u64).is_some_and(|end| end <= self.len));
         let _entered = self.device.enter()?;
-        // SAFETY: both sides are as long as is said.
-        check("cuMemcpyHtoD", unsafe {
-            sys::cuMemcpyHtoD_v2(self.address + offset, from.as_ptr().cast(), from.len())
-        })
+        // SAFETY: both sides are as long as is said. The copy itself may return when the bytes have left the host and before they have arrived.
+        unsafe {
+            let copied = sys::cuMemcpyHtoD_v2(self.address + offset, from.as_ptr().cast(), from.len());
+            check("cuMemcpyHtoD", copied)?;
+            check("cuStreamSynchronize", sys::cuStreamSynchronize(std::ptr::null_mut()))
+        }
     }
 
     /// See [`write`](DeviceMemory::write).
@@ -199,6 +201,17 @@ impl DeviceMemory {
         check("cuMemcpyDtoH", unsafe {
             sys::cuMemcpyDtoH_v2(into.as_mut_ptr().cast(), self.address + offset, into.len())
         })
+    }
+
+    /// Makes the first bytes zero, and waits.
+    pub(crate) fn zero(&self, bytes: u64) -> Result<(), GpuError> {
+        assert!(bytes <= self.len);
+        let _entered = self.device.enter()?;
+        // SAFETY: within the memory.
+        unsafe {
+            check("cuMemsetD8", sys::cuMemsetD8_v2(self.address, 0, bytes as usize))?;
+            check("cuStreamSynchronize", sys::cuStreamSynchronize(std::ptr::null_mut()))
+        }
     }
 
     /// How another process on this machine reaches it.
@@ -244,9 +257,8 @@ impl DeviceMemory {
         let _entered = device.enter()?;
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
         let (offset, size, len) = (word(8), word(16), word(24));
-        if offset.checked_add(len).is_none_or(|end| end > size) {
-            return Err(GpuError::BadExport);
-        }
+        let end = offset.checked_add(len).filter(|end| *end <= size);
+        let end = end.ok_or(GpuError::BadExport)?;
         match (bytes[0], file) {
             (BY_FILE, Some(file)) => {
                 let mut handle = 0;
@@ -277,17 +289,20 @@ impl DeviceMemory {
                 // SAFETY: whatever the handle is, the driver looks whether it is one of its own.
                 let opened = unsafe { sys::cuIpcOpenMemHandle_v2(&mut base, handle, lazily) };
                 check("cuIpcOpenMemHandle", opened).map_err(|_| GpuError::BadExport)?;
-                let memory = DeviceMemory {
+                // Dropping it closes what was opened.
+                let mut memory = DeviceMemory {
                     device: device.clone(),
-                    address: base + offset,
+                    address: base,
                     len,
                     backing: Backing::Opened { base },
                 };
                 // What it holds is what the driver says, not what the peer does.
-                match range_of(base) {
-                    Some((found, held)) if found == base && held >= offset + len => Ok(memory),
-                    _ => Err(GpuError::BadExport),
-                }
+                let fits = match range_of(base) {
+                    Some((found, held)) => found == base && held >= end,
+                    None => false,
+                };
+                memory.address = base.checked_add(offset).filter(|_| fits).ok_or(GpuError::BadExport)?;
+                Ok(memory)
             }
             _ => Err(GpuError::BadExport),
         }

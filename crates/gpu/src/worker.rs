@@ -3,23 +3,24 @@
 //! The device's side, and why none of it can wait for ever, is told in `kernels/worker.cuh`. This side has three words to look at: the report of an order, and the word by which
 //! a worker tells that it leaves. Whoever leaves says which order was the last that it took; those after it are launched.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{
-    self, CUdeviceptr, CUfunction, CUfunction_attribute_enum as FunctionAttribute, CUmodule, CUresult, CUstream,
-};
+use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUmodule, CUresult, CUstream};
 
 use crate::copier::{Piece, SLOTS};
 use crate::device::{Device, GpuError, check};
+use crate::kernels::function;
 use crate::pinned::Pinned;
 
+/// How long a worker stays on the device after a copy, where nobody says otherwise.
+pub const STAY: Duration = Duration::from_micros(20);
 const COPY: &str = include_str!("../kernels/copy.ptx");
-const BULK: &str = include_str!("../kernels/bulk_sm90.ptx");
 const LANES: u32 = 32;
+pub(crate) const WARPS_A_BLOCK: u32 = 16;
 /// Pieces that come with an order; a longer list is read from where it lies.
 pub(crate) const FEW: usize = 4;
 /// Words of an order, one a lane.
@@ -42,46 +43,6 @@ const LOOKS_A_QUERY: u32 = 4096;
 pub(crate) const SUMMED: u32 = 1;
 pub(crate) const OVER_THE_BUS: u32 = 2;
 const LEAVE: u32 = 4;
-
-/// How copies are carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Manner {
-    /// How long a worker stays on the device after a copy, for the next one, once several have followed each other as soon. Zero: never.
-    pub stay: Duration,
-    pub hands: Hands,
-    /// Of a copy within the device.
-    pub blocks_a_multiprocessor: u32,
-}
-
-impl Default for Manner {
-    fn default() -> Manner {
-        Manner {
-            stay: Duration::from_micros(20),
-            hands: Hands::Lanes,
-            blocks_a_multiprocessor: 1,
-        }
-    }
-}
-
-/// Which kernel copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hands {
-    /// Every lane a vector at a time; what is written is soon evicted from the device's cache.
-    Lanes,
-    /// The same, and what is written stays in the cache while there is room.
-    LanesKeep,
-    /// The multiprocessor's own bulk copies, from sm_90 on, where there are neither sums nor odd addresses.
-    Bulk,
-}
-
-/// A kernel, and how it is launched.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Kernel {
-    function: CUfunction,
-    pub(crate) warps_a_block: u32,
-    pub(crate) chunk_max: u64,
-    shared_bytes: u32,
-}
 
 /// What a copy is. The device reads it as it lies here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,30 +91,23 @@ struct Report {
     done: AtomicU32,
 }
 
-/// A launch that may still be on the device, and take orders.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Staying {
-    launch: u32,
-    bulk: bool,
-}
-
 pub(crate) struct Worker {
     device: Arc<Device>,
     stream: CUstream,
-    modules: [CUmodule; 2],
-    lanes: Kernel,
-    bulk: Option<Kernel>,
+    module: CUmodule,
+    copy: CUfunction,
     board: CUdeviceptr,
     /// Mail, the word of who leaves, and reports.
     post: Pinned,
-    manner: Manner,
+    stay: Duration,
     /// Of the order that was given last.
     number: u32,
     /// Neither the mail nor the board has an older one.
     oldest: u32,
     /// Of the last launch: so many there have been.
     launch: u32,
-    staying: Option<Staying>,
+    /// The launch that may still be on the device, and take orders.
+    staying: Option<u32>,
     /// When the last order was seen to end, and how many have followed soon.
     ended: Option<Instant>,
     soon: u32,
@@ -165,28 +119,21 @@ unsafe impl Send for Worker {}
 
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Worker({:?}, {:?}, {:?})", self.device, self.manner, self.staying)
+        write!(f, "Worker({:?}, {:?}, {:?})", self.device, self.stay, self.staying)
     }
 }
 
 impl Worker {
-    pub(crate) fn new(device: &Arc<Device>, manner: Manner) -> Result<Worker, GpuError> {
+    pub(crate) fn new(device: &Arc<Device>, stay: Duration) -> Result<Worker, GpuError> {
         let _entered = device.enter()?;
-        let none = Kernel {
-            function: std::ptr::null_mut(),
-            warps_a_block: 16,
-            chunk_max: 16 << 10,
-            shared_bytes: 0,
-        };
         let mut worker = Worker {
             device: device.clone(),
             stream: std::ptr::null_mut(),
-            modules: [std::ptr::null_mut(); 2],
-            lanes: none,
-            bulk: None,
+            module: std::ptr::null_mut(),
+            copy: std::ptr::null_mut(),
             board: 0,
             post: Pinned::allocate(device, MAIL_BYTES + LINE + SLOTS * size_of::<Report>())?,
-            manner,
+            stay,
             number: 0,
             oldest: 0,
             launch: 0,
@@ -196,8 +143,9 @@ impl Worker {
             looks: 0,
         };
         let (mut least, mut greatest) = (0, 0);
+        let text = CString::new(COPY).expect("the kernels are text");
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: results go to fields of the same types; what was made so far is undone by dropping the value.
+        // SAFETY: results go to fields of the same types; the text of the module ends with a zero; what was made so far is undone by dropping the value.
         unsafe {
             check(
                 "cuCtxGetStreamPriorityRange",
@@ -212,27 +160,11 @@ impl Worker {
                 "cuMemsetD8Async",
                 sys::cuMemsetD8Async(worker.board, 0, BOARD_BYTES, worker.stream),
             )?;
-        }
-        let name = if manner.hands == Hands::LanesKeep {
-            c"weft_copy_keep"
-        } else {
-            c"weft_copy"
-        };
-        worker.lanes.function = load(COPY, name, &mut worker.modules[0])?;
-        if manner.hands == Hands::Bulk {
-            let function = load(BULK, c"weft_copy_bulk", &mut worker.modules[1])?;
-            let kernel = Kernel {
-                function,
-                warps_a_block: 4,
-                chunk_max: 8 << 10,
-                shared_bytes: 128 << 10,
-            };
-            let wanted = FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function was just found.
-            check("cuFuncSetAttribute", unsafe {
-                sys::cuFuncSetAttribute(function, wanted, kernel.shared_bytes as i32)
-            })?;
-            worker.bulk = Some(kernel);
+            check(
+                "cuModuleLoadData",
+                sys::cuModuleLoadData(&mut worker.module, text.as_ptr().cast()),
+            )?;
+            worker.copy = function(worker.module, c"weft_copy")?;
         }
         Ok(worker)
     }
@@ -245,30 +177,23 @@ impl Worker {
         self.stream
     }
 
-    /// Who carries an order out.
-    pub(crate) fn kernel(&self, plain_and_even: bool) -> (Kernel, bool) {
-        match self.bulk {
-            Some(bulk) if plain_and_even => (bulk, true),
-            _ => (self.lanes, false),
-        }
-    }
-
     pub(crate) fn launches(&self) -> u32 {
         self.launch
     }
 
+    /// Of an order: one a multiprocessor, all of which run at once where others have left half of it.
     pub(crate) fn blocks_max(&self) -> u32 {
-        self.device.multiprocessors() * self.manner.blocks_a_multiprocessor
+        self.device.multiprocessors()
     }
 
     /// Gives an order, by mail where somebody is there to take it and by a launch where nobody is. Tells its number. `idle`: no other is under way.
     ///
     /// # Safety
     /// What the order tells to copy must lie in memory that the device reaches, and that stays until the order has ended, as must its list.
-    pub(crate) unsafe fn give(&mut self, order: &Order, bulk: bool, idle: bool) -> Result<u32, GpuError> {
-        let is_soon = !idle || self.ended.is_some_and(|ended| ended.elapsed() < self.manner.stay);
+    pub(crate) unsafe fn give(&mut self, order: &Order, idle: bool) -> Result<u32, GpuError> {
+        let is_soon = !idle || self.ended.is_some_and(|ended| ended.elapsed() < self.stay);
         self.soon = if is_soon { self.soon.saturating_add(1) } else { 0 };
-        if self.staying.is_some_and(|staying| staying.bulk == bulk) {
+        if self.staying.is_some() {
             // If it leaves without having taken this one, that will be seen by whoever looks for its end.
             self.device.check_process()?;
             self.number = self.number.wrapping_add(1);
@@ -277,7 +202,7 @@ impl Worker {
         }
         let number = self.number.wrapping_add(1);
         // SAFETY: the caller's promise.
-        unsafe { self.launch(order, number, bulk, true) }?;
+        unsafe { self.launch(order, number, true) }?;
         self.number = number;
         Ok(number)
     }
@@ -286,10 +211,10 @@ impl Worker {
     ///
     /// # Safety
     /// As for [`give`](Worker::give).
-    pub(crate) unsafe fn launch(&mut self, order: &Order, number: u32, bulk: bool, last: bool) -> Result<(), GpuError> {
+    pub(crate) unsafe fn launch(&mut self, order: &Order, number: u32, last: bool) -> Result<(), GpuError> {
         let _entered = self.device.enter()?;
         // Over the bus it takes few blocks, and all blocks of a launch have a share of its first order.
-        let expected = self.soon >= SOON_IN_A_ROW && !self.manner.stay.is_zero();
+        let expected = self.soon >= SOON_IN_A_ROW && !self.stay.is_zero();
         let stays = expected && last && order.flags & OVER_THE_BUS == 0;
         let mut order = *order;
         if stays {
@@ -304,22 +229,21 @@ impl Worker {
             left: self.post.address() + MAIL_BYTES as u64,
             number,
             launch,
-            stay_ns: if stays { self.manner.stay.as_nanos() as u64 } else { 0 },
+            stay_ns: if stays { self.stay.as_nanos() as u64 } else { 0 },
             life_ns: LIFE.as_nanos() as u64,
         };
-        let kernel = self.kernel(bulk).0;
         let mut parameters: [*mut c_void; 2] = [(&raw mut order).cast(), (&raw mut terms).cast()];
         // SAFETY: the parameters are those of the kernel, in its order and of its types; what it touches is the caller's promise.
         let launched = unsafe {
             sys::cuLaunchKernel(
-                kernel.function,
+                self.copy,
                 order.blocks,
                 1,
                 1,
-                kernel.warps_a_block * LANES,
+                WARPS_A_BLOCK * LANES,
                 1,
                 1,
-                kernel.shared_bytes,
+                0,
                 self.stream,
                 parameters.as_mut_ptr(),
                 std::ptr::null_mut(),
@@ -327,7 +251,7 @@ impl Worker {
         };
         check("cuLaunchKernel", launched)?;
         self.launch = launch;
-        self.staying = stays.then_some(Staying { launch, bulk });
+        self.staying = stays.then_some(launch);
         Ok(())
     }
 
@@ -348,16 +272,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether orders of this kind can only be given after the one that stays has gone.
-    pub(crate) fn is_in_the_way(&self, bulk: bool) -> bool {
-        self.staying.is_some_and(|staying| staying.bulk != bulk)
-    }
-
-    /// Tells whoever stays to leave, and waits until it does. Tells the last order that it took, unless the device has failed.
-    pub(crate) fn dismiss(&mut self) -> Option<u32> {
-        self.staying?;
+    /// Tells whoever stays to leave, and waits until it does, or the device has failed.
+    fn dismiss(&mut self) {
+        if self.staying.is_none() {
+            return;
+        }
         self.number = self.number.wrapping_add(1);
-        let nothing = Piece { to: 0, from: 0, len: 0 };
         let leave = Order {
             list: 0,
             count: 0,
@@ -366,20 +286,13 @@ impl Worker {
             slot: 0,
             flags: LEAVE,
             blocks: 1,
-            few: [nothing; FEW],
+            few: [Piece { to: 0, from: 0, len: 0 }; FEW],
         };
         self.mail(&leave, self.number);
-        loop {
-            if let Some(last) = self.departure() {
-                self.staying = None;
-                return Some(last);
-            }
-            if self.failure().is_some() {
-                self.staying = None;
-                return None;
-            }
+        while self.departure().is_none() && self.failure().is_none() {
             std::hint::spin_loop();
         }
+        self.staying = None;
     }
 
     /// Each word with the number of its order, so that none has to come before another.
@@ -399,10 +312,10 @@ impl Worker {
 
     /// The last order that was taken by whoever stayed, if it has left.
     fn departure(&self) -> Option<u32> {
-        let staying = self.staying?;
+        let launch = self.staying?;
         // SAFETY: behind the mail, and aligned; the device writes it at once.
         let word = unsafe { &*self.post.as_ptr().add(MAIL_BYTES).cast::<AtomicU64>() }.load(Ordering::Acquire);
-        ((word >> 32) as u32 == staying.launch).then_some(word as u32)
+        ((word >> 32) as u32 == launch).then_some(word as u32)
     }
 
     /// The same, once: orders after it are to be launched.
@@ -468,26 +381,9 @@ impl Drop for Worker {
             if self.board != 0 {
                 sys::cuMemFree_v2(self.board);
             }
-            for module in self.modules {
-                if !module.is_null() {
-                    sys::cuModuleUnload(module);
-                }
+            if !self.module.is_null() {
+                sys::cuModuleUnload(self.module);
             }
         }
     }
-}
-
-/// Loads a module, which goes to `module`, and finds a kernel in it. The device must be entered.
-fn load(text: &str, name: &CStr, module: &mut CUmodule) -> Result<CUfunction, GpuError> {
-    let text = CString::new(text).expect("the kernels are text");
-    let mut found = std::ptr::null_mut();
-    // SAFETY: the text of the module ends with a zero; both results are of the types that the driver fills.
-    unsafe {
-        check("cuModuleLoadData", sys::cuModuleLoadData(module, text.as_ptr().cast()))?;
-        check(
-            "cuModuleGetFunction",
-            sys::cuModuleGetFunction(&mut found, *module, name.as_ptr()),
-        )?;
-    }
-    Ok(found)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_gpu::{
-    Copier, Device, DeviceMemory, EXPORT_BYTES, GpuError, Hands, Manner, PIECES_MAX, Piece, Pinned, PinnedRange,
+    Copier, Device, DeviceMemory, EXPORT_BYTES, GpuError, PIECES_MAX, Piece, Pinned, PinnedRange, STAY, is_pinned,
 };
 use weft_testing::{Need, has};
 
@@ -48,7 +48,7 @@ struct Bench {
 impl Bench {
     fn new(device: &Arc<Device>, len: usize) -> Bench {
         Bench {
-            copier: Copier::new(device, Manner::default()).expect("a copier"),
+            copier: Copier::new(device, STAY).expect("a copier"),
             pinned: Pinned::allocate(device, len).expect("host memory"),
         }
     }
@@ -143,69 +143,57 @@ fn orders_are_carried_out_whether_somebody_stays_or_leaves() {
     let mut bench = Bench::new(&device, LEN as usize);
     let source = Chance(40).bytes(LEN as usize);
     bench.put(&from, &source);
-    for (hands, blocks_a_multiprocessor) in [
-        (Hands::Lanes, 1),
-        (Hands::Lanes, 2),
-        (Hands::LanesKeep, 1),
-        (Hands::Bulk, 1),
-    ] {
-        let manner = Manner {
-            stay: Duration::from_micros(20),
-            hands,
-            blocks_a_multiprocessor,
-        };
-        let mut copier = Copier::new(&device, manner).expect("a copier");
-        let mut chance = Chance(41);
-        let mut expected = vec![0; LEN as usize];
-        bench.put(&to, &expected);
-        let mut under_way = VecDeque::new();
-        let copies = 1500;
-        for nth in 0..copies {
-            // A whole stretch of cells, from anywhere, into cells of its own: those of a copy under way are not written again.
-            let first = nth % 8 * 12;
-            let count = [1, 1, 5, 12][chance.below(4) as usize];
-            let odd = chance.below(4) == 0;
-            let mut pieces = Vec::new();
-            for cell in first..first + count {
-                let len = if odd {
-                    chance.below(CELL + 1)
-                } else {
-                    chance.below(CELL / 16 + 1) * 16
-                };
-                let out = chance.below(LEN - len + 1) / if odd { 1 } else { 16 } * if odd { 1 } else { 16 };
-                let at = cell * CELL;
-                pieces.push(Piece {
-                    to: to.address() + at,
-                    from: from.address() + out,
-                    len,
-                });
-                expected[at as usize..(at + len) as usize].copy_from_slice(&source[out as usize..(out + len) as usize]);
-            }
-            let sum = chance.below(5) == 0;
-            while under_way.len() > (nth as usize / 100) % 7
-                && let Some(ticket) = under_way.pop_front()
-            {
-                let copied = copier.wait(ticket).expect("copied");
-                assert_eq!(copied.read_sum, copied.written_sum);
-            }
-            // SAFETY: every piece lies in its memory, which lives until the copy has ended.
-            under_way.push_back(unsafe { copier.begin(&pieces, sum) }.expect("a copy"));
-            let pause = match chance.below(40) {
-                0..=2 => 15 + chance.below(20),
-                3 => 200,
-                _ => 0,
+    let mut copier = Copier::new(&device, STAY).expect("a copier");
+    let mut chance = Chance(41);
+    let mut expected = vec![0; LEN as usize];
+    bench.put(&to, &expected);
+    let mut under_way = VecDeque::new();
+    let copies = 1500;
+    for nth in 0..copies {
+        // A whole stretch of cells, from anywhere, into cells of its own: those of a copy under way are not written again.
+        let first = nth % 8 * 12;
+        let count = [1, 1, 5, 12][chance.below(4) as usize];
+        let odd = chance.below(4) == 0;
+        let mut pieces = Vec::new();
+        for cell in first..first + count {
+            let len = if odd {
+                chance.below(CELL + 1)
+            } else {
+                chance.below(CELL / 16 + 1) * 16
             };
-            let until = Instant::now() + Duration::from_micros(pause);
-            while Instant::now() < until {
-                std::hint::spin_loop();
-            }
+            let out = chance.below(LEN - len + 1) / if odd { 1 } else { 16 } * if odd { 1 } else { 16 };
+            let at = cell * CELL;
+            pieces.push(Piece {
+                to: to.address() + at,
+                from: from.address() + out,
+                len,
+            });
+            expected[at as usize..(at + len) as usize].copy_from_slice(&source[out as usize..(out + len) as usize]);
         }
-        for ticket in under_way {
-            copier.wait(ticket).expect("copied");
+        let sum = chance.below(5) == 0;
+        while under_way.len() > (nth as usize / 100) % 7
+            && let Some(ticket) = under_way.pop_front()
+        {
+            let copied = copier.wait(ticket).expect("copied");
+            assert_eq!(copied.read_sum, copied.written_sum);
         }
-        assert!(bench.get(&to) == expected, "{hands:?}");
-        assert!(copier.launches() < copies as u32, "{hands:?}: nobody ever stayed");
+        // SAFETY: every piece lies in its memory, which lives until the copy has ended.
+        under_way.push_back(unsafe { copier.begin(&pieces, sum) }.expect("a copy"));
+        let pause = match chance.below(40) {
+            0..=2 => 15 + chance.below(20),
+            3 => 200,
+            _ => 0,
+        };
+        let until = Instant::now() + Duration::from_micros(pause);
+        while Instant::now() < until {
+            std::hint::spin_loop();
+        }
     }
+    for ticket in under_way {
+        copier.wait(ticket).expect("copied");
+    }
+    assert!(bench.get(&to) == expected);
+    assert!(copier.launches() < copies as u32, "nobody ever stayed");
 }
 
 #[test]
@@ -213,12 +201,8 @@ fn a_worker_that_stays_goes_with_its_copier() {
     let Some(device) = device() else { return };
     const LEN: u64 = 1 << 20;
     let memory = DeviceMemory::allocate(&device, 2 * LEN).expect("memory");
-    let manner = Manner {
-        stay: Duration::from_millis(1),
-        ..Manner::default()
-    };
     for _ in 0..20 {
-        let mut copier = Copier::new(&device, manner).expect("a copier");
+        let mut copier = Copier::new(&device, Duration::from_millis(1)).expect("a copier");
         for _ in 0..20 {
             let piece = Piece {
                 to: memory.address() + LEN,
@@ -282,7 +266,7 @@ fn host_memory_is_reached_where_it_lies() {
         page.0.copy_from_slice(bytes);
     }
     let memory = DeviceMemory::allocate(&device, LEN as u64).expect("memory");
-    let mut copier = Copier::new(&device, Manner::default()).expect("a copier");
+    let mut copier = Copier::new(&device, STAY).expect("a copier");
     // SAFETY: both vectors stay where they are until the end of the test.
     let pins = unsafe {
         [
@@ -313,6 +297,35 @@ fn host_memory_is_reached_where_it_lies() {
     }
     drop(pins);
     assert!(sink == source && sink.iter().flat_map(|page| page.0).eq(bytes));
+}
+
+#[test]
+fn a_pin_lasts_until_the_last_of_those_who_share_it_has_gone() {
+    let Some(device) = device() else { return };
+    let mut pages = vec![Page([0; 4096]); 64];
+    let (whole, part) = (pages.as_mut_ptr() as usize, pages[7..].as_mut_ptr() as usize + 100);
+    // SAFETY: the pages stay where they are until the end of the test.
+    let pin = |at: usize, len: usize| unsafe { PinnedRange::shared(&device, at, len, true) };
+    let outer = pin(whole, 64 * 4096).expect("pinned");
+    let inner = pin(part, 5000).expect("shared");
+    assert!(Arc::ptr_eq(&outer, &inner));
+    assert!(PinnedRange::covering(part, 5000).is_some());
+    // It may go at any moment, so that nobody takes it for somebody else's.
+    assert!(!is_pinned(part, 5000) && !is_pinned(whole, 64 * 4096));
+    assert!(pin(whole + 63 * 4096, 2 * 4096).is_err(), "half of it is pinned");
+    drop(outer);
+    assert!(PinnedRange::covering(whole, 64 * 4096).is_some());
+    drop(inner);
+    assert!(PinnedRange::covering(part, 5000).is_none());
+    drop(pin(part, 5000).expect("pinned by itself"));
+    let theirs = Pinned::allocate(&device, 4096).expect("memory");
+    assert!(is_pinned(theirs.as_ptr() as usize, 4096));
+    // Many at once, of whom one pins and the others wait for it.
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..200).for_each(|_| drop(pin(whole, 64 * 4096).expect("pinned"))));
+        }
+    });
 }
 
 #[test]

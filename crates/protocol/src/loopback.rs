@@ -106,6 +106,24 @@ pub struct LoopbackEndpoint {
     capabilities: Capabilities,
 }
 
+#[cfg(test)]
+impl LoopbackEndpoint {
+    /// The same under another name, as one of several transports that an agent has.
+    pub(crate) fn called(mut self, transport: &'static str) -> LoopbackEndpoint {
+        let Capabilities { name, address, .. } = &mut self.capabilities;
+        *address = PeerAddress(format!("{transport}:{}", address.rest()));
+        *name = transport;
+        self
+    }
+
+    /// Serves nothing any more on the paths that there are, as a process that was stopped.
+    pub(crate) fn freeze(&mut self) {
+        let mut network = lock(&self.network);
+        let paths = network.ports[self.port].paths.values_mut();
+        paths.for_each(|path| path.vouched = false);
+    }
+}
+
 impl Transport for LoopbackEndpoint {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities

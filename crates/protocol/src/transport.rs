@@ -265,7 +265,8 @@ pub struct Commit {
     pub region: Arc<RemoteRegion>,
     /// The tag of the parts.
     pub tag: u64,
-    /// How many there were: their indices are those below.
+    /// How many of them this region was written by. Their indices differ; a transfer to several regions numbers its parts through, so they need not be
+    /// consecutive.
     pub parts: u32,
 }
 

@@ -1,11 +1,9 @@
 //! From the Rust errors to the exceptions of `weft/_errors.py`, fields included.
 
-use std::error::Error as _;
-
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::import_exception;
 use pyo3::prelude::*;
-use weft::hand_off::HandOffError;
+use weft::hand_off::{CallError, HandOffError};
 use weft::{AtomicFailed, Cause, CollectiveFailed, Failure, SealError, TransferFailed};
 
 import_exception!(weft._errors, TransferError);
@@ -79,6 +77,14 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
             HandOffError::Ticket(error) => raise_unbelieved(py, error),
             HandOffError::Unreadable(_) => not_believed(py, text, "malformed"),
             HandOffError::ComeBefore => not_believed(py, text, "used"),
+            HandOffError::Call(error) => {
+                let cause = match error {
+                    CallError::TooMany => "TooMany",
+                    CallError::Used | CallError::Repeated => "Repeated",
+                    _ => "Invalid",
+                };
+                with(py, InvalidCall::new_err(text), |value| value.setattr("cause", cause))
+            }
             _ => InvalidCall::new_err(text),
         },
         weft::Error::Gpu(_) => GpuError::new_err(text),
@@ -93,7 +99,7 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         weft::Error::Stopped => Stopped::new_err(text),
         weft::Error::Interrupted => PyKeyboardInterrupt::new_err(text),
         weft::Error::Forked(_) => Forked::new_err(text),
-        other => match os_error(other) {
+        other => match other.os_error() {
             Some(number) => OsFailure::new_err((number, text)),
             None => OsFailure::new_err(text),
         },
@@ -191,21 +197,6 @@ fn collective_failed(py: Python<'_>, failed: &CollectiveFailed, text: String) ->
         let others: Vec<(u32, String)> = others.map(|(rank, status)| (rank.0, status.call.to_string())).collect();
         value.setattr("others", others)
     })
-}
-
-/// The number that the operating system gave, which lies at the bottom of the error.
-fn os_error(error: &weft::Error) -> Option<i32> {
-    let mut source = match error {
-        weft::Error::System { source, .. } => return source.raw_os_error(),
-        other => other.source(),
-    };
-    while let Some(error) = source {
-        if let Some(error) = error.downcast_ref::<std::io::Error>() {
-            return error.raw_os_error();
-        }
-        source = error.source();
-    }
-    None
 }
 
 /// Fields make an exception more useful; failing to set one must not hide it.

@@ -220,11 +220,13 @@ struct DlTensor {
 
 const DL_CPU: i32 = 1;
 const DL_CUDA: i32 = 2;
+/// Host memory that CUDA has pinned.
+const DL_CUDA_HOST: i32 = 3;
 const ELSEWHERE: &str = "only tensors in host memory or on a CUDA device can be registered";
 
 fn of_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Shared> {
     let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-    if device != DL_CPU && device != DL_CUDA {
+    if ![DL_CPU, DL_CUDA, DL_CUDA_HOST].contains(&device) {
         return Err(invalid(ELSEWHERE));
     }
     // Asked for nothing newer, everyone hands out the first layout, which is called "dltensor".
@@ -233,7 +235,9 @@ fn of_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Shared> {
     // SAFETY: a capsule of this name points to a DLManagedTensor, which begins with a DLTensor; both live until the capsule
     // is consumed or dropped, and we hold it.
     let tensor = unsafe { pointer.as_ref() };
-    if tensor.device_type != device || tensor.ndim < 0 {
+    // Some say of pinned memory that it is the host's in one place, and CUDA's in the other.
+    let is_host = |kind: i32| kind == DL_CPU || kind == DL_CUDA_HOST;
+    if tensor.device_type != device && !(is_host(tensor.device_type) && is_host(device)) || tensor.ndim < 0 {
         return Err(invalid(ELSEWHERE));
     }
     let ordinal = u16::try_from(tensor.device_id).map_err(|_| invalid(ELSEWHERE));
@@ -294,10 +298,12 @@ fn of_cuda_array(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Shared> 
         .ok_or_else(|| invalid(format!("a type {typestr:?} in __cuda_array_interface__")))?;
     let bytes = shape.iter().try_fold(size, |bytes, extent| bytes.checked_mul(*extent));
     let bytes = bytes.ok_or_else(|| invalid("a tensor too large"))?;
+    // It may load the driver, which takes its time.
+    let found = object.py().detach(|| weft::Device::of_address(address));
     Ok(Shared {
         start: address as *mut u8,
         len: usize::try_from(bytes)?,
-        device: Some(weft::Device::of_address(address).map_err(|error| raise(object.py(), &error.into()))?),
+        device: Some(found.map_err(|error| raise(object.py(), &error.into()))?),
         owner: object.clone().unbind(),
     })
 }
@@ -314,7 +320,8 @@ pub fn after_stream(stream: Option<&Bound<'_, PyAny>>, memory: &Memory) -> PyRes
     let ordinal = memory
         .device()
         .ok_or_else(|| invalid("a stream is for memory of a GPU, and this is the host's"))?;
-    let recorded = weft::Device::open(ordinal).and_then(|device| {
+    let recorded = stream.py().detach(|| {
+        let device = weft::Device::open(ordinal)?;
         // SAFETY: the caller says that it is a stream of this device, and keeps it.
         unsafe { weft::StreamEvent::record(&device, handle) }
     });

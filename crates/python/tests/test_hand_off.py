@@ -274,7 +274,11 @@ def test_what_cannot_even_be_wanted_ends_like_everything_else():
         reader.hand_off.want_from(Push("nowhere", []))
         assert reader.hand_off.event(0.0) is None
         reader.hand_off.fetch("nowhere", [1], 4)
-        assert reader.event().cause == "InvalidCall"
+        assert reader.event().cause == "Invalid"
+        reader.hand_off.want_from(Push("twice", [reader.agent.address]))
+        reader.hand_off.want_from(Push("twice", [reader.agent.address]))
+        reader.hand_off.fetch("twice", [1], 4)
+        assert reader.event().cause == "Repeated"
         with pytest.raises(weft.InvalidCall, match="no such hand-off"):
             reader.hand_off.fetch("nowhere", [1], 4)
 

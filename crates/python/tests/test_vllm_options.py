@@ -1,8 +1,10 @@
 """Options of weft.vllm, without an engine."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from weft.vllm._options import Options
+from weft.vllm._options import Options, refuse_devices
 
 
 def test_names_by_which_routers_find_an_engine():
@@ -15,3 +17,21 @@ def test_names_by_which_routers_find_an_engine():
             Options.parse(wrong)
     with pytest.raises(ValueError, match="too long"):
         Options.parse({"url": "http://" + 80 * "a", "role": "plain"}).agent_name("engine", 0, 1)
+
+
+def test_caches_on_a_device_are_refused():
+    def cache(device):
+        # As torch has it.
+        return SimpleNamespace(device=torch_device(device))
+
+    refuse_devices({"layer.0": cache("cpu"), "layer.1": cache("cpu")})
+    with pytest.raises(ValueError, match="host memory, and layer.1 is on cuda:0"):
+        refuse_devices({"layer.0": cache("cpu"), "layer.1": cache("cuda:0")})
+
+
+class torch_device:
+    def __init__(self, text):
+        self.type, self.text = text.split(":")[0], text
+
+    def __str__(self):
+        return self.text

@@ -101,6 +101,37 @@ def test_dlpack_without_the_buffer_protocol(agents):
     del kept
 
 
+class Pinned(Tensor):
+    """What torch says of `pin_memory=True`: host memory, under the name of a device."""
+
+    def __init__(self, array, kind=3):
+        super().__init__(array)
+        self.kind = kind
+
+    def __dlpack__(self, **_):
+        capsule, find = super().__dlpack__(), ctypes.pythonapi.PyCapsule_GetPointer
+        find.restype, find.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        # Behind the address of the data is what kind of device it is on.
+        ctypes.c_int32.from_address(find(capsule, b"dltensor") + 8).value = self.kind
+        return capsule
+
+    def __dlpack_device__(self):
+        return (self.kind, 0)
+
+
+def test_pinned_host_memory_is_the_hosts(agents):
+    target, initiator, peer = agents
+    kept = published(target, "pinned", np.arange(1000, dtype=np.float32))
+    tensor = Pinned(np.zeros(1000, np.float32))
+    memory = initiator.register(tensor)
+    assert memory.device is None
+    peer.read(memory, peer.region("pinned")).wait()
+    assert tensor.array[999] == 999
+    with pytest.raises(ValueError, match="host memory or on a CUDA device"):
+        initiator.register(Pinned(np.zeros(10, np.float32), kind=8))
+    del kept
+
+
 def test_torch(agents):
     needs("torch")
     import torch

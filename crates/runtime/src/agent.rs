@@ -16,6 +16,7 @@ use weft_protocol::session::{Config, Secret};
 use weft_protocol::transfer::PeerId;
 use weft_protocol::transport::{PeerAddress, Progress};
 
+use crate::communicator::Member;
 use crate::communicator::board::Board;
 use crate::driver::{PeerState, Shared, Turns, World};
 use crate::ending::remember;
@@ -297,7 +298,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Copies between two memories of this agent, of which one is a device's: an ordinary transfer, with a deadline and a checksum.
+    /// Copies between two memories of this agent, of which one is a device's: an ordinary transfer, with a deadline and a checksum. What no transport
+    /// of this agent carries, as from host memory to host memory, is [`PeerError::NoRoute`](crate::PeerError::NoRoute) when it is posted.
     pub fn copy<'a>(&self, from: &'a Memory, to: &'a Memory) -> Result<CopyBuilder<'a>, Error> {
         let settings = &self.inner.settings;
         let here = Peer {
@@ -452,12 +454,23 @@ impl Agent {
         let rendezvous = self.rendezvous_for(name)?;
         let deadline = after(self.shared()?, timeout);
         let entry = rendezvous.lookup(name, timeout)?;
-        let addresses = parse_addresses(&entry.address)?;
         self.connect_to(Target {
-            addresses,
+            addresses: parse_addresses(&entry.address)?,
             deadline,
             name: Some(entry.name),
             epoch: Some(entry.epoch),
+        })
+    }
+
+    /// Connects to one life of an agent, as that has told it by other means: its [`name`](Agent::name), [`address`](Agent::address) and
+    /// [`epoch`](Agent::epoch). Whoever has come in its place is not taken for it.
+    pub fn connect_life(&self, name: &str, member: &Member, timeout: Duration) -> Result<Peer, Error> {
+        let deadline = after(self.shared()?, timeout);
+        self.connect_to(Target {
+            addresses: parse_addresses(&member.address)?,
+            deadline,
+            name: Some(name.to_owned()),
+            epoch: Some(member.epoch),
         })
     }
 
@@ -485,7 +498,8 @@ impl Agent {
     }
 
     /// The next write of a peer that is in place and was to be told; `None` if none comes in time. They count with notifications as what is to be
-    /// taken: where nobody takes them, peers are held back in the end.
+    /// taken: where nobody takes them, notifications are held back at their senders. There is nobody to hold an arrival back, so a peer that goes on sending
+    /// them loses its path when thousands wait.
     pub fn arrival(&self, timeout: Duration) -> Option<Arrival> {
         let shared = self.shared().ok()?;
         let told = shared.wait_until(after(shared, timeout), |world| world.take_arrival());

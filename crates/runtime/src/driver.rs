@@ -58,6 +58,8 @@ const CALLER_RETURNS: Time = Time::from_us(10);
 const GRAVES_MAX: usize = 1024;
 /// How long an agent that goes waits for its last words to be heard.
 const FAREWELL_MAX: Time = Time::from_ms(200);
+/// Rounds of what has happened, and of what hand-offs make of it, before others get the mutex.
+const SETTLE_ROUNDS_MAX: usize = 8;
 /// How often a region that a peer was inside of is tried again.
 const RELEASE_RETRY: Time = Time::from_ms(1);
 
@@ -179,7 +181,7 @@ impl World {
     /// Enters what has happened, and notes what to do once the mutex is free. Returns whether anything has happened.
     fn settle(&mut self, shared: &Shared, now: Time, later: &mut Later) -> bool {
         let mut any = false;
-        loop {
+        for round in 0.. {
             while let Some(event) = self.core.next_event() {
                 any = true;
                 self.on_event(event, shared, now, later);
@@ -191,6 +193,11 @@ impl World {
             }
             any = true;
             self.left_busy |= self.core.push(now) == Progress::Busy;
+            // Others want the mutex too: what is left is left to the next turn, which follows at once.
+            if round >= SETTLE_ROUNDS_MAX {
+                self.left_busy = true;
+                break;
+            }
         }
         if self.core.have_parcels_come() {
             any = true;
@@ -569,11 +576,7 @@ impl Shared {
                 .map(|(peer, _)| *peer)
                 .collect()
         };
-        self.act(|world, now| {
-            open(world)
-                .into_iter()
-                .for_each(|peer| world.core.disconnect(peer, now))
-        });
+        self.act(|world, now| open(world).into_iter().for_each(|peer| world.core.depart(peer, now)));
         let until = self.clock.now().saturating_add(FAREWELL_MAX);
         self.wait_until(until, |world| open(world).is_empty().then_some(()));
     }

@@ -223,6 +223,21 @@ impl Error {
         }
     }
 
+    /// The number that the operating system gave, which lies at the bottom of the error.
+    pub fn os_error(&self) -> Option<i32> {
+        let mut source = match self {
+            Error::System { source, .. } => return source.raw_os_error(),
+            other => std::error::Error::source(other),
+        };
+        while let Some(error) = source {
+            if let Some(error) = error.downcast_ref::<std::io::Error>() {
+                return error.raw_os_error();
+            }
+            source = error.source();
+        }
+        None
+    }
+
     /// Why a transfer or an atomic operation failed, where that is what this is.
     pub fn failure(&self) -> Option<Failure> {
         match self {
@@ -270,7 +285,9 @@ impl From<PeerError> for Error {
     fn from(error: PeerError) -> Error {
         match error {
             PeerError::Session(SessionError::QueueFull)
-            | PeerError::Submit(SubmitError::TooManyTransfers | SubmitError::TooManyAtomics) => Error::Full(error),
+            | PeerError::Submit(
+                SubmitError::TooManyTransfers | SubmitError::TooManyAnnounced | SubmitError::TooManyAtomics,
+            ) => Error::Full(error),
             other => Error::Peer(other),
         }
     }

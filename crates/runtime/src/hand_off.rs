@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use thiserror::Error as ThisError;
-use weft_fabric::cuda::bytes_of;
+use weft_fabric::cuda::{bytes_of, read_bytes, write_bytes};
 use weft_fabric::fork::OfProcess;
 use weft_fabric::memory::{AllocateOptions, HostMemory};
 use weft_plan::spans::paired;
@@ -231,6 +231,8 @@ impl HandOff {
             landing_bytes: options.landing_bytes,
             checksum: options.checksum,
         };
+        // Whatever can fail without the agent does so before it listens.
+        let secret = Secret::new(&agent.settings().shared_secret()?);
         let machine = HandOffs::new(cache, settings, wall().as_ns());
         let regions = memories.iter().map(|memory| memory.inner.region.clone()).collect();
         shared.act(|world, now| {
@@ -247,7 +249,6 @@ impl HandOff {
             world.station = Some(station.map_err(HandOffError::from)?);
             Ok(())
         })?;
-        let secret = Secret::new(&agent.settings().shared_secret()?);
         let inner = Inner {
             tickets: Tickets::new(&secret),
             agent: agent.clone(),
@@ -293,7 +294,8 @@ impl HandOff {
         self.act(|station, now| station.machine.compute(name, prompt, now))
     }
 
-    /// A layer, or all of them, is there up to a token. Readers get it from now on, while the next one is computed.
+    /// A layer, or all of them, is there up to a token. Readers get it from now on, while the next one is computed. Of a cache on a device, whoever says so has waited for
+    /// the device before: what is still on a stream is not waited for here, nor by [`offer`](HandOff::offer).
     pub fn computed(&self, name: &str, layer: Option<usize>, upto: u64) -> Result<(), Error> {
         self.act(|station, now| {
             station.machine.computed(name, layer, upto, now);
@@ -433,6 +435,13 @@ impl Drop for Inner {
         // What the parent hands off is not a forked child's to close.
         let Ok(shared) = self.shared.get() else { return };
         self.closed.store(true, Ordering::Release);
+        // The cache is its owner's again after this, and what has been cancelled may still be under way. Transfers end by their deadlines.
+        shared.wait_until(Time::MAX, |world| {
+            let Some(station) = &mut world.station else {
+                return Some(());
+            };
+            station.end_moves(&mut world.core, shared.clock.now()).then_some(())
+        });
         let station = shared.act(|world, now| {
             let mut station = world.station.take()?;
             let busy = station.close(&mut world.core, now);
@@ -473,27 +482,35 @@ fn copy_landed(shared: &Shared, closed: &AtomicBool) {
                 .map(|copy| Some(station.region(copy.near_region)?.memory.clone()));
             Some((landed, near.collect::<Option<Vec<_>>>()?))
         });
-        if let Some((landed, near)) = memories {
-            for (copy, memory) in copies.iter().zip(near) {
-                // What is neither the host's nor a device's was refused when the cache was opened.
-                let (Some(landed), Some(memory)) = (bytes_of(&*landed), bytes_of(&*memory)) else {
-                    continue;
-                };
-                for (to, from, len) in paired(&copy.near, &copy.far, 0..copy.near.bytes()) {
-                    for begin in (0..len).step_by(COPY_BYTES as usize) {
-                        buffer.resize(COPY_BYTES.min(len - begin) as usize, 0);
-                        landed.read(from + begin, &mut buffer);
-                        memory.write(to + begin, &buffer);
-                    }
-                }
-            }
-        }
+        let copied = memories.map_or(Ok(()), |(landed, near)| copy_all(&copies, &*landed, &near, &mut buffer));
         shared.act(|world, now| {
             if let Some(station) = world.station.as_mut().filter(|_| !closed.load(Ordering::Acquire)) {
-                station.machine.settled(landing, &layers, now);
+                match copied {
+                    Ok(()) => station.machine.settled(landing, &layers, now),
+                    Err(refusal) => station.machine.unsettled(landing, &layers, refusal, now),
+                }
             }
         });
     }
+}
+
+/// Refused where a device has failed, whose blocks they are. What is neither the host's nor a device's was refused when the cache was opened.
+fn copy_all(
+    copies: &[protocol::Overlap],
+    landed: &dyn weft_protocol::Memory,
+    near: &[Arc<dyn weft_protocol::Memory>],
+    buffer: &mut Vec<u8>,
+) -> Result<(), Refusal> {
+    for (copy, memory) in copies.iter().zip(near) {
+        for (to, from, len) in paired(&copy.near, &copy.far, 0..copy.near.bytes()) {
+            for begin in (0..len).step_by(COPY_BYTES as usize) {
+                buffer.resize(COPY_BYTES.min(len - begin) as usize, 0);
+                read_bytes(landed, from + begin, buffer)?;
+                write_bytes(&**memory, to + begin, buffer)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn is_settle(event: &protocol::Event) -> bool {

@@ -50,6 +50,6 @@ pub use weft_protocol::agent::{AtomicError, ConnectError, PeerError, RegionError
 pub use weft_protocol::group::{Cause, Function, NoQuorum, Quorum};
 pub use weft_protocol::memory::Digest;
 pub use weft_protocol::region::{Access, Epoch, RemoteRegion};
-pub use weft_protocol::session::{SealError, SessionLoss};
-pub use weft_protocol::transfer::{Summary, TransferError};
+pub use weft_protocol::session::{SealError, SessionError, SessionLoss};
+pub use weft_protocol::transfer::{SubmitError, Summary, TransferError};
 pub use weft_protocol::{Direction, Failure, Flag, LegError, Loss, Ready, Refusal};

@@ -115,7 +115,7 @@ impl Memory {
     /// Copies bytes out. Those of a device are waited for.
     ///
     /// # Panics
-    /// Where the bytes lie outside the memory, or are neither the host's nor a device's.
+    /// Where the bytes lie outside the memory, or are neither the host's nor a device's; and where the device has failed.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         self.bytes().read(offset, into);
     }

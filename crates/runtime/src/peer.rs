@@ -309,6 +309,11 @@ impl<'a> TransferBuilder<'a> {
 
     /// Tells the peer's application of a write, under this number, once all of it is in place: it [hears](crate::Agent::arrival) of it without a message.
     /// Such a write is never carried twice; where a path is lost under it, it fails.
+    ///
+    /// The peer is told when the bytes are there, before anybody could compare them. So posting it with a
+    /// [checksum](TransferBuilder::checksum), also where the settings ask for one, is an error ([`PeerError::ToldUnverified`](crate::PeerError::ToldUnverified)); a
+    /// [notification](TransferBuilder::notify) comes after the comparison. A write of more than 32,768 parts (of which a transport takes one at a time, usually
+    /// of a megabyte) cannot be told this way either, and no more than 4,096 to one peer at a time.
     pub fn arrives(mut self, number: u32) -> TransferBuilder<'a> {
         self.more.arrives = Some(number);
         self

@@ -42,6 +42,17 @@ impl Worker {
             .secret("a secret of two engines")
             .start()
             .unwrap();
+        Worker::open(agent, rank, ranks, block_tokens, on_device, options)
+    }
+
+    /// Closes what it hands off, and hands off another cache.
+    fn reopen(self, block_tokens: u64, options: Options) -> Worker {
+        let Worker { agent, hand_off, .. } = self;
+        drop(hand_off);
+        Worker::open(agent, 0, 1, block_tokens, false, options)
+    }
+
+    fn open(agent: Agent, rank: u32, ranks: u32, block_tokens: u64, on_device: bool, options: Options) -> Worker {
         let share = HEADS / u64::from(ranks);
         let heads = u64::from(rank) * share..(u64::from(rank) + 1) * share;
         let pages = Pages::heads_first(BLOCKS, block_tokens, heads, UNIT).unwrap();
@@ -393,4 +404,72 @@ fn one_cache_is_handed_off_at_a_time() {
     let too_short = HandOff::open(&agent, cache.clone(), &[short], Options::default());
     assert!(matches!(too_short, Err(Error::HandOff(error)) if matches!(*error, HandOffError::Station(_))));
     HandOff::open(&agent, cache, &memories, Options::default()).unwrap();
+}
+
+#[test]
+fn another_cache_is_opened_over_the_same_sessions() {
+    for transport in ["shared_memory", "tcp"] {
+        let mut holder = Worker::start("holder", 0, 1, 16, transport, Options::default());
+        let mut reader = Worker::start("reader", 0, 1, 8, transport, Options::default());
+        let sessions = [
+            reader.agent.connect(&holder.agent.address()).unwrap(),
+            holder.agent.connect(&reader.agent.address()).unwrap(),
+        ];
+        let blocks = [8, 1, 30, 2, 7];
+        for round in 0..4 {
+            (0..LAYERS).for_each(|layer| holder.fill(layer, &blocks, TOKENS));
+            let (never, pushed) = (format!("never {round}"), format!("pushed {round}"));
+            // A ticket that comes sooner than the word that there is another cache costs a fetch, and no wrong byte.
+            for attempt in 0.. {
+                let fetched = format!("fetched {round} {attempt}");
+                let ticket = holder.hand_off.offer(&fetched, &blocks, TOKENS, b"prompt").unwrap();
+                reader.hand_off.want(&ticket, b"prompt", 1).unwrap();
+                reader.hand_off.fetch(&fetched, wanted(&blocks)).unwrap();
+                match reader.next() {
+                    Event::Ended {
+                        outcome: Err(Reason::Move { .. }),
+                        ..
+                    } if round > 0 && attempt < 100 => continue,
+                    done => assert_eq!(handed_off(done), ALL_BYTES, "{transport}, {fetched}"),
+                }
+                reader.check(&blocks);
+                break;
+            }
+            let addresses = [holder.agent.address()];
+            reader.hand_off.want_pushed(&pushed, &addresses, 1).unwrap();
+            reader.hand_off.fetch(&pushed, wanted(&blocks)).unwrap();
+            holder.hand_off.compute(&pushed, prompt(&blocks)).unwrap();
+            holder.hand_off.computed(&pushed, None, TOKENS).unwrap();
+            holder.hand_off.offer(&pushed, &blocks, TOKENS, b"prompt").unwrap();
+            assert_eq!(handed_off(reader.next()), ALL_BYTES, "{transport}, {pushed}");
+            reader.check(&blocks);
+            // One waits for what the other will never compute.
+            reader.hand_off.want_pushed(&never, &addresses, 1).unwrap();
+            match round % 2 {
+                0 => holder = holder.reopen(8, Options::default()),
+                _ => reader = reader.reopen(16, Options::default()),
+            }
+            if round % 2 == 0 {
+                reader.hand_off.leave(&never).unwrap();
+                assert!(matches!(reader.next(), Event::Ended { .. }));
+            }
+            assert!(sessions.iter().all(|peer| peer.is_connected()), "{transport}, {round}");
+        }
+    }
+}
+
+#[test]
+fn a_lease_that_cannot_be_kept_is_refused() {
+    let options = Options {
+        lease: Duration::from_nanos(3),
+        ..Options::default()
+    };
+    let worker = Worker::start("worker", 0, 1, 16, "shared_memory", options);
+    let offered = worker.hand_off.offer("one", &[3, 9, 4], TOKENS, b"prompt").unwrap_err();
+    assert_eq!(refused(offered), HandOffError::Call(weft::hand_off::CallError::Invalid));
+    let wanted = worker.hand_off.want_pushed("two", &[worker.agent.address()], 1);
+    assert_eq!(
+        refused(wanted.unwrap_err()),
+        HandOffError::Call(weft::hand_off::CallError::Invalid)
+    );
 }

@@ -322,7 +322,7 @@ mod model {
 
     #[test]
     fn units_are_exclusive_and_all_done_when_share_returns() {
-        crate::sync::check(Some(2), || {
+        crate::sync::check(Some(3), || {
             let mut helper = Helper::new();
             for _ in 0..2 {
                 struct Cells([Checked<u32>; 2]);

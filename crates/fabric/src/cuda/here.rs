@@ -14,6 +14,7 @@ use weft_protocol::{
 
 use super::{Begun, CudaMemory, Devices, Flight, Job, Sums, device_of};
 use crate::Live;
+use crate::fork::NotInherited;
 use crate::memory::HostMemory;
 
 const NAME: &str = "cuda";
@@ -52,7 +53,7 @@ pub struct CudaHere {
     flying: Vec<(Flight, u64, Running)>,
     ready: Vec<Signal>,
     /// Never readable: what is under way is looked after, not waited for.
-    silent: OwnedFd,
+    silent: NotInherited<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -65,7 +66,15 @@ struct Running {
     sums: Sums,
     /// What is left of it is not wanted any more.
     cancelled: bool,
+    /// Its path has gone meanwhile.
+    lost: bool,
 }
+
+/// How everything on a path ends that is closed.
+const LOST: Failure = Failure::PathLost {
+    loss: Loss::Closed,
+    fenced: true,
+};
 
 impl Running {
     fn uses(&self, key: &RegionKey) -> bool {
@@ -174,14 +183,31 @@ impl CudaHere {
                 at += 1;
                 continue;
             };
-            let (_, end, mut running) = self.flying.swap_remove(at);
+            let (flight, end, mut running) = self.flying.swap_remove(at);
+            // Pages stay pinned for as long as it is held; what they are pages of only for as long as what is ended below.
+            drop(flight);
             match ended {
+                _ if running.lost => {
+                    self.complete(running.path, running.id, Err(LOST));
+                    self.tell_lost(running.path);
+                }
                 Ok(sums) => {
                     running.sums = running.sums.add(sums);
                     self.go_on(running, end);
                 }
                 Err(refusal) => self.complete(running.path, running.id, Err(refusal.into())),
             }
+        }
+    }
+
+    /// Says that a path has gone, once nothing is copied on it any more.
+    fn tell_lost(&mut self, path: PathId) {
+        if !self.flying.iter().any(|(_, _, running)| running.path == path) {
+            self.ready.push(Signal::Lost {
+                path,
+                loss: Loss::Closed,
+                fenced: true,
+            });
         }
     }
 }
@@ -241,29 +267,20 @@ impl Transport for CudaHere {
     fn vouch(&mut self, _path: PathId) {}
 
     fn close(&mut self, path: PathId) {
-        let lost = Failure::PathLost {
-            loss: Loss::Closed,
-            fenced: true,
-        };
+        if !self.paths.contains(&path) {
+            return;
+        }
+        self.paths.retain(|known| *known != path);
         while let Some(at) = self.waiting.iter().position(|running| running.path == path)
             && let Some(running) = self.waiting.remove(at)
         {
-            self.complete(path, running.id, Err(lost));
+            self.complete(path, running.id, Err(LOST));
         }
-        while let Some(at) = self.flying.iter().position(|(_, _, running)| running.path == path) {
-            let (flight, _, running) = self.flying.swap_remove(at);
-            // Its end is a fence, and the device cannot be stopped.
-            let _ = self.devices.wait(flight);
-            self.complete(path, running.id, Err(lost));
+        // The device cannot be stopped, and is not waited for here: each of these ends when the device has ended, and the path after them.
+        for (_, _, running) in &mut self.flying {
+            running.lost |= running.path == path;
         }
-        if self.paths.contains(&path) {
-            self.paths.retain(|known| *known != path);
-            self.ready.push(Signal::Lost {
-                path,
-                loss: Loss::Closed,
-                fenced: true,
-            });
-        }
+        self.tell_lost(path);
     }
 
     fn post(&mut self, path: PathId, ops: &[Op], now: Time) -> Result<usize, Loss> {
@@ -285,6 +302,7 @@ impl Transport for CudaHere {
                     part: part.clone(),
                     sums: Sums::default(),
                     cancelled: false,
+                    lost: false,
                 }),
                 // Memory has nothing to be committed.
                 Body::Commit(_) => self.complete(path, op.id, Ok(Done::default())),

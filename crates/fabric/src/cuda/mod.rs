@@ -1,22 +1,22 @@
 //! Memory of a device as a place, and who copies from it and into it.
 //!
-//! A transport that moves device memory has [`Devices`]: it lays a part of a move out as pieces and has the device copy them, by one kernel. Nothing here waits for
+//! A transport that moves device memory has `Devices`: it lays a part of a move out as pieces and has the device copy them, by one kernel. Nothing here waits for
 //! the device; a copy that was begun is looked after until it has ended, and until then neither side of it is let go.
 
 mod here;
 
 use std::any::Any;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use weft_gpu::{Copied, Copier, KeptList, Manner, PIECES_MAX, Piece, Pinned, PinnedRange, Ticket};
+use weft_gpu::{Copied, Copier, KeptList, PIECES_MAX, Piece, Pinned, PinnedRange, Ticket};
 use weft_protocol::memory::Digest;
 use weft_protocol::{Direction, HostBytes, Leg, Memory, Ready, Refusal};
 
-use crate::memory::HostMemory;
+use crate::memory::{HostMemory, page_bytes};
 
 pub use here::CudaHere;
 pub(crate) use here::carriages;
@@ -24,7 +24,6 @@ pub use weft_gpu::{Device, DeviceMemory, GpuError, StreamEvent};
 
 /// What one launch copies at most, so that a deadline and a cancel need not wait long for what is under way.
 const LAUNCH_BYTES_MAX: u64 = 256 << 20;
-const PAGE: usize = 4096;
 /// Lists that are remembered, and how large a part has to be to be worth it.
 const KEPT_MAX: usize = 64;
 const KEPT_MIN_BYTES: u64 = 64 << 10;
@@ -75,7 +74,8 @@ impl Memory for CudaMemory {
     }
 }
 
-/// As its owner sees it, who has the device copy a few bytes and waits. No transport moves bytes this way.
+/// As its owner sees it, who has the device copy a few bytes and waits. No transport moves bytes this way. A device that has failed has nothing to show, and it is a panic
+/// to ask it: who goes on without it calls [`read_bytes`] and [`write_bytes`].
 impl HostBytes for CudaMemory {
     fn read(&self, offset: u64, into: &mut [u8]) {
         self.0.read(offset, into).expect("the device copies");
@@ -96,6 +96,28 @@ pub fn bytes_of(memory: &dyn Memory) -> Option<&dyn HostBytes> {
     match memory.as_any().downcast_ref::<CudaMemory>() {
         Some(memory) => Some(memory),
         None => memory.host(),
+    }
+}
+
+/// Copies bytes out of memory of the host or of a device, which is waited for. Refused where it is neither, and where the device has failed.
+///
+/// # Panics
+/// Where they are not all within the memory.
+pub fn read_bytes(memory: &dyn Memory, offset: u64, into: &mut [u8]) -> Result<(), Refusal> {
+    match memory.as_any().downcast_ref() {
+        Some(CudaMemory(memory)) => memory.read(offset, into).map_err(refusal),
+        None => memory.host_bytes().map(|bytes| bytes.read(offset, into)),
+    }
+}
+
+/// See [`read_bytes`].
+///
+/// # Panics
+/// As there.
+pub fn write_bytes(memory: &dyn Memory, offset: u64, from: &[u8]) -> Result<(), Refusal> {
+    match memory.as_any().downcast_ref() {
+        Some(CudaMemory(memory)) => memory.write(offset, from).map_err(refusal),
+        None => memory.host_bytes().map(|bytes| bytes.write(offset, from)),
     }
 }
 
@@ -240,12 +262,15 @@ impl Sums {
 
 /// The devices that this transport copies by, and the host memory that they may touch.
 pub(crate) struct Devices {
-    manner: Manner,
+    /// How long a device's worker stays for the next copy, once several have followed each other as soon.
+    stay: Duration,
     /// Lists of transfers that are posted again and again, the last used last. Laying one out takes longer than copying what is on it. They go before the
     /// copiers that made them.
     kept: Vec<Kept>,
     /// They wait for what is under way when they go, and that is before what it touches.
     copiers: BTreeMap<u16, Copier>,
+    /// Devices that none could be made for. Trying takes as long as compiling the kernels.
+    hopeless: BTreeSet<u16>,
     /// By address and length. Nothing where it could not be pinned.
     pins: HashMap<(usize, u64), Option<Arc<PinnedRange>>>,
     bounce: Option<Pinned>,
@@ -277,15 +302,12 @@ impl fmt::Debug for Devices {
 }
 
 impl Devices {
-    /// `stay`: how long a device's worker stays for the next copy, once several have followed each other as soon.
     pub(crate) fn new(stay: Duration) -> Devices {
         Devices {
-            manner: Manner {
-                stay,
-                ..Manner::default()
-            },
+            stay,
             kept: Vec::new(),
             copiers: BTreeMap::new(),
+            hopeless: BTreeSet::new(),
             pins: HashMap::new(),
             bounce: None,
         }
@@ -303,9 +325,19 @@ impl Devices {
         let reached = [reach(&device, &job.near), reach(&device, &job.far)];
         let copier = match self.copiers.entry(device.ordinal()) {
             std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::btree_map::Entry::Vacant(entry) => {
-                entry.insert(Copier::new(&device, self.manner).map_err(|_| Refusal::Unsupported)?)
+            std::collections::btree_map::Entry::Vacant(_) if self.hopeless.contains(&device.ordinal()) => {
+                return Err(Refusal::Unsupported);
             }
+            std::collections::btree_map::Entry::Vacant(entry) => match Copier::new(&device, self.stay) {
+                Ok(copier) => entry.insert(copier),
+                Err(error) => {
+                    // There may be memory again some day.
+                    if !matches!(error, GpuError::OutOfMemory { .. }) {
+                        self.hopeless.insert(device.ordinal());
+                    }
+                    return Err(Refusal::Unsupported);
+                }
+            },
         };
         if !copier.has_room() {
             return Ok(Begun::NoRoom);
@@ -401,15 +433,17 @@ impl Devices {
         let host: &HostMemory = memory.as_any().downcast_ref()?;
         let (address, len) = (host.as_ptr() as usize, host.len());
         // Pages that somebody else's bytes share are left alone: the driver refuses copies of memory that is half pinned, whoever asks for them.
-        let whole_pages = host.file().is_some() || address.is_multiple_of(PAGE) && len.is_multiple_of(PAGE as u64);
-        let pin = self.pins.entry((address, len)).or_insert_with(|| {
+        let page = page_bytes();
+        let whole_pages = host.file().is_some() || address.is_multiple_of(page) && len.is_multiple_of(page as u64);
+        let pin = self.pins.entry((address, len)).or_insert_with(|| match whole_pages {
+            _ if host.may_vanish() => None,
             // SAFETY: the memory is registered, and `forget` is called before it goes; a flight that shares the pin keeps its leg, and with it the memory.
-            let pin = || unsafe { PinnedRange::shared(for_device, address, len as usize, true) }.ok();
-            (whole_pages && !host.may_vanish()).then(pin).flatten()
+            true => unsafe { PinnedRange::shared(for_device, address, len as usize, true) }.ok(),
+            false => PinnedRange::covering(address, len as usize),
         });
         let pinned = match pin {
             Some(pin) => Pin::Ours { _pin: pin.clone() },
-            None if weft_gpu::is_pinned(address, len) => Pin::Theirs,
+            None if !host.may_vanish() && weft_gpu::is_pinned(address, len) => Pin::Theirs,
             None => Pin::Not,
         };
         Some(End::Host {

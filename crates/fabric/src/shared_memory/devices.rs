@@ -15,7 +15,7 @@ use super::ledger::Entering;
 use super::path::{Path, Running};
 use super::process::Process;
 use super::target::{Reach, Target};
-use crate::cuda::{Begun, Bounced, Flight, Job, Sums, device_of};
+use crate::cuda::{Begun, Bounced, Devices, Flight, Job, Sums, device_of};
 use crate::memory::own_number;
 
 /// A move that waits for a device.
@@ -42,12 +42,33 @@ impl ForDevice {
 /// One that a device is copying.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    flight: Flight,
+    /// What it pins goes before what is pinned.
+    flight: Copying,
     /// Up to here.
     end: u64,
     path: PathId,
     word: u32,
     of: ForDevice,
+}
+
+#[derive(Debug)]
+enum Copying {
+    Really(Flight),
+    /// By a device that a test plays, until it says that it has ended.
+    #[cfg(test)]
+    Pretended(Arc<std::sync::atomic::AtomicBool>),
+}
+
+impl Copying {
+    fn look(&self, devices: &mut Devices) -> Option<Result<Sums, Refusal>> {
+        match self {
+            Copying::Really(flight) => devices.look(flight),
+            #[cfg(test)]
+            Copying::Pretended(ended) => ended
+                .load(std::sync::atomic::Ordering::Relaxed)
+                .then(|| Ok(Sums::default())),
+        }
+    }
 }
 
 impl Path {
@@ -67,6 +88,11 @@ impl SharedMemory {
     /// Whether devices copy, and nothing else is to be done that this side knows of.
     pub(super) fn is_only_flying(&self) -> bool {
         !self.flights.is_empty() && self.paths.iter().all(|path| path.queue.is_empty())
+    }
+
+    /// Whether a device is copying on a path.
+    pub(super) fn is_flying_on(&self, path: PathId) -> bool {
+        self.flights.iter().any(|flight| flight.path == path)
     }
 
     /// Whether a device is in the middle of a region of ours.
@@ -169,7 +195,7 @@ impl SharedMemory {
             Ok(Begun::UnderWay { flight, end }) => {
                 let path = path.id;
                 self.flights.push(InFlight {
-                    flight,
+                    flight: Copying::Really(flight),
                     end,
                     path,
                     word,
@@ -223,37 +249,90 @@ impl SharedMemory {
         }
         let mut nth = 0;
         while nth < self.flights.len() {
-            let Some(ended) = self.devices.look(&self.flights[nth].flight) else {
+            let Some(ended) = self.flights[nth].flight.look(&mut self.devices) else {
                 nth += 1;
                 continue;
             };
-            let mut flight = self.flights.swap_remove(nth);
-            self.worker.hazard().leave(flight.word);
-            let Some(at) = self.path_index(flight.path) else {
+            let InFlight {
+                flight,
+                end,
+                path,
+                word,
+                mut of,
+            } = self.flights.swap_remove(nth);
+            // The pages of a region are pinned for as long as this is held, and the region is there only for as long as what is ended below.
+            drop(flight);
+            self.worker.hazard().leave(word);
+            // A path is there until all that devices copy on it has ended.
+            let Some(at) = self.path_index(path) else {
                 continue;
             };
-            match ended {
-                Ok(sums) => {
-                    flight.of.sums = flight.of.sums.add(sums);
-                    self.paths[at].now = now;
-                    self.go_on(at, flight.of, flight.end);
+            match (self.paths[at].broken, ended) {
+                (Some(loss), _) => {
+                    let lost = Failure::PathLost { loss, fenced: true };
+                    self.paths[at].complete(of.running.id, Err(lost), &mut self.ready);
                 }
-                Err(refusal) => self.paths[at].complete(flight.of.running.id, Err(refusal.into()), &mut self.ready),
+                (None, Ok(sums)) => {
+                    of.sums = of.sums.add(sums);
+                    self.paths[at].now = now;
+                    self.go_on(at, of, end);
+                }
+                (None, Err(refusal)) => self.paths[at].complete(of.running.id, Err(refusal.into()), &mut self.ready),
             }
         }
         self.pump_devices(now);
     }
 
-    /// A path goes, and with it what devices are copying on it, which is waited for.
-    pub(super) fn land_all_of(&mut self, path: PathId, loss: Loss) {
-        while let Some(nth) = self.flights.iter().position(|flight| flight.path == path) {
-            let flight = self.flights.swap_remove(nth);
-            let _ = self.devices.wait(flight.flight);
-            self.worker.hazard().leave(flight.word);
-            if let Some(at) = self.path_index(path) {
-                let lost = Failure::PathLost { loss, fenced: true };
-                self.paths[at].complete(flight.of.running.id, Err(lost), &mut self.ready);
-            }
+    /// Has a device that the test plays copy a move, until `ended`.
+    #[cfg(test)]
+    pub(super) fn pretend(
+        &mut self,
+        path: PathId,
+        op: &weft_protocol::Op,
+        target: &Arc<Target>,
+    ) -> Arc<std::sync::atomic::AtomicBool> {
+        let at = self.path_index(path).expect("a path");
+        let weft_protocol::Body::Move(part) = &op.body else {
+            panic!("{op:?} is no move");
+        };
+        let ledger = self.paths[at].ledger().expect("a peer").clone();
+        let entered = self.worker.hazard().enter_for_device(path.0, &ledger, target.entry);
+        let Entering::Inside(word) = entered else {
+            panic!("{entered:?}");
+        };
+        self.paths[at].inflight += 1;
+        let ended = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let running = Running {
+            id: op.id,
+            deadline: op.deadline,
+            part: part.clone(),
+            at: part.range.start,
+            digest: None,
+        };
+        self.flights.push(InFlight {
+            flight: Copying::Pretended(ended.clone()),
+            end: part.range.end,
+            path,
+            word,
+            of: ForDevice::new(running, target.clone()),
+        });
+        ended
+    }
+}
+
+/// What devices are copying is waited for, and then said to have ended: peers ask the words, and this process may live on.
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // A forked child has none of it.
+        if !self.origin.is_here() {
+            return;
+        }
+        self.devices = Devices::new(self.options.gpu_stay);
+        for flight in self.flights.drain(..) {
+            let InFlight { flight, word, of, .. } = flight;
+            drop(flight);
+            self.worker.hazard().leave(word);
+            drop(of);
         }
     }
 }

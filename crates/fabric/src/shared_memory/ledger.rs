@@ -3,21 +3,23 @@
 //! Moves run in the initiator alone, so the owner cannot simply stop them. It has a *ledger*, a word for each region that peers
 //! can read; the initiator has a *hazard* that its peers can read. Before it touches a region, the initiator stores the region in
 //! its hazard and then looks into the ledger; to take a region back, the owner changes the ledger and then looks at the hazards.
-//! Both do so in the one order that all cores agree on, so one of them sees the other: either the initiator finds the region
-//! revoked and stays out, or the owner finds it inside and waits.
+//! Between the two steps each has a fence of the one order that all cores agree on, so one of them sees the other: either the initiator finds the region
+//! revoked and stays out, or the owner finds it inside and waits. What another process writes is mapped read-only here, and is therefore loaded relaxed.
 
+use std::collections::HashSet;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::fork::NotInherited;
 use crate::memory::{Mapping, MemoryError, Protection, file_bytes, memory_file, page_bytes, seal, sealed_bytes};
-use crate::sync::{AtomicU64, Ordering, SharedWords};
+use crate::sync::{AtomicU64, Ordering, SharedWords, fence};
 
 /// Regions that can be registered at a time.
 pub(super) const LEDGER_ENTRIES: u32 = 1 << 16;
 const LEDGER_BYTES: usize = LEDGER_ENTRIES as usize * 8;
 /// The first is for what this process copies itself, one part at a time; the others are for parts that a device copies.
-const HAZARD_WORDS: u32 = 8;
+const HAZARD_WORDS: u32 = if cfg!(loom) { 3 } else { 8 };
 const HAZARD_BYTES: usize = HAZARD_WORDS as usize * 8;
 
 /// A region's place in its owner's ledger, and what the word there holds while the region lives.
@@ -66,6 +68,14 @@ impl Mapped {
         // SAFETY: the callers below keep `index` within the mapping, whose pages are aligned and live as long as the borrow. Both
         // processes access the word only as an atomic.
         unsafe { self.words.word(index as usize * 8) }
+    }
+
+    /// Words of another process, after everything that this one has stored, and before everything that it does next.
+    fn look(&self, mut words: Range<u32>, is: impl Fn(u64) -> bool) -> bool {
+        fence(Ordering::SeqCst);
+        let found = words.any(|word| is(self.word(word).load(Ordering::Relaxed)));
+        fence(Ordering::Acquire);
+        found
     }
 }
 
@@ -135,7 +145,7 @@ impl LedgerView {
             entry.index < LEDGER_ENTRIES,
             "entries are checked when they are received"
         );
-        self.0.word(entry.index).load(Ordering::SeqCst) == entry.word
+        self.0.look(entry.index..entry.index + 1, |word| word == entry.word)
     }
 }
 
@@ -155,7 +165,7 @@ impl Hazard {
     /// Enters a region, if it lives. It cannot be taken back before the guard is dropped.
     pub(super) fn enter(&self, tag: u32, ledger: &LedgerView, entry: Entry) -> Option<Inside<'_>> {
         let inside = Inside(self.0.mapped.word(0));
-        inside.0.store(mark(tag, entry.index), Ordering::SeqCst);
+        inside.0.store(mark(tag, entry.index), Ordering::Relaxed);
         ledger.is_live(entry).then_some(inside)
     }
 
@@ -165,7 +175,7 @@ impl Hazard {
         let Some((word, free)) = words.find(|(_, word)| word.load(Ordering::Relaxed) == 0) else {
             return Entering::Full;
         };
-        free.store(mark(tag, entry.index), Ordering::SeqCst);
+        free.store(mark(tag, entry.index), Ordering::Relaxed);
         match ledger.is_live(entry) {
             true => Entering::Inside(word),
             false => {
@@ -217,7 +227,14 @@ impl HazardView {
 
     pub(super) fn is_inside(&self, entry: Entry) -> bool {
         let mark = mark(self.tag, entry.index);
-        (0..HAZARD_WORDS).any(|word| self.mapped.word(word).load(Ordering::SeqCst) == mark)
+        self.mapped.look(0..HAZARD_WORDS, |word| word == mark)
+    }
+
+    /// Whether a device is inside one of these for the peer. Threads end with their process; a device goes on until the driver has stopped it.
+    pub(super) fn is_inside_by_device(&self, entries: &HashSet<Entry>) -> bool {
+        self.mapped.look(1..HAZARD_WORDS, |word| {
+            word >> 32 == u64::from(self.tag) && entries.iter().any(|entry| mark(self.tag, entry.index) == word)
+        })
     }
 }
 
@@ -251,6 +268,45 @@ mod tests {
         assert!(!watched.is_inside(entry));
         assert!(hazard.enter(3, &seen, entry).is_none());
         assert!(!watched.is_inside(entry));
+    }
+
+    #[test]
+    fn each_part_that_a_device_copies_has_a_word_of_its_own() {
+        let mut ledger = Ledger::new().unwrap();
+        let hazard = Hazard::new().unwrap();
+        let seen = LedgerView::new(ledger.file()).unwrap();
+        let [watched, other] = [3, 4].map(|tag| HazardView::new(hazard.file(), tag).unwrap());
+        let [one, two] = [(); 2].map(|()| ledger.admit().unwrap());
+        let all = HashSet::from([one, two]);
+        let thread = hazard.enter(3, &seen, one).unwrap();
+        assert!(watched.is_inside(one) && !watched.is_inside_by_device(&all));
+        drop(thread);
+        let words: Vec<u32> = (1..HAZARD_WORDS)
+            .map(|_| match hazard.enter_for_device(3, &seen, one) {
+                Entering::Inside(word) => word,
+                entering => panic!("{entering:?}"),
+            })
+            .collect();
+        assert_eq!(words, (1..HAZARD_WORDS).collect::<Vec<_>>());
+        assert_eq!(hazard.enter_for_device(3, &seen, two), Entering::Full);
+        assert!(watched.is_inside(one) && watched.is_inside_by_device(&all) && !watched.is_inside(two));
+        assert!(!watched.is_inside_by_device(&HashSet::from([two])));
+        // Another peer of the same process is not meant.
+        assert!(!other.is_inside(one) && !other.is_inside_by_device(&all));
+        ledger.revoke(one);
+        hazard.leave(words[2]);
+        // Whoever is too late leaves its word again.
+        for _ in 0..3 {
+            assert_eq!(hazard.enter_for_device(3, &seen, one), Entering::Released);
+        }
+        assert_eq!(hazard.enter_for_device(3, &seen, two), Entering::Inside(words[2]));
+        for word in words.iter().filter(|word| **word != words[2]) {
+            assert!(watched.is_inside(one));
+            hazard.leave(*word);
+        }
+        assert!(!watched.is_inside(one) && watched.is_inside(two));
+        hazard.leave(words[2]);
+        assert!(!watched.is_inside_by_device(&all));
     }
 
     #[test]
@@ -330,6 +386,50 @@ mod model {
             // SAFETY: as above.
             region.0.with_mut(|word| unsafe { *word += 1 });
             initiator.join().unwrap();
+        });
+    }
+
+    /// The same where devices copy: several parts at a time, each by a word of its own, as long as there are words.
+    #[test]
+    fn memory_that_was_taken_back_is_touched_by_no_device() {
+        check(Some(6), || {
+            struct Region(UnsafeCell<u32>);
+            // SAFETY: loom checks that it is touched by one thread at a time; that is the claim under test.
+            unsafe impl Sync for Region {}
+            let region = Arc::new(Region(UnsafeCell::new(0)));
+            let mut ledger = Ledger::new().unwrap();
+            let hazard = Hazard::new().unwrap();
+            let (lives, inside) = seen(&ledger, &hazard);
+            let entry = ledger.admit().unwrap();
+            assert!(!inside.is_inside(entry));
+            let copied = Arc::clone(&region);
+            let initiator = spawn(move || {
+                // SAFETY: as above.
+                let copy = || copied.0.with_mut(|word| unsafe { *word += 1 });
+                let entered = [(); 2].map(|()| hazard.enter_for_device(TAG, &lives, entry));
+                match entered {
+                    [Entering::Inside(one), Entering::Inside(two)] => {
+                        assert_eq!(hazard.enter_for_device(TAG, &lives, entry), Entering::Full);
+                        hazard.leave(one);
+                        copy();
+                        hazard.leave(two);
+                    }
+                    [Entering::Inside(one), Entering::Released] => {
+                        copy();
+                        hazard.leave(one);
+                    }
+                    [Entering::Released, Entering::Released] => {}
+                    entered => panic!("{entered:?}"),
+                }
+            });
+            ledger.revoke(entry);
+            while inside.is_inside(entry) {
+                thread::yield_now();
+            }
+            // SAFETY: as above.
+            region.0.with_mut(|word| unsafe { *word += 1 });
+            initiator.join().unwrap();
+            assert!(!inside.is_inside_by_device(&HashSet::from([entry])));
         });
     }
 

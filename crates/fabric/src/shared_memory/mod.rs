@@ -54,7 +54,7 @@ use weft_protocol::{
 
 use crate::Clock;
 use crate::cuda::Devices;
-use crate::fork::NotInherited;
+use crate::fork::{NotInherited, Origin};
 use crate::memory::{MemoryError, Seen};
 use devices::InFlight;
 use ledger::{Entry, Hazard, HazardView, Ledger};
@@ -98,7 +98,7 @@ impl Default for SharedMemoryOptions {
             paths_max: 4096,
             handshake_max: Time::from_secs(5),
             cost: crate::cost_unmeasured(address::NAME),
-            gpu_stay: weft_gpu::Manner::default().stay,
+            gpu_stay: weft_gpu::STAY,
         }
     }
 }
@@ -131,6 +131,7 @@ pub struct SharedMemory {
     /// First, so that they wait for what is under way before anything goes that it touches.
     devices: Devices,
     flights: Vec<InFlight>,
+    origin: Origin,
     /// Whose turn it is to have devices copy.
     device_turn: usize,
     options: SharedMemoryOptions,
@@ -149,7 +150,8 @@ pub struct SharedMemory {
     /// In the order of their numbers, which only grow.
     paths: Vec<Path>,
     next_path: u32,
-    /// Paths that this side has closed. Their peers may still be inside our memory until they close too.
+    /// Paths that have gone. Their peers may still be inside our memory: their threads until they close too, their devices until they say so or their
+    /// processes have ended.
     lingering: Vec<Lingering>,
     /// What the next call of `poll` has to say.
     ready: Vec<Signal>,
@@ -175,12 +177,39 @@ struct Admitted {
 #[derive(Debug)]
 struct Lingering {
     id: PathId,
-    _watch: Watch,
+    watch: Watch,
     _socket: Socket,
-    _process: Option<Process>,
+    process: Option<Process>,
     hazard: HazardView,
     /// Regions that the peer was given; it lingers only as long as there are any.
     given: HashSet<Entry>,
+    /// The other end is closed too, so that no thread of the peer's is inside any more: only devices.
+    closed: bool,
+}
+
+impl Lingering {
+    fn is_inside(&self, entry: Entry) -> bool {
+        match self.closed {
+            true => self.hazard.is_inside_by_device(&HashSet::from([entry])),
+            false => self.hazard.is_inside(entry),
+        }
+    }
+
+    /// The other end has closed. `false` where there is nothing left to wait for. The socket of a process that was killed may close before the driver has stopped
+    /// its devices; its descriptor tells when all its files have been closed, those of the driver among them.
+    fn close(&mut self) -> bool {
+        self.closed = true;
+        self.watch.forget_socket();
+        self.may_be_inside()
+    }
+
+    fn may_be_inside(&self) -> bool {
+        if !self.closed {
+            return true;
+        }
+        let lives = self.process.as_ref().is_some_and(|process| !process.has_ended());
+        self.hazard.is_inside_by_device(&self.given) && lives
+    }
 }
 
 fn capabilities(address: PeerAddress, cost: LinkCost) -> Capabilities {
@@ -222,6 +251,7 @@ impl SharedMemory {
             worker,
             devices,
             flights: Vec::new(),
+            origin: Origin::here(),
             device_turn: 0,
             poller,
             listener,
@@ -241,6 +271,9 @@ impl SharedMemory {
     /// Asks for a peer's region to be mapped, to be borrowed later. [`SharedMemory::mapping`] tells how it went.
     pub fn request_map(&mut self, path: PathId, key: RegionKey) -> Result<(), Loss> {
         let path = self.path_mut(path).ok_or(Loss::Closed)?;
+        if let Some(loss) = path.broken {
+            return Err(loss);
+        }
         if !path.targets.contains_key(&key) {
             path.wanted.insert(key, None);
             path.ask(key);

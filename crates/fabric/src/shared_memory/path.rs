@@ -63,8 +63,10 @@ pub(super) struct Path {
     replies: usize,
     /// Whether the poller watches for room in the socket.
     pub watches_room: bool,
-    /// Set when the path cannot go on; it is taken away at the next turn.
+    /// Set when the path cannot go on; it is taken away at the next turn, or when what devices copy on it has ended.
     pub broken: Option<Loss>,
+    /// Whether the far end certainly acts on none of what has been ended.
+    pub fenced: bool,
 }
 
 /// What the peer has said of itself.
@@ -137,6 +139,7 @@ impl Path {
             replies: 0,
             watches_room: false,
             broken: None,
+            fenced: true,
         }
     }
 
@@ -392,8 +395,8 @@ impl Path {
         self.bouncer.release(path, near, signals);
     }
 
-    /// Ends everything that is under way, and tells whether the far end certainly acts on none of it any more.
-    pub(super) fn end(&mut self, loss: Loss, signals: &mut Vec<Signal>) -> bool {
+    /// Ends everything that is under way, but for what devices are copying.
+    pub(super) fn end(&mut self, loss: Loss, signals: &mut Vec<Signal>) {
         let lost = Failure::PathLost { loss, fenced: true };
         let for_devices = self.for_devices.drain(..).map(|waiting| waiting.running);
         for running in self.queue.drain(..).chain(self.waiting.drain(..)).chain(for_devices) {
@@ -412,8 +415,8 @@ impl Path {
                 });
             }
         }
-        let fenced = self.bouncer.end(self.id, loss, signals);
-        self.atomics.end(self.id, loss, signals) && fenced
+        self.fenced &= self.bouncer.end(self.id, loss, signals);
+        self.fenced &= self.atomics.end(self.id, loss, signals);
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {

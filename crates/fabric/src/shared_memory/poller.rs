@@ -87,7 +87,7 @@ impl Poller {
 pub(super) struct Watch {
     poller: Arc<Poller>,
     path: PathId,
-    socket: RawFd,
+    socket: Option<RawFd>,
     process: Option<RawFd>,
 }
 
@@ -98,9 +98,17 @@ impl Watch {
         Ok(Watch {
             poller: Arc::clone(poller),
             path,
-            socket,
+            socket: Some(socket),
             process: None,
         })
+    }
+
+    /// Tells nothing of the socket any more, which is closed at the other end and would be told of for ever.
+    pub(super) fn forget_socket(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            // Nothing is left to be done where it fails.
+            let _ = self.poller.control(libc::EPOLL_CTL_DEL, socket, 0, 0);
+        }
     }
 
     /// Also tells when the process at the other end has ended, whoever may still hold its socket.
@@ -122,7 +130,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        for fd in [Some(self.socket), self.process].into_iter().flatten() {
+        for fd in [self.socket, self.process].into_iter().flatten() {
             // Nothing is left to be done where it fails.
             let _ = self.poller.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
         }

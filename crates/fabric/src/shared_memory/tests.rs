@@ -2,15 +2,16 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use weft_plan::{Place, Spans, Time};
 use weft_protocol::{
-    Access, Body, Direction, Epoch, Failure, Leg, Loss, Move, Op, OpId, PathId, Progress, Refusal, Region, RegionKey,
-    RemoteRegion, Signal, Transport,
+    Access, Body, Direction, Epoch, Failure, Leg, Loss, Move, Op, OpId, PathId, PeerAddress, Progress, Refusal, Region,
+    RegionKey, RemoteRegion, Signal, Transport,
 };
 
 use super::frame::{Answer, Frame};
-use super::ledger::LedgerView;
+use super::ledger::{Entering, LedgerView};
 use super::ring::Ring;
 use super::socket::Socket;
 use super::{SharedMemory, SharedMemoryOptions, address};
@@ -165,6 +166,164 @@ fn a_peer_that_died_inside_is_not_waited_for() {
         }]
     ));
     assert_eq!(far.release(&region.key), Ok(Progress::Idle));
+}
+
+/// Where the peer of the test below finds the owner, and its region's key.
+const OWNER: &str = "WEFT_TEST_DEVICE_OWNER";
+
+/// Not a test but the other process of the one below; alone it does nothing. Its device is inside of a region, its socket closes, and it lives on, as a killed process does
+/// until the driver has stopped its kernels.
+#[test]
+fn peer_whose_socket_closes_before_its_device_has_ended() {
+    let Ok(owner) = std::env::var(OWNER) else {
+        return;
+    };
+    let mut near = end(1);
+    let path = near.open(&PeerAddress(owner), Time::ZERO).unwrap();
+    let opened = |near: &mut SharedMemory| turn(near, Time::ZERO).contains(&Signal::Opened { path });
+    while !opened(&mut near) {
+        std::thread::yield_now();
+    }
+    let key = region(2, 0).key;
+    near.request_map(path, key).unwrap();
+    while !near.paths[0].targets.contains_key(&key) {
+        turn(&mut near, Time::ZERO);
+        std::thread::yield_now();
+    }
+    let (ledger, entry) = (
+        near.paths[0].ledger().unwrap().clone(),
+        near.paths[0].targets[&key].entry,
+    );
+    let entered = near.worker.hazard().enter_for_device(path.0, &ledger, entry);
+    assert_eq!(entered, Entering::Inside(1));
+    drop(near.paths.remove(0));
+    std::thread::sleep(std::time::Duration::from_secs(60));
+}
+
+#[test]
+fn the_device_of_a_peer_that_is_killed_is_waited_for_until_its_process_has_ended() {
+    let mut far = end(2);
+    let region = region(2, 0);
+    far.register(&region).unwrap();
+    let peer = "shared_memory::tests::peer_whose_socket_closes_before_its_device_has_ended";
+    let mut peer = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", peer, "--nocapture"])
+        .env(OWNER, &far.capabilities().address.0)
+        .spawn()
+        .unwrap();
+    let lost = |far: &mut SharedMemory| {
+        let signals = turn(far, Time::ZERO);
+        signals.iter().any(|signal| matches!(signal, Signal::Lost { .. }))
+    };
+    while !lost(&mut far) {
+        assert!(peer.try_wait().unwrap().is_none(), "the peer has ended");
+        std::thread::yield_now();
+    }
+    assert!(far.paths.is_empty());
+    for _ in 0..10 {
+        turn(&mut far, Time::ZERO);
+        assert_eq!(far.release(&region.key), Ok(Progress::Busy));
+    }
+    assert_eq!(far.poller.events().count(), 0, "a closed socket is told of once");
+    peer.kill().unwrap();
+    peer.wait().unwrap();
+    turn(&mut far, Time::ZERO);
+    assert!(far.lingering.is_empty());
+    assert_eq!(far.release(&region.key), Ok(Progress::Idle));
+}
+
+#[test]
+fn a_device_that_a_living_peer_had_inside_is_waited_for_until_it_says_so() {
+    let Ends {
+        mut near,
+        mut far,
+        near_path,
+        ..
+    } = connected();
+    let region = region(2, 0);
+    far.register(&region).unwrap();
+    fetch(&mut near, &mut far, near_path, &region.key);
+    let entry = far.entries[&region.key].entry;
+    let ledger = near.paths[0].ledger().unwrap().clone();
+    let entered = near.worker.hazard().enter_for_device(near_path.0, &ledger, entry);
+    // A thread that a killed process had inside is not.
+    std::mem::forget(near.worker.hazard().enter(near_path.0, &ledger, entry));
+    drop(near.paths.remove(0));
+    turn(&mut far, Time::ZERO);
+    assert_eq!((far.paths.len(), far.lingering.len()), (0, 1));
+    assert_eq!(far.release(&region.key), Ok(Progress::Busy));
+    let Entering::Inside(word) = entered else {
+        panic!("{entered:?}");
+    };
+    near.worker.hazard().leave(word);
+    turn(&mut far, Time::ZERO);
+    assert!(far.lingering.is_empty());
+    assert_eq!(far.release(&region.key), Ok(Progress::Idle));
+}
+
+/// A move that a device of the near end is in the middle of, as the test says.
+fn flying(ends: &mut Ends, here: &Region, there: &Region) -> Arc<AtomicBool> {
+    ends.near.register(here).unwrap();
+    ends.far.register(there).unwrap();
+    fetch(&mut ends.near, &mut ends.far, ends.near_path, &there.key);
+    let target = ends.near.paths[0].targets[&there.key].clone();
+    let part = Move::new(Direction::Write, Arc::new(leg(here, there)), 0..100);
+    let op = Op::new(OpId(7), Time::from_secs(9), Body::Move(part));
+    ends.near.pretend(ends.near_path, &op, &target)
+}
+
+#[test]
+fn a_path_that_ends_under_a_device_waits_for_nothing_and_is_told_of_when_the_device_has_ended() {
+    for loss in [Loss::Closed, Loss::ClosedByPeer] {
+        let mut ends = connected();
+        let (here, there) = (region(1, 0), region(2, 0));
+        let ended = flying(&mut ends, &here, &there);
+        let message = Op::new(OpId(8), Time::from_secs(9), Body::Message(Arc::from(&b"late"[..])));
+        match loss {
+            Loss::Closed => ends.near.close(ends.near_path),
+            _ => ends.far.close(ends.far_path),
+        }
+        let mut signals = Vec::new();
+        for _ in 0..10 {
+            assert_eq!(ends.near.poll(Time::ZERO, &mut signals), Progress::Busy);
+        }
+        assert!(signals.is_empty(), "{signals:?}");
+        assert_eq!(ends.near.post(ends.near_path, &[message], Time::ZERO), Err(loss));
+        assert_eq!(ends.near.request_map(ends.near_path, there.key), Err(loss));
+        assert_eq!(ends.near.release(&here.key), Ok(Progress::Busy));
+        assert_eq!(ends.far.release(&there.key), Ok(Progress::Busy));
+        ended.store(true, Ordering::Relaxed);
+        let signals = turn(&mut ends.near, Time::ZERO);
+        let lost = Failure::PathLost { loss, fenced: true };
+        let wanted = [
+            Signal::Completed {
+                path: ends.near_path,
+                op: OpId(7),
+                outcome: Err(lost),
+            },
+            Signal::Lost {
+                path: ends.near_path,
+                loss,
+                fenced: true,
+            },
+        ];
+        assert_eq!(signals, wanted);
+        assert_eq!(ends.near.release(&here.key), Ok(Progress::Idle));
+        turn(&mut ends.far, Time::ZERO);
+        assert_eq!(ends.far.release(&there.key), Ok(Progress::Idle));
+        assert!(ends.far.lingering.is_empty() && ends.far.paths.is_empty());
+    }
+}
+
+#[test]
+fn a_transport_that_goes_leaves_what_its_devices_were_inside_of() {
+    let mut ends = connected();
+    let (here, there) = (region(1, 0), region(2, 0));
+    let _never = flying(&mut ends, &here, &there);
+    assert_eq!(ends.far.release(&there.key), Ok(Progress::Busy));
+    drop(ends.near);
+    turn(&mut ends.far, Time::ZERO);
+    assert_eq!(ends.far.release(&there.key), Ok(Progress::Idle));
 }
 
 #[test]

@@ -87,13 +87,12 @@ impl Transport for SharedMemory {
         }
         // Only those that were given the region are asked: anybody can say of itself that it is inside.
         let given = self.paths.iter().filter(|path| path.given.contains(&entry));
-        let open = given.filter_map(Path::hazard);
-        let lingering = self
-            .lingering
-            .iter()
-            .filter(|lingering| lingering.given.contains(&entry));
-        let lingering = lingering.map(|lingering| &lingering.hazard);
-        if open.chain(lingering).any(|hazard| hazard.is_inside(entry)) || self.is_flying(key) {
+        let mut open = given.filter_map(Path::hazard);
+        let mut gone = self.lingering.iter();
+        if open.any(|hazard| hazard.is_inside(entry))
+            || gone.any(|lingering| lingering.given.contains(&entry) && lingering.is_inside(entry))
+            || self.is_flying(key)
+        {
             return Ok(Progress::Busy);
         }
         if let Some(admitted) = self.entries.remove(key) {
@@ -281,7 +280,9 @@ impl SharedMemory {
                 }
                 Event::Path(id) => match self.path_index(id) {
                     Some(at) => more |= self.receive(at),
-                    None => self.lingering.retain(|lingering| lingering.id != id),
+                    None => self
+                        .lingering
+                        .retain_mut(|lingering| lingering.id != id || lingering.close()),
                 },
                 Event::Ended(id) => match self.path_index(id) {
                     // What it said before comes first.
@@ -293,6 +294,7 @@ impl SharedMemory {
                 },
             }
         }
+        self.lingering.retain(Lingering::may_be_inside);
         more
     }
 
@@ -552,16 +554,26 @@ impl SharedMemory {
     }
 
     fn bury_broken(&mut self) {
-        while let Some(at) = self.paths.iter().position(|path| path.broken.is_some()) {
-            let loss = self.paths[at].broken.unwrap_or(Loss::Closed);
-            self.lose(at, loss);
+        let mut at = 0;
+        while at < self.paths.len() {
+            let broken = self.paths[at].broken;
+            if !broken.is_some_and(|loss| self.lose(at, loss)) {
+                at += 1;
+            }
         }
     }
 
-    fn lose(&mut self, at: usize, loss: Loss) {
-        self.land_all_of(self.paths[at].id, loss);
-        let mut path = self.paths.remove(at);
-        let fenced = path.end(loss, &mut self.ready);
+    /// `false` where a device is copying on the path: until that has ended nothing else happens on it, and its peer is not told either, who would take what it was
+    /// given for left.
+    fn lose(&mut self, at: usize, loss: Loss) -> bool {
+        let path = &mut self.paths[at];
+        let loss = *path.broken.get_or_insert(loss);
+        path.end(loss, &mut self.ready);
+        if self.is_flying_on(self.paths[at].id) {
+            return false;
+        }
+        let path = self.paths.remove(at);
+        let fenced = path.fenced;
         // A caller that never introduced itself was never announced, so nobody misses it.
         if !matches!(path.peer, Handshake::Awaited { opener: false, .. }) {
             self.ready.push(Signal::Lost {
@@ -571,23 +583,26 @@ impl SharedMemory {
             });
         }
         // A peer that lives may be in the middle of a copy from or into what it was given; its hazard counts until its end of the
-        // socket is closed too.
-        if loss != Loss::ClosedByPeer
-            && !path.given.is_empty()
+        // socket is closed too, and that of its devices even longer.
+        if !path.given.is_empty()
             && let Some(hazard) = path.hazard().cloned()
         {
             path.socket.finish_sending();
-            if self.poller.watch_end(path.id, &path.socket).is_ok() {
-                self.lingering.push(Lingering {
-                    id: path.id,
-                    _watch: path.watch,
-                    _socket: path.socket,
-                    _process: path.process,
-                    hazard,
-                    given: path.given,
-                });
+            let watched = loss != Loss::ClosedByPeer && self.poller.watch_end(path.id, &path.socket).is_ok();
+            let mut lingering = Lingering {
+                id: path.id,
+                watch: path.watch,
+                _socket: path.socket,
+                process: path.process,
+                hazard,
+                given: path.given,
+                closed: false,
+            };
+            if watched || lingering.close() {
+                self.lingering.push(lingering);
             }
         }
+        true
     }
 }
 

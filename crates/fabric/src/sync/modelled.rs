@@ -9,8 +9,8 @@
 //! - Loom follows fences of the one order that all threads agree on (`SeqCst`), but takes accesses in that order for `AcqRel`. Here there is a fence
 //!   between a store and a load that are both in that order, and nowhere else: each of the two is then needed, and a model fails where either is weakened. Between two
 //!   stores or two loads the language promises more than the model has, so that code which relies on that would be called wrong, and never the other way
-//!   round. What the fence does beyond that, to the words of weaker accesses beside the two, is more than the language promises; the ledger and the hazard
-//!   have no such words.
+//!   round. What the fence does beyond that, to the words of weaker accesses beside the two, is more than the language promises; the rings
+//!   have no such words, and the ledger and the hazard have a fence of their own.
 //! - Of the two barriers of which one costs nothing, [`order_own`] and [`order_others`], each is a fence here, as the kernel promises of the two together.
 //! - Loom looks for a race between a store and the *last* access before it. A thread that loads its own word before it stores there would hide those of
 //!   others, so it says that the word is its own ([`own_value`]).

@@ -10,8 +10,8 @@ use crate::session::{NotificationId, SessionError};
 use crate::transfer::{PeerId, SubmitError, TransferId};
 use crate::transport::Transport;
 
-/// Announcements to one peer that wait for their transfers or for room. Together with those that wait at the peer for their data
-/// they are so few that the peer can count all their parts.
+/// Announcements to one peer that wait for their transfers or for room, and writes that are told by their arrival. Together with those
+/// that wait at the peer for their data they are so few that the peer can keep them apart.
 pub(super) const ANNOUNCEMENTS_MAX: usize = 4096;
 
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub(super) struct Announcement {
 enum Stage {
     /// Its time has not come.
     Waiting,
+    /// There is nothing to send: the peer is told by the arrival of the data. It only counts.
+    ByArrival,
     /// To be sent, to wait at the peer for that many parts (second) of a tag (first).
     Due(Option<(u64, u32)>),
     Sent(NotificationId),
@@ -57,6 +59,14 @@ impl<T: ?Sized + Transport> Core<T> {
             ended: false,
         };
         self.announcements.insert(id, announcement);
+    }
+
+    /// A write that is told by its arrival: the peer counts its parts as it does those of announced ones.
+    pub(super) fn add_told(&mut self, id: TransferId, peer: PeerId) {
+        self.add_announcement(id, peer, &[], None);
+        if let Some(announcement) = self.announcements.get_mut(&id) {
+            announcement.stage = Stage::ByArrival;
+        }
     }
 
     /// Sends what a transfer announces; where the peer has too much unread already, it is sent later.

@@ -5,8 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::Core;
-use crate::transfer::PeerId;
+use weft_plan::Time;
+
+use super::announce::ANNOUNCEMENTS_MAX;
+use super::connect::has;
+use super::{Core, PeerError};
+use crate::session::Via;
+use crate::transfer::{PartLimits, PeerId, Request, cut};
 use crate::transport::{Arrival, Transport};
 
 /// Tags of writes that applications are told of have this bit; those of writes that are only committed the next. All others belong to
@@ -14,18 +19,28 @@ use crate::transport::{Arrival, Transport};
 pub(super) const TOLD_BIT: u64 = 1 << 63;
 pub(super) const COMMIT_BIT: u64 = 1 << 62;
 
-/// Writes of one peer that may be half there. Beyond that the oldest is given up, which its sender must have done before.
-const TAGS_MAX: usize = 1024;
-/// Parts of one peer's writes that are counted, and writes that the application has not heard of. A peer that has more loses its path.
+/// Writes of one peer that may be half there: twice as many as it may have under way. Beyond that the one of which nothing has come for
+/// longest is given up. Its sender has given it up before, for parts of one that is alive keep coming.
+const TAGS_MAX: usize = 2 * ANNOUNCEMENTS_MAX;
+/// Parts of one peer's writes that are counted; beyond that, the same.
 const PARTS_MAX: usize = 1 << 16;
+/// Parts that a write may be cut into which is to be told: half of what is counted, because lanes that share the end of a transfer cut it finer than
+/// was foreseen. A peer that sends more than are counted, under one number, loses its path.
+pub(super) const TOLD_PARTS_MAX: usize = PARTS_MAX / 2;
+/// Writes of one peer that are there and that nobody has heard of. A peer that has more loses its path, and comes back on another: there is no way to ask it
+/// to wait, and it must not fill this agent's memory. An application that wants to be told must listen.
 const UNHEARD_MAX: usize = 4096;
+
+/// Parts that may arrive on a path before the session vouches for it.
+const EARLY_MAX: usize = 1024;
 
 /// What has arrived from one peer.
 #[derive(Debug, Default)]
 pub(super) struct Arrived {
     tags: BTreeMap<u64, Parts>,
-    /// Oldest first.
-    order: VecDeque<u64>,
+    /// The tags by when something last came of them.
+    by_age: BTreeMap<u64, u64>,
+    next_age: u64,
     parts: usize,
     /// Whole, and not yet among the events: its number and how many parts it had.
     unheard: VecDeque<(u32, u32)>,
@@ -35,6 +50,7 @@ pub(super) struct Arrived {
 struct Parts {
     seen: BTreeSet<u32>,
     total: Option<u32>,
+    age: u64,
 }
 
 /// The tag of a write under a number, told apart from all others of this agent by a serial number.
@@ -43,15 +59,13 @@ pub(super) fn tag_of(number: u32, serial: u64) -> u64 {
 }
 
 impl Arrived {
-    /// A part is in place. False where the peer has left more unfinished than any that means well.
+    /// A part is in place. False where the peer does what none does that means well.
     fn arrive(&mut self, arrival: Arrival) -> bool {
-        if !self.tags.contains_key(&arrival.tag) {
-            self.order.push_back(arrival.tag);
-            if self.tags.len() >= TAGS_MAX {
-                self.give_up_oldest();
-            }
-        }
         let parts = self.tags.entry(arrival.tag).or_default();
+        self.by_age.remove(&parts.age);
+        self.next_age += 1;
+        parts.age = self.next_age;
+        self.by_age.insert(parts.age, arrival.tag);
         let index = arrival.index & !Arrival::LAST;
         if arrival.index & Arrival::LAST != 0 {
             parts.total = Some(index.saturating_add(1));
@@ -62,7 +76,14 @@ impl Arrived {
             self.forget(arrival.tag);
             self.unheard.push_back((arrival.tag as u32, count));
         }
-        self.parts <= PARTS_MAX && self.unheard.len() <= UNHEARD_MAX
+        while self.parts > PARTS_MAX || self.tags.len() > TAGS_MAX {
+            match self.by_age.first_key_value() {
+                Some((_, &oldest)) if oldest != arrival.tag => self.forget(oldest),
+                // What has just come is all there is.
+                _ => return false,
+            }
+        }
+        self.unheard.len() <= UNHEARD_MAX
     }
 
     /// The next write that is whole.
@@ -70,33 +91,92 @@ impl Arrived {
         self.unheard.pop_front()
     }
 
-    fn give_up_oldest(&mut self) {
-        while let Some(tag) = self.order.pop_front() {
-            if self.tags.contains_key(&tag) {
-                self.forget(tag);
-                return;
-            }
-        }
+    /// How many parts are counted of what is not whole.
+    #[cfg(test)]
+    pub(super) fn parts(&self) -> usize {
+        self.parts
     }
 
     fn forget(&mut self, tag: u64) {
         if let Some(parts) = self.tags.remove(&tag) {
             self.parts -= parts.seen.len();
-        }
-        // Those that have ended are dropped once they are most of what is there.
-        if self.order.len() > 2 * TAGS_MAX {
-            let tags = &self.tags;
-            self.order.retain(|tag| tags.contains_key(tag));
+            self.by_age.remove(&parts.age);
         }
     }
 }
 
 impl<T: ?Sized + Transport> Core<T> {
+    /// A part of a peer's write is in place. It counts from when the session vouches for its path: until then whoever opened it has only said whose it
+    /// is, and a peer that knows better may be quicker than this end.
+    pub(super) fn on_arrival(&mut self, via: u32, arrival: Arrival, now: Time) {
+        let Some(path) = self.paths.at_mut(via) else { return };
+        let Some(peer) = path.peer else { return };
+        if !path.carries {
+            if path.early_arrivals.len() >= EARLY_MAX {
+                // None is to go astray, and whoever means well does not send so many before it is answered.
+                self.close_path(via);
+            } else {
+                path.early_arrivals.push(arrival);
+            }
+            return;
+        }
+        if arrival.tag & TOLD_BIT != 0 {
+            self.on_told_part(peer, via, arrival);
+        } else if arrival.tag & COMMIT_BIT != 0 {
+            // Nobody waits for these.
+        } else if let Some(session) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()) {
+            session.on_arrival(Via(via), arrival, now);
+            self.touch(peer);
+        }
+    }
+
+    /// What came on a path before the session vouched for it.
+    pub(super) fn on_early_arrivals(&mut self, via: u32, now: Time) {
+        let early = self
+            .paths
+            .at_mut(via)
+            .map(|path| std::mem::take(&mut path.early_arrivals));
+        for arrival in early.into_iter().flatten() {
+            self.on_arrival(via, arrival, now);
+        }
+    }
+
     pub(super) fn on_told_part(&mut self, peer: PeerId, via: u32, arrival: Arrival) {
         let Some(state) = self.peers.at_mut(peer.0) else { return };
         match state.arrived.arrive(arrival) {
             true => self.touch(peer),
             false => self.close_path(via),
         }
+    }
+
+    /// Whether the peer could count all parts of a write, whichever of the transports to it carries them.
+    pub(super) fn may_tell(&self, request: &Request) -> Result<(), PeerError> {
+        self.may_announce(request.peer)?;
+        let mut parts = 0;
+        for leg in request.legs.iter() {
+            let kinds = (leg.local().place.kind(), leg.remote().place.kind());
+            let reaching = self.slots.iter().map(|slot| slot.transport.capabilities());
+            let reaching = reaching.filter(|c| self.identity(request.peer).is_some_and(|peer| has(peer, c.name)));
+            let limits = reaching.filter_map(|c| {
+                c.carriage(kinds.0, kinds.1).map(|carriage| PartLimits {
+                    max_bytes: carriage.max_op_bytes,
+                    max_runs: c.max_op_runs,
+                    align: carriage.align,
+                })
+            });
+            // Where nothing carries it there is no way, which is found out elsewhere.
+            let Some(limits) = limits.reduce(PartLimits::tightest) else {
+                continue;
+            };
+            let mut at = 0;
+            while at < leg.bytes() {
+                at = cut(leg, at, limits);
+                parts += 1;
+                if parts > TOLD_PARTS_MAX {
+                    return Err(PeerError::TooManyParts { max: TOLD_PARTS_MAX });
+                }
+            }
+        }
+        Ok(())
     }
 }

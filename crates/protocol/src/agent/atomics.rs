@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use thiserror::Error;
 use weft_plan::Time;
 
+use super::connect::has;
 use super::{Core, Event, PeerError};
 use crate::atomic::Atomic;
 use crate::error::{Failure, Loss, Refusal};
@@ -112,6 +113,12 @@ impl Atomics {
         });
         queue.lanes.sort_by_key(|lane| lane.latency);
         self.wake(peer);
+    }
+
+    /// How many paths to a peer carry atomic operations.
+    #[cfg(test)]
+    pub(super) fn lane_count(&self, peer: PeerId) -> usize {
+        self.peers.get(&peer).map_or(0, |queue| queue.lanes.len())
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
@@ -310,10 +317,9 @@ impl<T: ?Sized + Transport> Core<T> {
         let distance = self.distance(identity);
         self.slots.iter().any(|slot| {
             let capabilities = slot.transport.capabilities();
-            let told = |name: &str| identity.addresses.iter().any(|address| address.transport() == name);
             capabilities.atomics
                 && slot.reach.joins(distance)
-                && told(capabilities.name)
+                && has(identity, capabilities.name)
                 && !avoid.contains(&capabilities.name)
         })
     }

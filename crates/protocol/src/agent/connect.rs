@@ -193,8 +193,17 @@ impl<T: ?Sized + Transport> Core<T> {
 
     /// Ends a session. The peer is told; [`Event::PeerLost`] follows, and the end of every transfer with it.
     pub fn disconnect(&mut self, peer: PeerId, now: Time) {
+        self.part_because(peer, CloseReason::Done, now);
+    }
+
+    /// As [`disconnect`](Core::disconnect), by an agent that is being closed. The peer may take it for dead from then on, so whoever lives on never says so.
+    pub fn depart(&mut self, peer: PeerId, now: Time) {
+        self.part_because(peer, CloseReason::Leaving, now);
+    }
+
+    fn part_because(&mut self, peer: PeerId, reason: CloseReason, now: Time) {
         match self.peers.at_mut(peer.0).map(|p| p.session.as_mut()) {
-            Some(Some(session)) => session.close(now),
+            Some(Some(session)) => session.close_because(reason, now),
             Some(None) => self.part(peer, SessionLoss::Closed, now),
             None => {}
         }
@@ -536,8 +545,11 @@ impl<T: ?Sized + Transport> Core<T> {
                 self.on_atomics_peer_gone(peer, loss_of(&cause), now);
                 self.on_stages_peer_gone(peer, loss_of(&cause), now);
                 self.endings.insert(peer, cause.clone());
-                if self.endings.len() > ENDINGS_MAX {
-                    self.endings.pop_first();
+                self.ended.push_back(peer);
+                if self.ended.len() > ENDINGS_MAX
+                    && let Some(oldest) = self.ended.pop_front()
+                {
+                    self.endings.remove(&oldest);
                 }
                 self.events.push_back(Event::PeerLost {
                     peer,
@@ -598,6 +610,14 @@ impl<T: ?Sized + Transport> Core<T> {
             self.close_path(via);
         }
     }
+}
+
+/// Whether a peer has said that it is reached by the transport of this name.
+pub(super) fn has(identity: &Identity, transport: &str) -> bool {
+    identity
+        .addresses
+        .iter()
+        .any(|address| address.transport() == transport)
 }
 
 /// The end of a session as its transfers see it.

@@ -78,6 +78,7 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         if carried {
             self.engine.on_lane_lost(LaneId(via), loss, fenced, now);
+            self.on_atomic_lane_lost(peer, via, loss, fenced);
             let transport = self.slots[slot].transport.capabilities().name;
             self.events.push_back(Event::PathDown { peer, transport, loss });
         }

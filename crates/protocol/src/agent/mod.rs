@@ -21,6 +21,7 @@ mod parcels;
 mod paths;
 mod rails;
 mod regions;
+mod ring;
 mod staged;
 #[cfg(test)]
 mod tests;
@@ -94,6 +95,8 @@ pub struct Core<T: ?Sized + Transport> {
     spare: Spare,
     /// Why sessions are over, by peer: the latest of them.
     endings: BTreeMap<PeerId, SessionLoss>,
+    /// The same peers in the order in which they ended, which is not that of their numbers.
+    ended: VecDeque<PeerId>,
     /// Notifications that have left the events, but that the application has not looked at.
     untaken: usize,
     next_peer: u32,
@@ -124,7 +127,7 @@ pub struct Settings {
     pub peers_max: usize,
     /// Accepted paths that may be waiting to say who they are.
     pub unclaimed_paths_max: usize,
-    /// Events that may wait before peers are held back.
+    /// Events that may wait before peers are held back. One whose writes are told by their arrival cannot be held back, and loses its paths in the end.
     pub events_max: usize,
     pub limits: Limits,
 }
@@ -185,7 +188,7 @@ pub struct Slot<T: ?Sized> {
 /// What an agent keeps for what is under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnderWay {
-    /// Announcements of its own transfers.
+    /// Announcements of its own transfers, and those that are told by their arrival.
     pub announcements: usize,
     /// Notifications of peers that wait for their data.
     pub held: usize,
@@ -314,6 +317,13 @@ pub enum PeerError {
     NotThroughTheRing,
     #[error("a write is told to the peer's application by its arrival or by a notification, not by both")]
     ToldTwice,
+    #[error(
+        "a write that is told by its arrival cannot have a checksum: the peer is told when the bytes are there, before \
+         they can be compared; use a notification"
+    )]
+    ToldUnverified,
+    #[error("a write that is told by its arrival would be cut into more than {max} parts")]
+    TooManyParts { max: usize },
     #[error(transparent)]
     Session(#[from] SessionError),
     #[error(transparent)]
@@ -343,6 +353,7 @@ impl<T: ?Sized + Transport> Core<T> {
             closed_groups: VecDeque::new(),
             spare: Spare::default(),
             endings: BTreeMap::new(),
+            ended: VecDeque::new(),
             untaken: 0,
             next_peer: 0,
             next_path: 0,
@@ -419,10 +430,15 @@ impl<T: ?Sized + Transport> Core<T> {
             return Err(PeerError::NotThroughTheRing);
         }
         let Some(payload) = announce else {
-            return Ok(match ways {
+            let told = request.arrives.is_some();
+            let id = match ways {
                 None => self.engine.submit(request, now)?,
                 Some(ways) => self.submit_staged(request, ways, now)?,
-            });
+            };
+            if told {
+                self.add_told(id, peer);
+            }
+            return Ok(id);
         };
         if payload.len() > MAX_PAYLOAD_BYTES {
             return Err(SessionError::PayloadTooLong { len: payload.len() }.into());
@@ -461,6 +477,11 @@ impl<T: ?Sized + Transport> Core<T> {
         if announces {
             return Err(PeerError::ToldTwice);
         }
+        // The peer's application is told by what lands there, and whether it is whole is known only here and later.
+        if request.checksum {
+            return Err(PeerError::ToldUnverified);
+        }
+        self.may_tell(request)?;
         request.tag = Some(tag_of(number, self.next_tag));
         self.next_tag += 1;
         Ok(())

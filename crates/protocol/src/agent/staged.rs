@@ -10,18 +10,21 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use weft_plan::route::{Carrier, Distance, Journey, Kinds, NoRoute, Reach, Route, route};
-use weft_plan::{Bytes, PlaceKind, Spans, Time};
+use weft_plan::{Bytes, Place, PlaceKind, Spans, Time};
 
+use super::connect::has;
+use super::ring::Ring;
 use super::{Core, Event, PeerError};
 use crate::error::{Failure, Loss, Refusal};
 use crate::leg::{Direction, Leg};
 use crate::region::{Region, RegionKey, RemoteRegion};
+use crate::transfer::held::Held;
 use crate::transfer::{Carried, LegRange, PeerId, Request, SubmitError, Summary, TransferError, TransferId};
 use crate::transport::Transport;
 
 /// Staged transfers have this bit in their number; the engine counts up from zero.
 const STAGED_BIT: u64 = 1 << 63;
-/// Pieces that one transfer may have in the ring while others wait for one.
+/// Pieces of one transfer that may be under way, those included that go past the ring.
 const PIECES_MAX: usize = 64;
 
 /// What is under way through the ring.
@@ -35,18 +38,10 @@ pub(super) struct Stages {
     turn: VecDeque<TransferId>,
     /// Pieces in the ring whose next hop the engine had no room for.
     parked: VecDeque<(TransferId, u64)>,
+    /// Transfers whose time has not come. They have nothing in the ring.
+    held: Held,
     deadlines: BTreeSet<(Time, TransferId)>,
     next: u64,
-}
-
-/// Host memory that bytes go through, in pieces of equal size.
-#[derive(Debug)]
-struct Ring {
-    region: Region,
-    remote: RemoteRegion,
-    piece_bytes: u64,
-    pieces: u32,
-    free: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -99,13 +94,13 @@ struct Stop {
 
 impl Stages {
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        self.deadlines.first().map(|(at, _)| *at)
+        let deadline = self.deadlines.first().map(|(at, _)| *at);
+        deadline.into_iter().chain(self.held.next_timeout()).min()
     }
 
     /// Pieces of the ring that are in use.
     pub(super) fn pieces(&self) -> usize {
-        let used = |ring: &Ring| (ring.pieces as usize).abs_diff(ring.free.len());
-        self.ring.as_ref().map_or(0, used)
+        self.ring.as_ref().map_or(0, Ring::in_use)
     }
 
     fn take_turn(&mut self, id: TransferId) {
@@ -117,8 +112,8 @@ impl Stages {
     }
 
     fn free(&mut self, slot: Option<u32>) {
-        if let Some(ring) = &mut self.ring {
-            ring.free.extend(slot);
+        if let (Some(ring), Some(slot)) = (&mut self.ring, slot) {
+            ring.give_back(slot);
         }
     }
 }
@@ -126,6 +121,11 @@ impl Stages {
 impl Staged {
     fn has_more(&self) -> bool {
         self.failure.is_none() && self.leg < self.request.legs.len()
+    }
+
+    /// What it comes after has not come about.
+    fn is_early(&self) -> bool {
+        self.failure.is_none() && self.request.after.as_ref().is_some_and(|after| !after.is_ready())
     }
 
     fn is_over(&self) -> bool {
@@ -207,22 +207,16 @@ impl<T: ?Sized + Transport> Core<T> {
             return Err(Refusal::Malformed);
         }
         let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
-        self.stages.ring = Some(Ring {
-            region,
-            remote,
-            piece_bytes,
-            pieces,
-            free: (0..pieces).rev().collect(),
-        });
+        self.stages.ring = Some(Ring::new(region, remote, piece_bytes, pieces));
         Ok(())
     }
 
     /// How the legs of a request go; none where one transport carries each of them at once.
     pub(super) fn ways(&self, request: &Request) -> Result<Option<Ways>, PeerError> {
-        // Host memory to host memory: nothing on the way could help.
-        let plain = |leg: &Arc<Leg>| {
-            leg.local().place.kind() == PlaceKind::Dram && leg.remote().place.kind() == PlaceKind::Dram
-        };
+        // Host memory to that of a peer: nothing on the way could help, and every path carries it. Here there may be nothing that does.
+        let is_host = |place: Place| place.kind() == PlaceKind::Dram;
+        let plain =
+            |leg: &Arc<Leg>| request.peer != PeerId::HERE && is_host(leg.local().place) && is_host(leg.remote().place);
         if request.legs.iter().all(plain) {
             return Ok(None);
         }
@@ -241,13 +235,15 @@ impl<T: ?Sized + Transport> Core<T> {
     }
 
     fn way(&self, request: &Request, leg: &Leg) -> Result<Way, NoRoute> {
-        let distance = match self.identity(request.peer) {
-            Some(identity) => self.distance(identity),
-            None => Distance::Here,
-        };
+        let identity = self.identity(request.peer);
+        let distance = identity.map_or(Distance::Here, |identity| self.distance(identity));
         let mut carriers = Vec::new();
         for slot in &self.slots {
             let capabilities = slot.transport.capabilities();
+            // What the peer does not have leads to no path, however near it is.
+            if slot.reach != Reach::Here && identity.is_some_and(|identity| !has(identity, capabilities.name)) {
+                continue;
+            }
             // The route is looked for from where the bytes are. Where that is the peer's, this agent's own places are those over there.
             let reach = match (slot.reach, request.direction) {
                 (Reach::Here, Direction::Read) if distance != Distance::Here => Reach::There,
@@ -347,6 +343,13 @@ impl<T: ?Sized + Transport> Core<T> {
         }
     }
 
+    /// Lets those begin whose time has come.
+    pub(super) fn ask_held_stages(&mut self, now: Time) {
+        let Stages { held, transfers, .. } = &mut self.stages;
+        let due = held.ask(now, |id| transfers.get(&id).is_some_and(Staged::is_early));
+        due.into_iter().for_each(|id| self.stages.take_turn(id));
+    }
+
     /// What is in the ring for a peer that is gone ends by itself; what has not begun ends here.
     pub(super) fn on_stages_peer_gone(&mut self, peer: PeerId, loss: Loss, now: Time) {
         let of_peer = self
@@ -381,6 +384,12 @@ impl<T: ?Sized + Transport> Core<T> {
                 self.end_if_over(id, now);
                 continue;
             }
+            if staged.is_early() {
+                // Until then others have the ring to themselves.
+                self.stages.held.add(id, now);
+                continue;
+            }
+            staged.request.after = None;
             if staged.under_way.len() >= PIECES_MAX {
                 // It takes its turn again when a piece of its own has ended.
                 continue;
@@ -407,7 +416,7 @@ impl<T: ?Sized + Transport> Core<T> {
         let through = staged.ways[staged.leg] == Way::ThroughHere;
         let slot = match through {
             false => None,
-            true => match ring.free.pop() {
+            true => match ring.take(staged.request.peer) {
                 None => return false,
                 slot => slot,
             },
@@ -484,10 +493,7 @@ impl<T: ?Sized + Transport> Core<T> {
                 }
             }
         };
-        let first = stop.is_none_or(|stop| !stop.reached);
-        let hop = Request::new(peer, direction, Arc::from([hop]), request.deadline)
-            .checksum(request.checksum)
-            .after(request.after.clone().filter(|_| first));
+        let hop = Request::new(peer, direction, Arc::from([hop]), request.deadline).checksum(request.checksum);
         Ok(self.engine.submit(hop, now)?)
     }
 
@@ -502,10 +508,14 @@ impl<T: ?Sized + Transport> Core<T> {
         let ring = self.stages.ring.as_ref().ok_or(HopError::Gone)?;
         let (region, remote) = self.regions_of(key)?;
         let kind = region.place.kind();
+        let near_ring = Leg::new(ring.region.clone(), at.clone(), remote, spans.clone()).map_err(|_| HopError::Gone)?;
+        let align = near_ring.align();
         let own = self.slots.iter().filter(|slot| slot.reach == Reach::Here);
         let carriages = own.flat_map(|slot| &slot.transport.capabilities().carries);
         let time = |near: PlaceKind, far: PlaceKind| {
-            let fitting = carriages.clone().filter(|c| (c.near, c.far) == (near, far));
+            let fitting = carriages
+                .clone()
+                .filter(|c| (c.near, c.far) == (near, far) && c.align <= align);
             fitting.map(|c| c.cost.time(Bytes(ring.piece_bytes), 1)).min()
         };
         let (from_ring, from_there) = (time(PlaceKind::Dram, kind), time(kind, PlaceKind::Dram));
@@ -513,15 +523,15 @@ impl<T: ?Sized + Transport> Core<T> {
             (Some(a), Some(b)) => a <= b,
             (a, _) => a.is_some(),
         };
-        let (leg, direction) = match ring_is_near {
-            true => (Leg::new(ring.region.clone(), at, remote, spans), into_ring),
-            false => (Leg::new(region, spans, ring.remote.clone(), at), !into_ring),
+        let leg = match ring_is_near {
+            true => near_ring,
+            false => Leg::new(region, spans, ring.remote.clone(), at).map_err(|_| HopError::Gone)?,
         };
-        let direction = match direction {
+        let direction = match into_ring == ring_is_near {
             true => Direction::Read,
             false => Direction::Write,
         };
-        Ok((Arc::new(leg.map_err(|_| HopError::Gone)?), direction))
+        Ok((Arc::new(leg), direction))
     }
 
     fn regions_of(&self, key: &RegionKey) -> Result<(Region, RemoteRegion), HopError> {

@@ -2,7 +2,6 @@
 
 use weft_plan::Time;
 
-use super::arrived::{COMMIT_BIT, TOLD_BIT};
 use super::atomics::{AtomicId, Atomics};
 use super::parcels::is_parcel;
 use super::{Core, Event};
@@ -89,6 +88,7 @@ impl<T: ?Sized + Transport> Core<T> {
         self.on_atomics_due(now);
         self.open_here(now);
         self.on_stages_due(now);
+        self.ask_held_stages(now);
         self.expire_unclaimed(now);
         while let Some(&(at, peer)) = self.timers.first() {
             if at > now {
@@ -235,23 +235,7 @@ impl<T: ?Sized + Transport> Core<T> {
                     self.post_parcels(peer, now);
                 }
             }
-            Signal::Arrived { arrival, .. } => {
-                let Some(peer) = self.paths.at(via).and_then(|p| p.peer) else {
-                    return;
-                };
-                if arrival.tag & TOLD_BIT != 0 {
-                    self.on_told_part(peer, via, arrival);
-                    return;
-                }
-                if arrival.tag & COMMIT_BIT != 0 {
-                    // Nobody waits for these.
-                    return;
-                }
-                if let Some(session) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()) {
-                    session.on_arrival(Via(via), arrival, now);
-                    self.touch(peer);
-                }
-            }
+            Signal::Arrived { arrival, .. } => self.on_arrival(via, arrival, now),
             Signal::Message { payload, .. } if is_parcel(&payload) => self.on_parcel(via, payload, now),
             Signal::Message { payload, .. } => self.on_message(via, &payload, now),
             Signal::Opened { .. } => self.on_opened(via, now),

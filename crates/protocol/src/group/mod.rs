@@ -11,6 +11,7 @@ mod compile;
 pub mod conformance;
 mod exchange;
 mod execute;
+mod failing;
 mod far;
 mod forming;
 mod history;
@@ -28,16 +29,16 @@ pub use combine::{At, Combiner, Function, Kernels, Reference};
 pub use compile::{Act, CompileError, Compiled, Scope, Source};
 pub use exchange::{Board, Exchange, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
 pub use execute::{Execution, Task, Turn};
+pub use failing::{Failing, Failure, Stuck};
 pub use far::Far;
 pub use forming::{Forming, FormingError, HELLO, Hello, group_id};
 pub use history::{History, Recent};
-pub use inquiry::{Answers, Inquiry};
 pub use loopback::{LoopbackExchange, LoopbackGroup, LoopbackOptions};
 pub use messages::{Message, MessageId, Messages, Way};
 pub use notes::{Note, Notes};
 pub use record::{Abort, CallRecord, Cause, Garbled, Status, Waiting};
 pub use seat::Seat;
-pub use shrink::{ShrinkError, Shrinking};
+pub use shrink::{Next, ShrinkError, Shrinking};
 
 /// Messages up to this size are copied even where their receiver on the same host could read them in place: the sender is done sooner.
 pub const EAGER_BYTES_MAX: u64 = 4 << 10;

@@ -55,6 +55,13 @@ pub struct Abort {
     pub instead: Option<CallRecord>,
 }
 
+impl Abort {
+    /// Whether it is about a call of this number, or about one before it, and not about one that others have made since.
+    pub fn is_of(&self, number: u64) -> bool {
+        self.called.number <= number
+    }
+}
+
 /// What a rank is blamed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -31,6 +31,21 @@ pub enum ShrinkError {
     TimedOut,
 }
 
+/// What a rank does about a decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing: it is not one of the members.
+    LeftOut,
+    /// It goes on in the group that was formed of the members; `ended` calls have ended well on all of them.
+    Formed { ended: u64 },
+    /// It forms a group with the members, as this rank of it, and says then whether that has come about. What it had formed before is of no use any more.
+    Form {
+        members: Vec<Rank>,
+        own: Rank,
+        seed: Vec<u8>,
+    },
+}
+
 impl Shrinking {
     /// In so much time. `ended` calls have ended well on this rank.
     pub fn new(rank: Rank, ended: u64, quorum: Quorum, timeout: Time, now: Time) -> Shrinking {
@@ -101,8 +116,21 @@ impl Shrinking {
         notes.send_agreement(core, now);
     }
 
+    /// What a decision means for this rank.
+    pub fn next(&self, decision: &Decision) -> Next {
+        match decision.members.iter().position(|rank| *rank == self.rank) {
+            None => Next::LeftOut,
+            Some(_) if decision.content => Next::Formed { ended: decision.ended },
+            Some(own) => Next::Form {
+                members: decision.members.clone(),
+                own: Rank(own as u32),
+                seed: Shrinking::seed(decision),
+            },
+        }
+    }
+
     /// What tells the group of the members of a decision from all others of this one.
-    pub fn seed(decision: &Decision) -> Vec<u8> {
+    fn seed(decision: &Decision) -> Vec<u8> {
         let members = decision.members.iter().flat_map(|rank| rank.0.to_le_bytes());
         let round = decision.round.to_le_bytes();
         b"shrink".iter().copied().chain(round).chain(members).collect()

@@ -196,9 +196,14 @@ impl Cache {
     ///
     /// A landing place is laid out like this. Both ends compute it, so that nothing of it travels.
     pub fn dense(&self, blocks: u64) -> Result<(Cache, u64), CacheError> {
+        self.dense_of(blocks, |_| true)
+    }
+
+    /// The same with some of the layers described, for whoever needs no others.
+    pub(super) fn dense_of(&self, blocks: u64, wanted: impl Fn(u32) -> bool) -> Result<(Cache, u64), CacheError> {
         let mut base = 0u64;
-        let mut layers = Vec::with_capacity(self.layers.len());
-        for layer in &self.layers {
+        let mut layers = Vec::new();
+        for (nth, layer) in (0..).zip(&self.layers) {
             let shape = PagesShape {
                 blocks,
                 ..layer.pages.shape().clone()
@@ -219,13 +224,23 @@ impl Cache {
                 },
             )?;
             base = pages.end();
-            layers.push(Layer {
-                region: 0,
-                pages,
-                ..layer.clone()
-            });
+            if wanted(nth) {
+                layers.push(Layer {
+                    name: layer.name.clone(),
+                    region: 0,
+                    granule: layer.granule,
+                    pages,
+                });
+            }
         }
-        Ok((Cache { layers, ..self.clone() }, base))
+        let place = Cache {
+            // Whoever writes there has compared what it means before.
+            meaning: Vec::new(),
+            rank: self.rank,
+            ranks: self.ranks,
+            layers,
+        };
+        Ok((place, base))
     }
 
     /// From which of several workers which heads come, so that every head of every layer here comes once.

@@ -8,6 +8,8 @@ use crate::transfer::PeerId;
 
 const LASTS: Time = Time::from_secs(60);
 const PEER: PeerId = PeerId(0);
+/// Somebody whom nothing was asked of, and who hears nothing.
+const STRANGER: PeerId = PeerId(1);
 
 /// One of each kind.
 #[cfg(test)]
@@ -68,6 +70,7 @@ pub(crate) fn messages(bytes: &[u8]) {
     let mut now = Time::from_secs(1);
     let mut machine = HandOffs::new(cache(), Settings::default(), 0);
     machine.on_connected(PEER, "peer", now);
+    machine.on_connected(STRANGER, "stranger", now);
     let wanted = || Wanted {
         blocks: vec![1, 2],
         tokens: 0..20,
@@ -95,7 +98,11 @@ pub(crate) fn messages(bytes: &[u8]) {
     machine.on_message(PEER, &Message::Cache(cache()).encode(), now);
     machine.on_message(PEER, bytes, now);
     turn(&mut machine, now);
+    machine.on_message(STRANGER, bytes, now);
     machine.on_message(PEER, bytes, now);
+    turn(&mut machine, now);
+    machine.on_begun_anew(STRANGER, now);
+    machine.on_message(STRANGER, bytes, now);
     machine.stop("computed", now).unwrap_or(());
     for _ in 0..4 {
         now = now.saturating_add(Time::from_secs(700));

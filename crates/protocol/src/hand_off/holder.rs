@@ -3,25 +3,25 @@
 //! Readers say where there is room, at any time; the engine says which layers of which tokens are computed. Whichever comes later starts a write,
 //! and a write that has landed is told to its reader. No byte of a block is read after [`Event::Free`], or after [`Event::Fenced`].
 
-use std::collections::{BTreeMap, VecDeque};
+mod known;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+pub(super) use known::{Ring, Spoken};
 use weft_plan::Time;
 
 use super::cache::{Cache, Sequence, overlaps};
 use super::machine::{Due, HandOffs, Purpose, check_name};
 use super::{
-    Act, BLOCKS_MAX, CallError, Event, Far, LASTS_MAX, Lease, Message, MoveError, MoveId, MoveLeg, Moved, Near, Over,
+    Act, BLOCKS_MAX, CallError, Event, Far, LASTS_MIN, Lease, Message, MoveError, MoveId, MoveLeg, Moved, Near, Over,
     Prompt, Reserve, SLOTS,
 };
 use crate::leg::Direction;
 use crate::transfer::PeerId;
 
-/// Hand-offs that are over are remembered, to be able to answer those who still ask for them.
-const OVER_MAX: usize = 4096;
 /// Hand-offs that are known at a time, those included that only readers have spoken of; and how long these are remembered.
 const HELD_MAX: usize = 1 << 16;
-const SPOKEN_OF_MAX: usize = 8192;
 const SPOKEN_OF_LASTS: Time = Time::from_secs(600);
 /// A reader that is not described by then gets nothing.
 const DESCRIBED_WITHIN: Time = Time::from_secs(10);
@@ -30,8 +30,10 @@ const DESCRIBED_WITHIN: Time = Time::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Held {
     since: Time,
+    /// Who has spoken of it, as long as nobody here knows it.
+    spoken_by: Option<String>,
     prompt: Option<Prompt>,
-    /// Up to which token each layer may be read, by its place in the cache.
+    /// Up to which token each layer may be read, by its place in the cache; once there is a prompt.
     ready: Vec<u64>,
     lease: Option<Term>,
     /// Readers that want no more of it, and of how many each is one.
@@ -56,11 +58,12 @@ struct Term {
 struct Target {
     reader: String,
     reserve: Reserve,
-    /// How the room is laid out; not known before the reader is described, which has to be by then.
+    /// Whether it is known what the reader holds, and that this fits; it has to be by then.
+    fits: bool,
     described_by: Time,
-    place: Option<Cache>,
-    /// For each of the reader's layers: its name, and which heads of it this worker writes.
-    shares: BTreeMap<u32, (String, Vec<Range<u64>>)>,
+    /// For each of the reader's layers: the one here, and which heads of it this worker writes. Nothing before there is a prompt: a reader can
+    /// speak of many.
+    shares: BTreeMap<u32, (u32, Range<u64>)>,
     posted: BTreeMap<u32, u64>,
     landed: BTreeMap<u32, u64>,
     flights: VecDeque<Flight>,
@@ -81,11 +84,12 @@ struct Flight {
 }
 
 impl Held {
-    fn new(since: Time, layers: usize) -> Held {
+    fn new(since: Time) -> Held {
         Held {
             since,
+            spoken_by: None,
             prompt: None,
-            ready: vec![0; layers],
+            ready: Vec::new(),
             lease: None,
             served: BTreeMap::new(),
             targets: BTreeMap::new(),
@@ -104,26 +108,6 @@ impl Held {
     fn is_served(&self) -> bool {
         let have = self.served.len();
         self.served.values().any(|readers| have >= *readers as usize)
-    }
-}
-
-/// The last hand-offs that are over, and why.
-#[derive(Debug, Default)]
-pub(super) struct Ring {
-    why: BTreeMap<String, Over>,
-    order: VecDeque<String>,
-}
-
-impl Ring {
-    fn remember(&mut self, name: &str, why: Over) {
-        if self.why.insert(name.to_owned(), why).is_none() {
-            self.order.push_back(name.to_owned());
-        }
-        if self.order.len() > OVER_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.why.remove(&oldest);
-        }
     }
 }
 
@@ -147,10 +131,10 @@ impl HandOffs {
 
     fn try_offer(&mut self, name: &str, lease: Option<Lease>, lasts: Time, now: Time) -> Result<Lease, CallError> {
         check_name(name)?;
-        if self.over.why.contains_key(name) {
+        if self.over.why(name).is_some() {
             return Err(CallError::Used);
         }
-        if lease.is_some_and(|lease| lease.slot >= SLOTS || lease.lasts > LASTS_MAX) || lasts == Time::ZERO {
+        if lease.is_some_and(|lease| !lease.is_sensible()) || lasts < LASTS_MIN {
             return Err(CallError::Invalid);
         }
         let known = self.held.get(name);
@@ -167,11 +151,8 @@ impl HandOffs {
             value: lease.stamp,
         });
         let expires = now.saturating_add(lease.lasts);
-        let layers = self.cache.layers().len();
-        let held = self
-            .held
-            .entry(name.to_owned())
-            .or_insert_with(|| Held::new(now, layers));
+        let held = self.held.entry(name.to_owned()).or_insert_with(|| Held::new(now));
+        self.spoken.remove(held.spoken_by.take());
         held.lease = Some(Term { lease, expires, own });
         self.arm(expires, Due::Held(name.to_owned()));
         // They may all have got it while it was computed.
@@ -184,7 +165,7 @@ impl HandOffs {
     /// [`computed`](HandOffs::computed) has said so.
     pub fn compute(&mut self, name: &str, prompt: Prompt, now: Time) -> Result<(), CallError> {
         check_name(name)?;
-        if self.over.why.contains_key(name) {
+        if self.over.why(name).is_some() {
             return Err(CallError::Used);
         }
         if self.held.get(name).is_some_and(|held| held.stopping.is_some()) {
@@ -193,11 +174,9 @@ impl HandOffs {
         if !self.held.contains_key(name) && self.held.len() >= HELD_MAX {
             return Err(CallError::TooMany);
         }
-        let layers = self.cache.layers().len();
-        let held = self
-            .held
-            .entry(name.to_owned())
-            .or_insert_with(|| Held::new(now, layers));
+        let held = self.held.entry(name.to_owned()).or_insert_with(|| Held::new(now));
+        self.spoken.remove(held.spoken_by.take());
+        held.ready.resize(self.cache.layers().len(), 0);
         let same = |target: &&mut Target| {
             (target.reserve.prompt_tokens, target.reserve.digest) == (prompt.tokens, prompt.digest)
         };
@@ -211,6 +190,7 @@ impl HandOffs {
         wrong
             .into_iter()
             .for_each(|peer| self.fail_target(name, peer, Over::OtherPrompt));
+        self.lay_out(name);
         Ok(())
     }
 
@@ -248,14 +228,11 @@ impl HandOffs {
 
     /// A prompt will not be whole, or nobody is to have it any more. [`Event::Free`] follows, unless it is over already.
     pub fn stop(&mut self, name: &str, now: Time) -> Result<(), CallError> {
-        if self.over.why.contains_key(name) {
+        if self.over.why(name).is_some() {
             return Err(CallError::Used);
         }
-        let layers = self.cache.layers().len();
         // Whoever asks for it later is told so.
-        self.held
-            .entry(name.to_owned())
-            .or_insert_with(|| Held::new(now, layers));
+        self.held.entry(name.to_owned()).or_insert_with(|| Held::new(now));
         self.finish(name, Over::Stopped);
         Ok(())
     }
@@ -272,7 +249,7 @@ impl HandOffs {
 
     pub(super) fn on_done(&mut self, name: &str, peer: PeerId, readers: u32, now: Time) {
         let reader = self.name_of(peer);
-        if self.spoken_of(name, now).is_err() {
+        if self.spoken_of(name, &reader, now).is_err() {
             return;
         }
         let Some(held) = self.held.get_mut(name) else { return };
@@ -294,7 +271,7 @@ impl HandOffs {
 
     pub(super) fn on_reserve(&mut self, reserve: Reserve, peer: PeerId, now: Time) {
         let (name, landing, reader) = (reserve.hand_off.clone(), reserve.landing, self.name_of(peer));
-        if let Err(why) = self.spoken_of(&name, now) {
+        if let Err(why) = self.spoken_of(&name, &reader, now) {
             return self.say(peer, Message::Failed { landing, why });
         }
         let Some(held) = self.held.get_mut(&name) else { return };
@@ -313,8 +290,8 @@ impl HandOffs {
         let target = Target {
             reader,
             reserve,
+            fits: false,
             described_by: by,
-            place: None,
             shares: BTreeMap::new(),
             posted: BTreeMap::new(),
             landed: BTreeMap::new(),
@@ -324,21 +301,23 @@ impl HandOffs {
             over: false,
         };
         held.targets.insert(peer, target);
+        if let Some(session) = self.sessions.get_mut(&peer) {
+            session.made_room.insert(name.clone());
+        }
         self.arm(by, Due::Held(name.clone()));
         self.prepare(&name, peer, now);
     }
 
     /// One that a reader speaks of, perhaps before its prompt is known. Refused where it is over, or too many are spoken of.
-    fn spoken_of(&mut self, name: &str, now: Time) -> Result<(), Over> {
-        if let Some(why) = self.over.why.get(name) {
-            return Err(*why);
+    fn spoken_of(&mut self, name: &str, reader: &str, now: Time) -> Result<(), Over> {
+        if let Some(why) = self.over.why(name) {
+            return Err(why);
         }
         if !self.held.contains_key(name) {
-            if self.held.values().filter(|held| !held.is_ours()).count() >= SPOKEN_OF_MAX {
-                return Err(Over::TooMany);
-            }
-            let layers = self.cache.layers().len();
-            self.held.insert(name.to_owned(), Held::new(now, layers));
+            self.spoken.add(reader)?;
+            let mut held = Held::new(now);
+            held.spoken_by = Some(reader.to_owned());
+            self.held.insert(name.to_owned(), held);
             self.arm(now.saturating_add(SPOKEN_OF_LASTS), Due::Held(name.to_owned()));
         }
         Ok(())
@@ -348,32 +327,53 @@ impl HandOffs {
 
     /// The cache of a reader is known by now.
     pub(super) fn holder_described(&mut self, peer: PeerId, now: Time) {
-        let waiting = |held: &Held| {
-            held.targets
-                .get(&peer)
-                .is_some_and(|target| target.place.is_none() && !target.over)
+        let Some(session) = self.sessions.get(&peer) else {
+            return;
         };
-        let names: Vec<String> = self
-            .held
-            .iter()
-            .filter(|(_, held)| waiting(held))
-            .map(|(name, _)| name.clone())
-            .collect();
+        let names: Vec<String> = session.made_room.iter().cloned().collect();
         names.iter().for_each(|name| self.prepare(name, peer, now));
     }
 
-    /// Lays a reader's room out, once it is known what the reader holds.
+    /// Looks whether a reader's room fits, once it is known what the reader holds.
     fn prepare(&mut self, name: &str, peer: PeerId, now: Time) {
         let Some(theirs) = self.cache_of(peer) else { return };
-        let own = self.cache.clone();
+        let Some(session) = self.sessions.get(&peer) else {
+            return;
+        };
         let Some(target) = self.held.get_mut(name).and_then(|held| held.targets.get_mut(&peer)) else {
             return;
         };
-        let laid_out = lay_out(&own, &theirs, target);
-        if !laid_out {
+        target.fits = fits(&self.cache, &theirs, &session.same, &target.reserve);
+        if !target.fits {
             return self.fail_target(name, peer, Over::Mismatch);
         }
+        self.lay_out(name);
         self.advance(name, now);
+    }
+
+    /// Fills in what each reader wants of a prompt, now that there is one.
+    fn lay_out(&mut self, name: &str) {
+        let Some(held) = self.held.get_mut(name).filter(|held| held.prompt.is_some()) else {
+            return;
+        };
+        for (peer, target) in &mut held.targets {
+            let Some(session) = self.sessions.get(peer) else {
+                continue;
+            };
+            if !target.fits || target.over || !target.shares.is_empty() {
+                continue;
+            }
+            let (mut shares, first) = (BTreeMap::new(), target.reserve.tokens.start);
+            for share in &target.reserve.shares {
+                for layer in &share.layers {
+                    if let Some(Some(own)) = session.same.get(*layer as usize) {
+                        shares.insert(*layer, (*own, share.heads.clone()));
+                    }
+                }
+            }
+            target.posted = shares.keys().map(|layer| (*layer, first)).collect();
+            (target.landed, target.shares) = (target.posted.clone(), shares);
+        }
     }
 
     /// Writes what is there, is wanted and has not been written.
@@ -384,14 +384,10 @@ impl HandOffs {
         }
         let Some(prompt) = &held.prompt else { return };
         let mut posts: Vec<(PeerId, Range<u64>, Vec<u32>)> = Vec::new();
-        for (peer, target) in held
-            .targets
-            .iter()
-            .filter(|(_, target)| !target.over && target.place.is_some())
-        {
+        for (peer, target) in held.targets.iter().filter(|(_, target)| !target.over) {
             let mut together: BTreeMap<(u64, u64), Vec<u32>> = BTreeMap::new();
             for (layer, begin) in &target.posted {
-                let Some(own) = target.shares.get(layer).and_then(|(layer, _)| self.cache.find(layer)) else {
+                let Some(own) = target.shares.get(layer).map(|(own, _)| *own as usize) else {
                     continue;
                 };
                 let mut upto = held.ready[own].min(target.reserve.tokens.end).min(prompt.tokens);
@@ -419,8 +415,15 @@ impl HandOffs {
         let (Some(prompt), Some(target)) = (&held.prompt, held.targets.get(&peer)) else {
             return;
         };
-        let Some(place) = target.place.as_ref().filter(|_| !target.over) else {
+        let Some(theirs) = self.sessions.get(&peer).and_then(|session| session.cache.as_ref()) else {
             return;
+        };
+        if target.over {
+            return;
+        }
+        let Ok((place, _)) = theirs.dense_of(target.reserve.blocks, |layer| layers.binary_search(&layer).is_ok())
+        else {
+            return self.fail_target(name, peer, Over::Mismatch);
         };
         // Blocks before the first token are never looked at.
         let before = target.reserve.tokens.start / place.block_tokens();
@@ -428,13 +431,13 @@ impl HandOffs {
             .chain(0..target.reserve.blocks)
             .collect();
         let shares = layers.iter().filter_map(|layer| target.shares.get(layer));
-        let wanted = shares.flat_map(|(layer, heads)| heads.iter().map(move |heads| (layer.as_str(), heads.clone())));
+        let wanted = shares.map(|(own, heads)| (self.cache.layers()[*own as usize].name.as_str(), heads.clone()));
         let near = Sequence {
             cache: &self.cache,
             blocks: &prompt.blocks,
         };
         let far = Sequence {
-            cache: place,
+            cache: &place,
             blocks: &there,
         };
         let (landing, deadline) = (target.reserve.landing, now.saturating_add(target.reserve.lasts));
@@ -475,7 +478,7 @@ impl HandOffs {
         let mut fresh: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
         match outcome {
             Ok(moved) => {
-                (target.bytes, target.way) = (target.bytes + moved.bytes, moved.way);
+                (target.bytes, target.way) = (target.bytes.saturating_add(moved.bytes), moved.way);
                 // Writes of a layer may overtake each other: what is told has no holes.
                 while target.flights.front().is_some_and(|flight| flight.landed == Some(true))
                     && let Some(first) = target.flights.pop_front()
@@ -524,31 +527,32 @@ impl HandOffs {
 
     /// Nothing more goes to a reader, who is told why.
     fn fail_target(&mut self, name: &str, peer: PeerId, why: Over) {
+        let target = self.held.get(name).and_then(|held| held.targets.get(&peer));
+        if let Some(target) = target.filter(|target| !target.over) {
+            let landing = target.reserve.landing;
+            self.say(peer, Message::Failed { landing, why });
+            self.end_target(name, peer);
+        }
+    }
+
+    fn end_target(&mut self, name: &str, peer: PeerId) {
         let Some(held) = self.held.get_mut(name) else { return };
         let Some(target) = held.targets.get_mut(&peer).filter(|target| !target.over) else {
             return;
         };
         target.over = true;
-        let landing = target.reserve.landing;
         let open = target.flights.iter().filter(|flight| flight.landed.is_none());
         let open: Vec<MoveId> = open.map(|flight| flight.id).collect();
         held.served.insert(target.reader.clone(), target.reserve.readers);
         open.into_iter().for_each(|id| self.act(Act::Cancel { id }));
-        self.say(peer, Message::Failed { landing, why });
         self.look_served(name);
     }
 
-    pub(super) fn holder_lost(&mut self, peer: PeerId) {
-        let with = |held: &Held| held.targets.contains_key(&peer);
-        let names: Vec<String> = self
-            .held
-            .iter()
-            .filter(|(_, held)| with(held))
-            .map(|(name, _)| name.clone())
-            .collect();
-        for name in names {
-            // Who is gone cannot be told; what it has asked for is not wanted any more.
-            self.fail_target(&name, peer, Over::WriteFailed);
+    /// `made_room`: the hand-offs that it has made room for.
+    pub(super) fn holder_lost(&mut self, peer: PeerId, made_room: BTreeSet<String>) {
+        for name in made_room {
+            // What it has asked for is not wanted any more. Who is gone cannot be told, and who has begun anew would take it for something else.
+            self.end_target(&name, peer);
         }
     }
 
@@ -570,7 +574,7 @@ impl HandOffs {
         let undescribed = held
             .targets
             .iter()
-            .filter(|(_, target)| target.place.is_none() && target.described_by <= now);
+            .filter(|(_, target)| !target.fits && target.described_by <= now);
         let late: Vec<PeerId> = undescribed.map(|(peer, _)| *peer).collect();
         late.into_iter()
             .for_each(|peer| self.fail_target(name, peer, Over::Mismatch));
@@ -592,7 +596,7 @@ impl HandOffs {
         let word = held
             .lease
             .as_ref()
-            .map(|lease| (lease.lease.slot, lease.lease.stamp + 1));
+            .map(|lease| (lease.lease.slot, lease.lease.stamp.saturating_add(1)));
         let open = open_flights(held);
         let mut told = Vec::new();
         for (peer, target) in held.targets.iter_mut().filter(|(_, target)| !target.over) {
@@ -616,6 +620,12 @@ impl HandOffs {
         };
         let Some(held) = self.held.remove(name) else { return };
         self.over.remember(name, why);
+        self.spoken.remove(held.spoken_by.clone());
+        for peer in held.targets.keys() {
+            if let Some(session) = self.sessions.get_mut(peer) {
+                session.made_room.remove(name);
+            }
+        }
         if let Some(lease) = held.lease.as_ref().filter(|lease| lease.own) {
             self.slots.give_back(lease.lease.slot);
         }
@@ -652,38 +662,15 @@ fn open_flights(held: &Held) -> Vec<MoveId> {
         .collect()
 }
 
-/// Fills in what follows from the reader's description. `false`: nothing can be pushed to it.
-fn lay_out(own: &Cache, theirs: &Cache, target: &mut Target) -> bool {
-    let reserve = &target.reserve;
+/// Whether a prompt can be pushed to whoever has made this room. `same`: for each of its layers, the one here.
+fn fits(own: &Cache, theirs: &Cache, same: &[Option<u32>], reserve: &Reserve) -> bool {
     let before = reserve.tokens.start / theirs.block_tokens();
-    if own.check(theirs).is_err() || before.saturating_add(reserve.blocks) > BLOCKS_MAX {
-        return false;
-    }
-    let Ok((place, _)) = theirs.dense(reserve.blocks) else {
-        return false;
-    };
-    for share in &reserve.shares {
-        for layer in &share.layers {
-            let Some(name) = theirs.layers().get(*layer as usize).map(|layer| &layer.name) else {
-                return false;
-            };
-            if own.find(name).is_none() {
-                return false;
-            }
-            let (_, heads) = target
-                .shares
-                .entry(*layer)
-                .or_insert_with(|| (name.clone(), Vec::new()));
-            heads.push(share.heads.clone());
-        }
-    }
-    target.posted = target
-        .shares
-        .keys()
-        .map(|layer| (*layer, reserve.tokens.start))
-        .collect();
-    target.landed = target.posted.clone();
-    target.place = Some(place);
-    // Without a share there is nothing to wait for, and whoever asks for nothing should have said that it is done.
-    !target.shares.is_empty()
+    let known = |layer: &u32| same.get(*layer as usize).is_some_and(Option::is_some);
+    let mut layers = reserve.shares.iter().flat_map(|share| &share.layers);
+    own.check(theirs).is_ok()
+        && before.saturating_add(reserve.blocks) <= BLOCKS_MAX
+        && theirs.dense_of(reserve.blocks, |_| false).is_ok()
+        && layers.all(known)
+        // Without a share there is nothing to wait for, and whoever asks for nothing should have said that it is done.
+        && !reserve.shares.is_empty()
 }

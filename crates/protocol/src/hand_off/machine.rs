@@ -6,10 +6,11 @@ use std::sync::Arc;
 use weft_plan::Time;
 
 use super::cache::Cache;
-use super::holder::{Held, Ring};
+use super::holder::{Held, Ring, Spoken};
 use super::reader::Want;
 use super::{
-    Act, CallError, Event, Message, Move, MoveError, MoveId, MoveLeg, Moved, NAME_BYTES_MAX, Names, Settings, Slots,
+    Act, CallError, Event, Message, Move, MoveError, MoveId, MoveLeg, Moved, NAME_BYTES_MAX, Names, Reason, Settings,
+    Slots,
 };
 use crate::agent::ConnectError;
 use crate::leg::Direction;
@@ -40,6 +41,7 @@ pub struct HandOffs {
     // As holder.
     pub(super) held: BTreeMap<String, Held>,
     pub(super) over: Ring,
+    pub(super) spoken: Spoken,
     pub(super) slots: Slots,
     // As reader.
     pub(super) wants: BTreeMap<String, Want>,
@@ -84,7 +86,26 @@ pub(super) enum Due {
 pub(super) struct Session {
     pub(super) name: String,
     asked: bool,
+    /// It was told what this worker holds. Once is enough, however often it asks: a description is long.
+    told: bool,
     pub(super) cache: Option<Arc<Cache>>,
+    /// For each of its layers: the one of the same name here.
+    pub(super) same: Arc<[Option<u32>]>,
+    /// Hand-offs that it has made room for.
+    pub(super) made_room: BTreeSet<String>,
+}
+
+impl Session {
+    fn new(name: &str) -> Session {
+        Session {
+            name: name.to_owned(),
+            asked: false,
+            told: false,
+            cache: None,
+            same: Arc::default(),
+            made_room: BTreeSet::new(),
+        }
+    }
 }
 
 /// Who listens at an address.
@@ -139,6 +160,7 @@ impl HandOffs {
             next_move: 0,
             held: BTreeMap::new(),
             over: Ring::default(),
+            spoken: Spoken::default(),
             slots: Slots::new(stamp),
             wants: BTreeMap::new(),
             used: Names::default(),
@@ -154,9 +176,6 @@ impl HandOffs {
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
     pub fn next_act(&mut self) -> Option<Act> {
         self.acts.pop_front()
     }
@@ -171,6 +190,10 @@ impl HandOffs {
     /// When [`on_time`](HandOffs::on_time) has to be called.
     pub fn next_timeout(&self) -> Option<Time> {
         self.timers.first().map(|(at, _)| *at)
+    }
+    /// Whether somebody is known to be there.
+    pub(super) fn knows(&self, peer: PeerId) -> bool {
+        self.sessions.contains_key(&peer)
     }
     /// Prompts that are held here; those of which only readers have spoken not counted.
     pub fn held(&self) -> usize {
@@ -212,33 +235,43 @@ impl HandOffs {
 
     // Whom it knows.
 
-    /// A session is up, whoever began it.
+    /// Somebody who hands off is there, whoever began the session.
     pub fn on_connected(&mut self, peer: PeerId, name: &str, now: Time) {
-        let session = Session {
-            name: name.to_owned(),
-            asked: false,
-            cache: None,
-        };
-        self.sessions.insert(peer, session);
-        let address = self
-            .partners
-            .iter()
-            .find(|(_, partner)| matches!(partner.link, Link::Connecting(p) if p == peer));
-        let Some(address) = address.map(|(address, _)| address.clone()) else {
-            return;
-        };
-        if let Some(partner) = self.partners.get_mut(&address) {
-            partner.link = Link::Up(peer);
-            let owed: Vec<_> = partner
-                .owed
-                .iter()
-                .map(|(name, owed)| (name.clone(), owed.readers))
-                .collect();
-            for (hand_off, readers) in owed {
-                self.say(peer, Message::Done { hand_off, readers });
+        self.sessions.insert(peer, Session::new(name));
+        for partner in self.partners.values_mut() {
+            if matches!(partner.link, Link::Connecting(p) if p == peer) {
+                partner.link = Link::Up(peer);
             }
         }
-        self.on_partner_up(&address, peer, now);
+        self.on_up(peer, now);
+    }
+
+    /// Whoever is there has begun anew: what was arranged with it before is over, and it may hold something else. The session is the same.
+    pub fn on_begun_anew(&mut self, peer: PeerId, now: Time) {
+        let Some(session) = self.sessions.get_mut(&peer) else {
+            return;
+        };
+        let name = session.name.clone();
+        let before = std::mem::replace(session, Session::new(&name));
+        self.holder_lost(peer, before.made_room);
+        self.reader_lost(peer, &Reason::BegunAnew { peer: name }, now);
+        self.on_up(peer, now);
+    }
+
+    /// Says what a partner has to know at first.
+    fn on_up(&mut self, peer: PeerId, now: Time) {
+        let here = |partner: &Partner| matches!(partner.link, Link::Up(up) if up == peer);
+        let (mut addresses, mut owed) = (Vec::new(), Vec::new());
+        for (address, partner) in self.partners.iter().filter(|(_, partner)| here(partner)) {
+            addresses.push(address.clone());
+            owed.extend(partner.owed.iter().map(|(name, owed)| (name.clone(), owed.readers)));
+        }
+        for (hand_off, readers) in owed {
+            self.say(peer, Message::Done { hand_off, readers });
+        }
+        for address in addresses {
+            self.on_partner_up(&address, peer, now);
+        }
     }
 
     /// What [`Act::Connect`] has led to so far.
@@ -265,9 +298,6 @@ impl HandOffs {
 
     /// The session is over. Its moves end by themselves.
     pub fn on_lost(&mut self, peer: PeerId, now: Time) {
-        let Some(session) = self.sessions.remove(&peer) else {
-            return;
-        };
         let mut addresses = Vec::new();
         for (address, partner) in &mut self.partners {
             if matches!(partner.link, Link::Up(p) | Link::Connecting(p) if p == peer) {
@@ -275,8 +305,11 @@ impl HandOffs {
                 addresses.push(address.clone());
             }
         }
-        self.holder_lost(peer);
-        self.reader_lost(peer, &session.name, now);
+        // Nobody who hands off may ever have been there.
+        if let Some(session) = self.sessions.remove(&peer) {
+            self.holder_lost(peer, session.made_room);
+            self.reader_lost(peer, &Reason::Lost { peer: session.name }, now);
+        }
         for address in addresses {
             self.on_partner_due(&address, now);
         }
@@ -396,12 +429,15 @@ impl HandOffs {
         };
         match message {
             Message::Describe => {
-                let own = Cache::clone(&self.cache);
-                self.say(peer, Message::Cache(own));
+                if !std::mem::replace(&mut session.told, true) {
+                    let own = Cache::clone(&self.cache);
+                    self.say(peer, Message::Cache(own));
+                }
             }
             Message::Cache(cache) => {
                 // What it holds does not change as long as the session lasts.
                 if session.asked && session.cache.is_none() {
+                    session.same = same_layers(&self.cache, &cache);
                     session.cache = Some(Arc::new(cache));
                     self.holder_described(peer, now);
                     self.reader_described(now);
@@ -478,6 +514,14 @@ impl HandOffs {
             None => {}
         }
     }
+}
+
+/// For each layer of another cache: the one of the same name here.
+fn same_layers(own: &Cache, theirs: &Cache) -> Arc<[Option<u32>]> {
+    let names = (0..).zip(own.layers()).map(|(nth, layer)| (layer.name.as_str(), nth));
+    let by_name: BTreeMap<&str, u32> = names.collect();
+    let theirs = theirs.layers().iter();
+    theirs.map(|layer| by_name.get(layer.name.as_str()).copied()).collect()
 }
 
 pub(super) fn check_name(name: &str) -> Result<(), CallError> {

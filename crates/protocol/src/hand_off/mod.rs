@@ -23,6 +23,7 @@ mod holder;
 mod machine;
 mod reader;
 mod station;
+mod talk;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -34,7 +35,7 @@ use thiserror::Error;
 use weft_plan::{Spans, Time};
 
 use crate::agent::ConnectError;
-use crate::error::Failure;
+use crate::error::{Failure, Refusal};
 use crate::leg::Direction;
 use crate::transfer::PeerId;
 
@@ -42,8 +43,8 @@ pub use cache::{Cache, CacheError, Difference, LAYERS_MAX, Layer, Mismatch, Over
 pub use machine::HandOffs;
 pub use station::{PARCELS, Room, Station, StationError};
 pub use wire::{
-    ADDRESSES_MAX, AskedShare, BLOCKS_MAX, LASTS_MAX, Message, NAME_BYTES_MAX, Reserve, TOKENS_MAX, decode_addresses,
-    encode_addresses,
+    ADDRESSES_MAX, AskedShare, BLOCKS_MAX, LASTS_MAX, LASTS_MIN, Message, NAME_BYTES_MAX, Reserve, TOKENS_MAX,
+    decode_addresses, encode_addresses,
 };
 
 /// So many prompts can be held for others at a time.
@@ -56,6 +57,13 @@ pub struct Lease {
     pub stamp: u64,
     /// How long blocks are held for a reader that says nothing.
     pub lasts: Time,
+}
+
+impl Lease {
+    /// Whether it can be kept: in a slot that there is, for a time that can be renewed, and with a stamp that a word can move past.
+    pub(crate) fn is_sensible(&self) -> bool {
+        self.slot < SLOTS && (LASTS_MIN..=LASTS_MAX).contains(&self.lasts) && self.stamp < u64::MAX
+    }
 }
 
 /// Where the blocks of a prompt are to be had. Whoever hands it on seals it.
@@ -224,6 +232,8 @@ pub enum Reason {
     Unreachable { address: String, error: ConnectError },
     #[error("the session with {peer} was lost")]
     Lost { peer: String },
+    #[error("{peer} has begun anew, and knows nothing of what was arranged before")]
+    BegunAnew { peer: String },
     #[error("{peer} does not fit: {mismatch}")]
     Mismatch { peer: String, mismatch: Mismatch },
     #[error("moving bytes of {peer} failed: {failure}")]
@@ -238,6 +248,8 @@ pub enum Reason {
     NoRoom,
     #[error("the memory to land in could not be had")]
     NoMemory,
+    #[error("what has landed could not be copied to its blocks: {0}")]
+    Unsettled(Refusal),
     #[error("too many hand-offs are under way here")]
     TooMany,
     #[error("nobody here wants it any more")]
@@ -250,6 +262,7 @@ impl Reason {
         match self {
             Reason::Unreachable { .. } => "Unreachable",
             Reason::Lost { .. } => "Lost",
+            Reason::BegunAnew { .. } => "BegunAnew",
             Reason::Mismatch { .. } => "Mismatch",
             Reason::Move { .. } => "Move",
             Reason::GivenUp => "GivenUp",
@@ -257,6 +270,7 @@ impl Reason {
             Reason::Late => "Late",
             Reason::NoRoom => "NoRoom",
             Reason::NoMemory => "NoMemory",
+            Reason::Unsettled(_) => "Unsettled",
             Reason::TooMany => "TooMany",
             Reason::Aborted => "Aborted",
         }
@@ -337,7 +351,17 @@ pub enum MoveError {
     NoRegion,
     #[error("the bytes lie outside the peer's memory")]
     OutOfBounds,
-    #[error("the session is over, or does too much already")]
+    #[error("it was given up before it began")]
+    NotBegun,
+    #[error("the session is over")]
+    NotConnected,
+    #[error("there is no memory to go through on the way")]
+    NoStage,
+    #[error("no transport goes between the two memories")]
+    NoRoute,
+    #[error("as many transfers as the limits allow are under way")]
+    TooManyTransfers,
+    #[error("the agent did not take it")]
     NotAccepted,
 }
 

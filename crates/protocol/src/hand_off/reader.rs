@@ -1,20 +1,22 @@
 //! The side that wants the blocks: what is waited for, what is fetched, and what lands.
 //!
-//! A landing place is memory of its own, because a peer that writes cannot be trusted to stop: it may be frozen in mid-copy and go on when the blocks
-//! belong to somebody else. Its key ends with the hand-off, after which a late byte is refused or lands where nobody looks.
+//! What lands is in `landing.rs`.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod landing;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use landing::Landing;
 use weft_plan::{Spans, Time};
 
 use super::cache::{Cache, Sequence, overlaps};
 use super::machine::{Due, HandOffs, Purpose, WANTS_MAX, check_name};
 use super::{
-    ADDRESSES_MAX, Act, AskedShare, BLOCKS_MAX, CallError, Event, Far, HandedOff, Message, Mismatch, MoveError, MoveId,
-    MoveLeg, Moved, Near, Origin, Over, Reason, Reserve, TOKENS_MAX, Wanted,
+    ADDRESSES_MAX, Act, BLOCKS_MAX, CallError, Event, Far, HandedOff, LASTS_MIN, Message, Mismatch, MoveError, MoveId,
+    MoveLeg, Moved, Near, Origin, Reason, TOKENS_MAX, Wanted,
 };
-use crate::agent::{ConnectError, MAX_PARCEL_BYTES};
+use crate::agent::ConnectError;
 use crate::leg::Direction;
 use crate::transfer::PeerId;
 
@@ -58,21 +60,6 @@ enum Stage {
     Landing,
     /// Something has failed, and what is under way has to end.
     Ending,
-}
-
-#[derive(Debug)]
-struct Landing {
-    number: u64,
-    bytes: u64,
-    place: Cache,
-    blocks: u64,
-    /// Up to which token each layer has come from each worker that has a share in it.
-    upto: BTreeMap<u32, BTreeMap<PeerId, u64>>,
-    shares: BTreeMap<PeerId, Vec<AskedShare>>,
-    got: BTreeMap<PeerId, u64>,
-    /// Layers that are being copied to their blocks, and those that are there.
-    settling: BTreeSet<u32>,
-    settled: BTreeSet<u32>,
 }
 
 impl Want {
@@ -123,7 +110,7 @@ impl HandOffs {
     ) -> Result<(), CallError> {
         check_name(name)?;
         let sensible = (1..=ADDRESSES_MAX).contains(&addresses.len()) && (1..=ADDRESSES_MAX as u32).contains(&readers);
-        if !sensible || lasts == Time::ZERO {
+        if !sensible || lasts < LASTS_MIN {
             return Err(CallError::Invalid);
         }
         if self.wants.len() >= WANTS_MAX {
@@ -259,7 +246,7 @@ impl HandOffs {
         }
     }
 
-    pub(super) fn reader_lost(&mut self, peer: PeerId, peer_name: &str, now: Time) {
+    pub(super) fn reader_lost(&mut self, peer: PeerId, reason: &Reason, now: Time) {
         // Reads say by themselves how they end, and why.
         let hangs = |want: &Want| {
             want.peers.iter().any(|(known, _)| *known == peer) && matches!(want.stage, Stage::Landing | Stage::Queueing)
@@ -271,13 +258,7 @@ impl HandOffs {
             .map(|(name, _)| name.clone())
             .collect();
         for name in names {
-            self.fail(
-                &name,
-                Reason::Lost {
-                    peer: peer_name.to_owned(),
-                },
-                now,
-            );
+            self.fail(&name, reason.clone(), now);
         }
     }
 
@@ -382,7 +363,7 @@ impl HandOffs {
         want.open.remove(&id);
         match outcome {
             Ok(moved) => {
-                want.bytes += moved.bytes;
+                want.bytes = want.bytes.saturating_add(moved.bytes);
                 want.ways.insert(moved.way.to_owned());
             }
             Err(failure) => {
@@ -447,246 +428,6 @@ impl HandOffs {
         }
     }
 
-    // Landing.
-
-    /// Waits for its turn to have room to land in.
-    fn ask_room(
-        &mut self,
-        name: &str,
-        peers: &[PeerId],
-        caches: &[Arc<Cache>],
-        now: Time,
-    ) -> Result<(), (PeerId, Mismatch)> {
-        let own = self.cache.clone();
-        let others: Vec<&Cache> = caches.iter().map(|cache| &**cache).collect();
-        let shares = own.shares(&others).map_err(|mismatch| (peers[0], mismatch))?;
-        let number = self.next_landing;
-        self.next_landing += 1;
-        let Some(want) = self.wants.get_mut(name) else {
-            return Ok(());
-        };
-        let (first, end) = (want.wanted.tokens.start, want.wanted.tokens.end);
-        let blocks = end.div_ceil(own.block_tokens()) - first / own.block_tokens();
-        let Ok((place, bytes)) = own.dense(blocks) else {
-            self.fail(name, Reason::NoRoom, now);
-            return Ok(());
-        };
-        let mut landing = Landing {
-            number,
-            bytes,
-            place,
-            blocks,
-            upto: BTreeMap::new(),
-            shares: BTreeMap::new(),
-            got: BTreeMap::new(),
-            settling: BTreeSet::new(),
-            settled: BTreeSet::new(),
-        };
-        for share in shares {
-            let (peer, layer) = (peers[share.worker], share.layer as u32);
-            landing.upto.entry(layer).or_default().insert(peer, first);
-            let asked = landing.shares.entry(peer).or_default();
-            match asked.iter_mut().find(|asked| asked.heads == share.heads) {
-                Some(asked) => asked.layers.push(layer),
-                None => asked.push(AskedShare {
-                    heads: share.heads,
-                    layers: vec![layer],
-                }),
-            }
-        }
-        (want.landing, want.stage) = (Some(landing), Stage::Queueing);
-        self.queue.push_back(name.to_owned());
-        self.give_room();
-        Ok(())
-    }
-
-    /// Lets those land for whom there is room, in their order.
-    fn give_room(&mut self) {
-        while let Some(name) = self.queue.front() {
-            let wanted = self.wants.get_mut(name).filter(|want| want.stage == Stage::Queueing);
-            let Some((want, (number, bytes))) = wanted.and_then(|want| {
-                want.landing
-                    .as_ref()
-                    .map(|l| (l.number, l.bytes))
-                    .map(|room| (want, room))
-            }) else {
-                self.queue.pop_front();
-                continue;
-            };
-            if self.taken > 0 && self.taken.saturating_add(bytes) > self.settings.landing_bytes {
-                return;
-            }
-            want.stage = Stage::Landing;
-            self.taken += bytes;
-            if let Some(name) = self.queue.pop_front() {
-                self.landings.insert(number, name);
-            }
-            self.act(Act::Land { landing: number, bytes });
-        }
-    }
-
-    /// What [`Act::Land`] has led to.
-    pub fn on_made(&mut self, landing: u64, made: bool, now: Time) {
-        let Some(name) = self.landings.get(&landing).cloned() else {
-            return;
-        };
-        if !made {
-            return self.fail(&name, Reason::NoMemory, now);
-        }
-        let Some(want) = self.wants.get(&name).filter(|want| want.stage == Stage::Landing) else {
-            return;
-        };
-        let Some(room) = &want.landing else { return };
-        let (mut reserves, mut idle) = (Vec::new(), Vec::new());
-        for (address, (peer, _)) in want.addresses.iter().zip(&want.peers) {
-            let Some(shares) = room.shares.get(peer) else {
-                // Others write all that is needed.
-                idle.push(address.clone());
-                continue;
-            };
-            let reserve = Reserve {
-                hand_off: name.clone(),
-                landing,
-                tokens: want.wanted.tokens.clone(),
-                prompt_tokens: want.wanted.prompt_tokens,
-                digest: want.wanted.digest,
-                blocks: room.blocks,
-                readers: want.readers,
-                lasts: self.settings.deadline,
-                shares: shares.clone(),
-            };
-            reserves.push((*peer, Message::Reserve(reserve)));
-        }
-        let (readers, until) = (want.readers, now.saturating_add(want.lasts));
-        if reserves
-            .iter()
-            .any(|(_, reserve)| reserve.encode().len() > MAX_PARCEL_BYTES)
-        {
-            return self.fail(&name, Reason::TooMany, now);
-        }
-        reserves.into_iter().for_each(|(peer, reserve)| self.say(peer, reserve));
-        idle.iter()
-            .for_each(|address| self.owe(address, &name, readers, until, now));
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the fields of one message")]
-    pub(super) fn on_landed(
-        &mut self,
-        landing: u64,
-        peer: PeerId,
-        layers: &[u32],
-        upto: u64,
-        bytes: u64,
-        way: &str,
-        now: Time,
-    ) {
-        let Some(name) = self.landings.get(&landing).cloned() else {
-            return;
-        };
-        let Some(want) = self.wants.get_mut(&name).filter(|want| want.stage == Stage::Landing) else {
-            return;
-        };
-        let end = want.wanted.tokens.end;
-        let Some(room) = &mut want.landing else { return };
-        let mut grown = false;
-        for layer in layers {
-            // Only who was asked for it can say that it has come.
-            if let Some(before) = room.upto.get_mut(layer).and_then(|workers| workers.get_mut(&peer))
-                && upto > *before
-            {
-                *before = upto;
-                grown = true;
-            }
-        }
-        if !grown {
-            return;
-        }
-        room.got.insert(peer, bytes);
-        want.ways.insert(way.to_owned());
-        // It works on it, so that it may take as long again.
-        want.expires = now.saturating_add(self.settings.deadline);
-        let is_whole = |layer: &u32, workers: &BTreeMap<PeerId, u64>| {
-            workers.values().all(|upto| *upto >= end) && !room.settling.contains(layer) && !room.settled.contains(layer)
-        };
-        let whole: Vec<u32> = room
-            .upto
-            .iter()
-            .filter(|(layer, workers)| is_whole(layer, workers))
-            .map(|(layer, _)| *layer)
-            .collect();
-        if whole.is_empty() {
-            return;
-        }
-        room.settling.extend(&whole);
-        let tokens = want.wanted.tokens.clone();
-        let before = tokens.start / room.place.block_tokens();
-        let landed: Vec<u64> = std::iter::repeat_n(0, before as usize).chain(0..room.blocks).collect();
-        let near = Sequence {
-            cache: &self.cache,
-            blocks: &want.wanted.blocks,
-        };
-        let far = Sequence {
-            cache: &room.place,
-            blocks: &landed,
-        };
-        let of = |layer: &u32| {
-            let layer = &self.cache.layers()[*layer as usize];
-            (layer.name.as_str(), layer.pages.shape().heads.clone())
-        };
-        match overlaps(near, far, whole.iter().map(of), tokens) {
-            Ok(copies) => self.events.push_back(Event::Settle {
-                hand_off: name,
-                landing,
-                layers: whole,
-                copies,
-            }),
-            Err(mismatch) => {
-                room.settling.clear();
-                let peer = self.name_of(peer);
-                self.fail(&name, Reason::Mismatch { peer, mismatch }, now);
-            }
-        }
-    }
-
-    pub(super) fn on_failed(&mut self, landing: u64, peer: PeerId, why: Over, now: Time) {
-        let Some(name) = self.landings.get(&landing).cloned() else {
-            return;
-        };
-        let asked = |want: &&Want| {
-            want.landing
-                .as_ref()
-                .is_some_and(|room| room.shares.contains_key(&peer))
-        };
-        if self.wants.get(&name).filter(asked).is_some() {
-            let peer = self.name_of(peer);
-            self.fail(&name, Reason::Refused { peer, why }, now);
-        }
-    }
-
-    /// Layers that [`Event::Settle`] spoke of are in their blocks.
-    pub fn settled(&mut self, landing: u64, layers: &[u32], now: Time) {
-        let Some(name) = self.landings.get(&landing).cloned() else {
-            return;
-        };
-        let Some(room) = self.wants.get_mut(&name).and_then(|want| want.landing.as_mut()) else {
-            return;
-        };
-        for layer in layers {
-            if room.settling.remove(layer) {
-                room.settled.insert(*layer);
-            }
-        }
-        self.look_ended(&name, now);
-    }
-
-    /// A landing place is free: nobody can touch it any more.
-    pub fn on_released(&mut self, landing: u64) {
-        if let Some(bytes) = self.releasing.remove(&landing) {
-            self.taken -= bytes;
-            self.give_room();
-        }
-    }
-
     // How it ends.
 
     fn fail(&mut self, name: &str, reason: Reason, now: Time) {
@@ -724,10 +465,10 @@ impl HandOffs {
             self.releasing.insert(room.number, room.bytes);
             self.act(Act::Release { landing: room.number });
         }
-        let pushed = want.landing.as_ref().map_or(0, |room| room.got.values().sum());
+        let pushed = want.landing.as_ref().map_or(0, Landing::came);
         let outcome = match want.failure {
             None => Ok(HandedOff {
-                bytes: want.bytes + pushed,
+                bytes: want.bytes.saturating_add(pushed),
                 took: now.saturating_sub(want.began),
                 ways: want.ways.into_iter().collect(),
             }),

@@ -2,7 +2,10 @@
 //!
 //! The runtime and the simulator turn the same station. Whoever turns the core hands it the core's events and then a [turn](Station::turn).
 
-use std::collections::{BTreeMap, VecDeque};
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,29 +13,26 @@ use thiserror::Error;
 use weft_plan::{Place, Time};
 
 use super::machine::WORDS;
+use super::talk::{Heard, Life, Talk, Word};
 use super::{Act, Far, HandOffs, Move, MoveError, MoveId, Moved, Near, SLOTS};
-use crate::agent::{ConnectError, Core, Event, Parcel, RegionError, Target};
+use crate::agent::{ConnectError, Core, Event, Parcel, PeerError, RegionError, Target};
 use crate::atomic::AtomicAct;
 use crate::error::Refusal;
 use crate::leg::Leg;
-use crate::memory::{Digest, Memory};
+use crate::memory::Memory;
 use crate::region::{Access, Region, RegionKey, RemoteRegion};
-use crate::transfer::{PeerId, Request, Summary, TransferError, TransferId};
+use crate::transfer::{PeerId, Request, SubmitError, Summary, TransferError, TransferId};
 use crate::transport::{PeerAddress, Progress, Transport};
-use crate::wire::Writer;
 
 /// Which parcels are about hand-offs.
 pub const PARCELS: u64 = u64::from_le_bytes(*b"hand-off");
 
-const LEASES: &str = "hand_off/leases";
 /// A region was published before it was spoken of, so one that is not known by then does not come.
 const REGION_WITHIN: Time = Time::from_secs(5);
 /// How often a landing place that somebody is inside of is tried again, and what a peer could not be told.
 const AGAIN_AFTER: Time = Time::from_ms(1);
 /// Parcels that are looked at in one turn.
 const PARCELS_PER_TURN: usize = 256;
-/// Words that wait for a peer to confirm others. One that confirms nothing is not talked to any more.
-const UNSAID_MAX: usize = 1 << 16;
 
 /// Where memory to land in comes from.
 pub trait Room: Send {
@@ -62,16 +62,19 @@ pub struct Station {
     cache: Vec<Region>,
     table: Region,
     words: Region,
+    life: Life,
     room: Box<dyn Room>,
     transfers: BTreeMap<TransferId, MoveId>,
+    /// It is about to be closed, and begins no more moves.
+    ending: bool,
     by_move: BTreeMap<MoveId, (TransferId, Option<u32>)>,
-    /// Moves whose far region is not known yet, and until when it is waited for.
-    waiting: Vec<(Move, Time)>,
+    /// Moves whose far region is not known yet, the station that is to publish it, and until when it is waited for.
+    waiting: Vec<(Move, u64, Time)>,
     /// Parcels that were taken and not looked at.
     come: VecDeque<Parcel>,
-    unsaid: BTreeMap<PeerId, VecDeque<Vec<u8>>>,
-    /// How many words were said to each peer, and heard of it.
-    counted: BTreeMap<PeerId, (u64, u64)>,
+    talks: BTreeMap<PeerId, Talk>,
+    /// Those of which something could not be said yet.
+    behind: BTreeSet<PeerId>,
     landings: BTreeMap<u64, Region>,
     leaving: Vec<(u64, Region)>,
     again_at: Time,
@@ -102,17 +105,27 @@ impl Station {
                 return Err(StationError::OutOfBounds { layer, end, len });
             }
         }
-        let mut register = |bytes: u64| {
-            let (memory, place) = room.make(bytes).ok_or(StationError::NoMemory)?;
-            Ok::<Region, StationError>(core.register(memory, place)?)
+        let table = register(core, &mut *room, 8 * u64::from(SLOTS))?;
+        let words = match register(core, &mut *room, 8 * u64::from(WORDS)) {
+            Ok(words) => words,
+            Err(error) => {
+                let _ = core.release(&table.key, now);
+                return Err(error);
+            }
         };
-        let (table, words) = (register(8 * u64::from(SLOTS))?, register(8 * u64::from(WORDS))?);
         // Past every stamp of an earlier life, so that nobody takes this one's bytes for those of a prompt that was held then.
         let first: Vec<u8> = machine.first_word.to_le_bytes().repeat(SLOTS as usize);
         table.memory.bytes().write(0, &first);
-        core.publish(LEASES, &table.key, Access::READ, now)?;
-        for (nth, region) in cache.iter().enumerate() {
-            core.publish(&cache_name(nth as u32), &region.key, Access::READ, now)?;
+        let life = Life::of(table.key.secret);
+        if let Err(error) = publish_all(core, life, &table, &cache, now) {
+            // Whatever of it was published no peer has heard of, so none is inside.
+            for nth in 0..cache.len() as u32 {
+                let _ = core.withdraw(&far_name(life.station(), Far::Cache(nth)), now);
+            }
+            for own in [&table, &words] {
+                let _ = core.release(&own.key, now);
+            }
+            return Err(error.into());
         }
         core.open_parcels(PARCELS);
         let mut station = Station {
@@ -120,33 +133,44 @@ impl Station {
             cache,
             table,
             words,
+            life,
             room,
             transfers: BTreeMap::new(),
+            ending: false,
             by_move: BTreeMap::new(),
             waiting: Vec::new(),
             come: VecDeque::new(),
-            unsaid: BTreeMap::new(),
-            counted: BTreeMap::new(),
+            talks: BTreeMap::new(),
+            behind: BTreeSet::new(),
             landings: BTreeMap::new(),
             leaving: Vec::new(),
             again_at: Time::ZERO,
             more_parcels: false,
         };
         for (peer, name) in peers {
-            station.machine.on_connected(peer, &name, now);
+            station.meet(core, peer, &name, now);
         }
         Ok(station)
     }
 
-    /// Hears and publishes nothing more. Says which regions somebody is still inside of: they are to be [released](Core::release) again.
-    pub fn close<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, now: Time) -> Vec<RegionKey> {
+    /// Begins no more moves, and cancels those that are under way. Whether none is any more, so that nothing touches the cache: whoever wants it back turns the agent
+    /// until then, and closes the station.
+    pub fn end_moves<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, now: Time) -> bool {
+        self.ending = true;
         for transfer in self.transfers.keys() {
             core.cancel(*transfer, now);
         }
+        self.transfers.is_empty()
+    }
+
+    /// Hears and publishes nothing more. Says which regions somebody is still inside of: they are to be [released](Core::release) again.
+    pub fn close<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, now: Time) -> Vec<RegionKey> {
+        self.end_moves(core, now);
         core.drop_parcels(PARCELS);
         let mut busy = Vec::new();
         for nth in 0..self.cache.len() {
-            if let Ok((key, Progress::Busy)) = core.withdraw(&cache_name(nth as u32), now) {
+            let name = far_name(self.life.station(), Far::Cache(nth as u32));
+            if let Ok((key, Progress::Busy)) = core.withdraw(&name, now) {
                 busy.push(key);
             }
         }
@@ -167,15 +191,11 @@ impl Station {
     pub fn region(&self, number: u32) -> Option<&Region> {
         self.cache.get(number as usize)
     }
-    /// Moves under way from memory here: what a block may not be given away under.
-    pub fn moves_under_way(&self) -> usize {
-        self.by_move.len() + self.waiting.len()
-    }
 
-    /// Hears what has happened at the agent. `true`: it was about a transfer of this station.
-    pub fn on_event<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, event: &Event, now: Time) -> bool {
+    /// Hears what has happened at the agent.
+    pub fn on_event<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, event: &Event, now: Time) {
         match event {
-            Event::Connected { peer, identity, .. } => self.machine.on_connected(*peer, &identity.name, now),
+            Event::Connected { peer, identity, .. } => self.meet(core, *peer, &identity.name, now),
             Event::ConnectFailed { peer, error } => self.machine.on_connect_failed(*peer, error.clone(), now),
             Event::PeerLost { peer, .. } => {
                 // Its last words have come before its end.
@@ -186,20 +206,17 @@ impl Station {
                 self.come = others;
                 let last: VecDeque<Parcel> = last;
                 last.iter().for_each(|parcel| self.hear(core, parcel, now));
-                self.unsaid.remove(peer);
-                self.counted.remove(peer);
+                self.talks.remove(peer);
+                self.behind.remove(peer);
                 self.machine.on_lost(*peer, now);
             }
             Event::Ended { id, outcome } => {
-                let Some(moved) = self.transfers.remove(id) else {
-                    return false;
-                };
-                self.on_ended(moved, outcome, now);
-                return true;
+                if let Some(moved) = self.transfers.remove(id) {
+                    self.on_ended(moved, outcome, now);
+                }
             }
             _ => {}
         }
-        false
     }
 
     /// Takes what has come, does what is due and what the machine wants. `true`: something has happened.
@@ -220,12 +237,17 @@ impl Station {
         if self.again_at <= now {
             self.again_at = now.saturating_add(AGAIN_AFTER);
             self.leave_landings(core, now);
-            let peers: Vec<PeerId> = self.unsaid.keys().copied().collect();
-            peers.into_iter().for_each(|peer| self.say_unsaid(core, peer, now));
+            let behind = std::mem::take(&mut self.behind);
+            behind.into_iter().for_each(|peer| self.say_unsaid(core, peer, now));
         }
-        for (waiting, until) in std::mem::take(&mut self.waiting) {
-            self.start(core, waiting, until, now);
+        for (waiting, station, until) in std::mem::take(&mut self.waiting) {
+            self.start(core, waiting, station, until, now);
         }
+        self.carry_out_all(core, now) || any
+    }
+
+    fn carry_out_all<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, now: Time) -> bool {
+        let mut any = false;
         while let Some(act) = self.machine.next_act() {
             any = true;
             self.carry_out(core, act, now);
@@ -233,18 +255,60 @@ impl Station {
         any
     }
 
+    /// Greets a peer that it does not know yet.
+    fn meet<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, peer: PeerId, name: &str, now: Time) {
+        if !self.talks.contains_key(&peer) {
+            self.talks.insert(peer, Talk::new(name, self.life));
+            self.say_unsaid(core, peer, now);
+        }
+    }
+
     fn hear<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, parcel: &Parcel, now: Time) {
-        match self.opened(parcel.from, parcel.payload()) {
-            Some(words) => self.machine.on_message(parcel.from, words, now),
-            // What was changed, or is missing, cannot be had again on this session.
-            None => core.disconnect(parcel.from, now),
+        let peer = parcel.from;
+        if let Some(name) = core.identity(peer).map(|identity| identity.name.clone()) {
+            self.meet(core, peer, &name, now);
+        }
+        let Some(word) = Word::open(parcel.payload()) else {
+            return self.begin_anew(core, peer, now);
+        };
+        if self.talks.get(&peer).is_some_and(|talk| talk.their != Some(word.from)) {
+            // What was wanted of whoever was there before is not wanted of this one.
+            self.carry_out_all(core, now);
+            let here = word.from.station();
+            let mine = |(wanted, station, _): &mut (Move, u64, Time)| wanted.peer == peer && *station != here;
+            for (gone, ..) in self.waiting.extract_if(.., mine).collect::<Vec<_>>() {
+                self.machine.on_moved(gone.id, Err(MoveError::NoRegion), now);
+            }
+            let Some(talk) = self.talks.get_mut(&peer) else { return };
+            talk.meet(&word);
+            match self.machine.knows(peer) {
+                true => self.machine.on_begun_anew(peer, now),
+                false => self.machine.on_connected(peer, &talk.name, now),
+            }
+            self.say_unsaid(core, peer, now);
+        }
+        match self.talks.get_mut(&peer).map(|talk| talk.hear(&word)) {
+            Some(Heard::Words(words)) => self.machine.on_message(peer, words, now),
+            Some(Heard::Missing) => self.begin_anew(core, peer, now),
+            Some(Heard::Nothing) | None => {}
+        }
+    }
+
+    /// What was changed, or is missing, cannot be had again: what was arranged with a peer is over. All else that its session is for goes on.
+    fn begin_anew<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, peer: PeerId, now: Time) {
+        self.carry_out_all(core, now);
+        let Some(talk) = self.talks.get_mut(&peer) else { return };
+        if talk.begin_anew() {
+            self.machine.on_begun_anew(peer, now);
+            self.say_unsaid(core, peer, now);
         }
     }
 
     /// When a turn is due.
     pub fn next_timeout(&self) -> Option<Time> {
-        let again = (!self.leaving.is_empty() || !self.unsaid.is_empty()).then_some(self.again_at);
-        let regions = self.waiting.iter().map(|(_, until)| *until).min();
+        let again = (!self.leaving.is_empty() || !self.behind.is_empty()).then_some(self.again_at);
+        let waits = |(waiting, _, until): &(Move, u64, Time)| waiting.deadline.min(*until);
+        let regions = self.waiting.iter().map(waits).min();
         let parcels = self.more_parcels.then_some(Time::ZERO);
         let machine = self.machine.next_timeout();
         [again, regions, parcels, machine].into_iter().flatten().min()
@@ -257,15 +321,21 @@ impl Station {
                 self.machine.on_connecting(&address, begun, now);
             }
             Act::Say { peer, message } => self.say(core, peer, &message.encode(), now),
-            Act::Move(wanted) => self.start(core, wanted, now.saturating_add(REGION_WITHIN), now),
+            Act::Move(wanted) => match self.talks.get(&wanted.peer).and_then(|talk| talk.their) {
+                Some(their) => {
+                    let until = now.saturating_add(REGION_WITHIN);
+                    self.start(core, wanted, their.station(), until, now);
+                }
+                None => self.machine.on_moved(wanted.id, Err(MoveError::NotConnected), now),
+            },
             Act::Cancel { id } => match self.by_move.get(&id) {
                 Some((transfer, _)) => core.cancel(*transfer, now),
                 None => {
                     // It has not begun, so nothing of it is under way.
                     let before = self.waiting.len();
-                    self.waiting.retain(|(waiting, _)| waiting.id != id);
+                    self.waiting.retain(|(waiting, ..)| waiting.id != id);
                     if self.waiting.len() < before {
-                        self.machine.on_moved(id, Err(MoveError::NotAccepted), now);
+                        self.machine.on_moved(id, Err(MoveError::NotBegun), now);
                     }
                 }
             },
@@ -281,70 +351,52 @@ impl Station {
                 None => self.machine.on_released(landing),
             },
             Act::Word { slot, value } => {
-                // Nobody else writes to the table.
+                // Nobody else writes to the table. A word that has moved past a stamp never comes back to it, whatever lease is given out later.
                 let (memory, offset) = (self.table.memory.bytes(), 8 * u64::from(slot));
                 let before = memory.atomic(offset, AtomicAct::FetchAdd(0)).unwrap_or(0);
-                let _ = memory.atomic(offset, AtomicAct::FetchAdd(value.wrapping_sub(before)));
+                let _ = memory.atomic(offset, AtomicAct::FetchAdd(value.saturating_sub(before)));
             }
         }
     }
 
-    /// Says any words to a peer, in their turn. Parcels carry no code, so the words do, and a number each.
+    /// Says any words to a peer, in their turn.
     pub fn say<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, peer: PeerId, words: &[u8], now: Time) {
-        if core.identity(peer).is_none() {
-            // Who is gone is told nothing.
+        // Who is gone, or has not greeted, is told nothing.
+        let Some(talk) = self.talks.get_mut(&peer).filter(|_| core.identity(peer).is_some()) else {
             return;
-        }
-        let (said, _) = self.counted.entry(peer).or_default();
-        let mut sealed = Writer::new();
-        sealed.u64_fixed(*said).buf.extend_from_slice(words);
-        *said += 1;
-        let code = code(&sealed.buf);
-        sealed.u64_fixed(code);
-        let queue = self.unsaid.entry(peer).or_default();
-        queue.push_back(sealed.buf);
-        if queue.len() > UNSAID_MAX {
-            self.unsaid.remove(&peer);
-            return core.disconnect(peer, now);
+        };
+        if !talk.say(words) && talk.begin_anew() {
+            // It confirms nothing, so there is nothing to be arranged with it.
+            self.machine.on_begun_anew(peer, now);
         }
         self.say_unsaid(core, peer, now);
     }
 
-    /// What a peer has said, if it is whole and the next.
-    fn opened<'a>(&mut self, peer: PeerId, sealed: &'a [u8]) -> Option<&'a [u8]> {
-        let (said, sum) = sealed.split_last_chunk::<8>()?;
-        let (number, words) = said.split_first_chunk::<8>()?;
-        let (_, heard) = self.counted.entry(peer).or_default();
-        if u64::from_le_bytes(*sum) != code(said) || u64::from_le_bytes(*number) != *heard {
-            return None;
-        }
-        *heard += 1;
-        Some(words)
-    }
-
     fn say_unsaid<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, peer: PeerId, now: Time) {
-        let Some(queue) = self.unsaid.get_mut(&peer) else {
-            return;
-        };
-        while let Some(words) = queue.front() {
+        self.behind.remove(&peer);
+        let Some(talk) = self.talks.get_mut(&peer) else { return };
+        while let Some(words) = talk.next_unsaid() {
             match core.send_parcel(peer, PARCELS, &[words], now) {
-                Ok(true) => drop(queue.pop_front()),
-                Ok(false) => return,
+                Ok(true) => talk.on_said(),
+                Ok(false) => {
+                    self.behind.insert(peer);
+                    return;
+                }
                 // The machine hears of it.
-                Err(_) => queue.clear(),
+                Err(_) => talk.forget_unsaid(),
             }
         }
-        self.unsaid.remove(&peer);
     }
 
-    fn start<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, wanted: Move, until: Time, now: Time) {
-        let far = |far: &Far| core.region(wanted.peer, &far_name(*far)).cloned();
+    /// `station`: the one whose memory is meant.
+    fn start<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, wanted: Move, station: u64, until: Time, now: Time) {
+        let far = |far: &Far| core.region(wanted.peer, &far_name(station, *far)).cloned();
         let known: Option<Vec<RemoteRegion>> = wanted.legs.iter().map(|leg| far(&leg.far)).collect();
         let Some(known) = known else {
             if now >= until || now >= wanted.deadline || core.identity(wanted.peer).is_none() {
                 return self.machine.on_moved(wanted.id, Err(MoveError::NoRegion), now);
             }
-            return self.waiting.push((wanted, until));
+            return self.waiting.push((wanted, station, until));
         };
         let id = wanted.id;
         match self.submit(core, wanted, known, now) {
@@ -363,6 +415,9 @@ impl Station {
         far: Vec<RemoteRegion>,
         now: Time,
     ) -> Result<(TransferId, Option<u32>), MoveError> {
+        if self.ending {
+            return Err(MoveError::NotBegun);
+        }
         let mut legs = Vec::with_capacity(wanted.legs.len());
         let mut word = None;
         for (leg, far) in wanted.legs.into_iter().zip(far) {
@@ -379,7 +434,8 @@ impl Station {
         }
         let request =
             Request::new(wanted.peer, wanted.direction, legs.into(), wanted.deadline).checksum(wanted.checksum);
-        let transfer = core.submit(request, None, now).map_err(|_| MoveError::NotAccepted)?;
+        let transfer = core.submit(request, None, now);
+        let transfer = transfer.map_err(|error| not_accepted(&error))?;
         Ok((transfer, word))
     }
 
@@ -404,7 +460,8 @@ impl Station {
         let (memory, place) = self.room.make(bytes)?;
         let region = core.register(memory, place).ok()?;
         // The far end reads it too, to compare checksums.
-        let published = core.publish(&far_name(Far::Landing(landing)), &region.key, Access::READ_WRITE, now);
+        let name = far_name(self.life.station(), Far::Landing(landing));
+        let published = core.publish(&name, &region.key, Access::READ_WRITE, now);
         if published.is_err() {
             let _ = core.release(&region.key, now);
             return None;
@@ -449,20 +506,45 @@ fn connect<T: ?Sized + Transport>(
     core.connect(target, now)
 }
 
-fn code(words: &[u8]) -> u64 {
-    let mut digest = Digest::default();
-    digest.update(words);
-    digest.finish()
+fn register<T: ?Sized + Transport>(
+    core: &mut Core<T>,
+    room: &mut dyn Room,
+    bytes: u64,
+) -> Result<Region, StationError> {
+    let (memory, place) = room.make(bytes).ok_or(StationError::NoMemory)?;
+    Ok(core.register(memory, place)?)
 }
 
-fn cache_name(number: u32) -> String {
-    format!("hand_off/cache/{number}")
+fn publish_all<T: ?Sized + Transport>(
+    core: &mut Core<T>,
+    life: Life,
+    table: &Region,
+    cache: &[Region],
+    now: Time,
+) -> Result<(), RegionError> {
+    let regions = (0..).map(Far::Cache).zip(cache).chain([(Far::Leases, table)]);
+    for (far, region) in regions {
+        core.publish(&far_name(life.station(), far), &region.key, Access::READ, now)?;
+    }
+    Ok(())
 }
 
-fn far_name(far: Far) -> String {
+/// Names are of one station alone: what was described by another is not looked for here.
+fn far_name(station: u64, far: Far) -> String {
     match far {
-        Far::Cache(number) => cache_name(number),
-        Far::Leases => LEASES.to_owned(),
-        Far::Landing(number) => format!("hand_off/landing/{number}"),
+        Far::Cache(number) => format!("hand_off/{station:x}/cache/{number}"),
+        Far::Leases => format!("hand_off/{station:x}/leases"),
+        Far::Landing(number) => format!("hand_off/{station:x}/landing/{number}"),
+    }
+}
+
+/// Why the agent did not take a transfer.
+fn not_accepted(error: &PeerError) -> MoveError {
+    match error {
+        PeerError::NotConnected | PeerError::Submit(SubmitError::PeerGone(_)) => MoveError::NotConnected,
+        PeerError::NoRoute(_) => MoveError::NoRoute,
+        PeerError::NoStage => MoveError::NoStage,
+        PeerError::Submit(SubmitError::TooManyTransfers) => MoveError::TooManyTransfers,
+        _ => MoveError::NotAccepted,
     }
 }

@@ -1,3 +1,5 @@
+mod bounds;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proptest::prelude::*;
@@ -410,6 +412,32 @@ fn a_preempted_prompt_is_fenced_and_sent_again() {
     net.end_moves();
     net.settle();
     assert!(ended(&net.take_events(), 1).unwrap().is_ok());
+}
+
+#[test]
+fn what_cannot_be_copied_to_its_blocks_fails_the_hand_off_and_gives_its_place_back() {
+    let mut net = Net::new(vec![machine(0, 1), machine(0, 1)]);
+    net.machines[1]
+        .want_pushed("one", vec!["0".to_owned()], 1, net.now)
+        .unwrap();
+    net.machines[1].fetch("one", wanted(), net.now).unwrap();
+    net.hear_all();
+    net.machines[0].compute("one", prompt(), net.now).unwrap();
+    net.machines[0].computed("one", None, 40, net.now);
+    net.end_moves();
+    let mut told = Vec::new();
+    for (at, event) in net.take_events() {
+        match event {
+            Event::Settle { landing, layers, .. } => {
+                net.machines[at].unsettled(landing, &layers, Refusal::NoMemory, net.now);
+            }
+            other => told.push((at, other)),
+        }
+    }
+    net.hear_all();
+    told.extend(net.take_events());
+    assert_eq!(ended(&told, 1), Some(Err(Reason::Unsettled(Refusal::NoMemory))));
+    assert_eq!((net.machines[1].wanted(), net.machines[1].landing_bytes()), (0, 0));
 }
 
 #[test]

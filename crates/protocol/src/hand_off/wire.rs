@@ -5,7 +5,7 @@ use std::ops::Range;
 use weft_plan::Time;
 
 use super::cache::{CACHE_BYTES_MAX, Cache, LAYERS_MAX, list};
-use super::{Lease, Origin, Over, SLOTS};
+use super::{Lease, Origin, Over};
 use crate::wire::{DecodeError, Reader, Writer};
 
 /// Raised with every change of what is said.
@@ -17,11 +17,13 @@ pub const ADDRESSES_MAX: usize = 4096;
 const ADDRESS_BYTES_MAX: usize = 4096;
 pub const BLOCKS_MAX: u64 = 1 << 22;
 pub const TOKENS_MAX: u64 = 1 << 32;
-/// Ranges of heads that one worker asks of another.
-const SHARES_MAX: usize = 1024;
+/// Ranges of heads that one worker asks of another, each of other layers.
+const SHARES_MAX: usize = LAYERS_MAX;
 const WAY_BYTES_MAX: usize = 64;
 /// Nobody holds blocks, or waits, for longer.
 pub const LASTS_MAX: Time = Time::from_secs(86_400);
+/// Nor for less: a lease is renewed several times while it lasts, and each of these has to be later than the one before.
+pub const LASTS_MIN: Time = Time::from_ms(1);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
@@ -73,7 +75,7 @@ pub struct Reserve {
     pub shares: Vec<AskedShare>,
 }
 
-/// Heads of layers, these by their place in the cache of whoever asks.
+/// Heads of layers, these by their place in the cache of whoever asks. Of one worker, heads of a layer that follow each other; so a layer is in one share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AskedShare {
     pub heads: Range<u64>,
@@ -178,11 +180,13 @@ fn reserve(r: &mut Reader) -> Result<Reserve, DecodeError> {
     if !sensible || lasts == Time::ZERO || lasts > LASTS_MAX {
         return Err(DecodeError::Invalid);
     }
-    let mut shares = Vec::new();
+    let (mut shares, mut asked) = (Vec::new(), [false; LAYERS_MAX]);
     for _ in 0..list(r, SHARES_MAX)? {
         let heads = r.varint()?..r.varint()?;
         let layers = read_layers(r)?;
-        if heads.is_empty() || layers.is_empty() {
+        // A few bytes name a thousand layers: what is asked for twice would be kept twice, and written twice.
+        let again = |layer: &u32| std::mem::replace(&mut asked[*layer as usize], true);
+        if heads.is_empty() || layers.is_empty() || layers.iter().any(again) {
             return Err(DecodeError::Invalid);
         }
         shares.push(AskedShare { heads, layers });
@@ -314,9 +318,7 @@ impl Origin {
             lasts: Time::from_ns(r.varint()?),
         };
         let tokens = r.varint()?;
-        let sensible =
-            lease.slot < SLOTS && lease.lasts > Time::ZERO && lease.lasts <= LASTS_MAX && tokens <= TOKENS_MAX;
-        if !sensible {
+        if !lease.is_sensible() || tokens > TOKENS_MAX {
             return Err(DecodeError::Invalid);
         }
         let addresses = read_addresses(&mut r)?;

@@ -28,7 +28,7 @@ pub struct PlacedMemory {
 #[derive(Debug)]
 struct Lasting {
     bytes: Vec<u8>,
-    /// Which parts of each upload of an object are there, by tag, and since when.
+    /// Which parts of each upload of an object are there, by tag.
     uploads: BTreeMap<u64, BTreeSet<u32>>,
 }
 
@@ -69,7 +69,8 @@ impl PlacedMemory {
     pub(super) fn on_part(&self, arrival: Arrival) {
         if self.place.kind() == PlaceKind::Object {
             let mut lasting = self.lock();
-            lasting.uploads.entry(arrival.tag).or_default().insert(arrival.index);
+            let index = arrival.index & !Arrival::LAST;
+            lasting.uploads.entry(arrival.tag).or_default().insert(index);
             if lasting.uploads.len() > UPLOADS_MAX {
                 lasting.uploads.pop_first();
             }
@@ -81,7 +82,7 @@ impl PlacedMemory {
         let mut lasting = self.lock();
         let bytes = match self.place.kind() {
             PlaceKind::Object => {
-                let whole = |parts: &BTreeSet<u32>| parts.iter().copied().eq(0..commit.parts);
+                let whole = |parts: &BTreeSet<u32>| parts.len() == commit.parts as usize;
                 match lasting.uploads.get(&commit.tag) {
                     Some(parts) if whole(parts) => self.bytes.snapshot(),
                     Some(_) => return Err(Refusal::Malformed),

@@ -162,16 +162,16 @@ impl SessionLoss {
     /// Whether the peer is known to be dead, or to have left for good, and is not merely out of reach.
     pub fn is_death(&self) -> bool {
         let left = SessionLoss::ClosedByPeer {
-            reason: CloseReason::Done,
+            reason: CloseReason::Leaving,
         };
         *self == SessionLoss::Gone || *self == left
     }
     /// Whether one of the two ends wanted it so, and nothing was wrong.
     pub fn is_orderly(&self) -> bool {
-        let by_peer = SessionLoss::ClosedByPeer {
-            reason: CloseReason::Done,
+        let SessionLoss::ClosedByPeer { reason } = self else {
+            return *self == SessionLoss::Closed;
         };
-        *self == SessionLoss::Closed || *self == by_peer
+        matches!(reason, CloseReason::Done | CloseReason::Leaving)
     }
 }
 
@@ -193,8 +193,12 @@ pub enum Misbehaviour {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum CloseReason {
+    /// It has no more use for this session, and lives on.
     #[error("it is done")]
     Done,
+    /// Its agent is being closed: this life of it is over.
+    #[error("its agent was closed")]
+    Leaving,
     #[error("another agent has the same name")]
     NameTaken,
     #[error("a newer session replaces this one")]

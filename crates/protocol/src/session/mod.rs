@@ -426,7 +426,7 @@ impl Session {
         }
     }
 
-    /// Ends the session in order: what was said before still arrives. [`SessionEvent::Lost`] follows within a second.
+    /// Ends the session in order, of which this end has no more use: what was said before still arrives. [`SessionEvent::Lost`] follows within a second.
     pub fn close(&mut self, now: Time) {
         self.close_because(CloseReason::Done, now);
     }

@@ -455,6 +455,7 @@ impl<'a> Control<'a> {
                 CloseReason::NameTaken => 1,
                 CloseReason::Replaced => 2,
                 CloseReason::Misbehaved => 3,
+                CloseReason::Leaving => 4,
             }),
             Control::Joined { label } => w.u8(15).varint(*label),
         };
@@ -519,6 +520,7 @@ impl<'a> Control<'a> {
                     1 => CloseReason::NameTaken,
                     2 => CloseReason::Replaced,
                     3 => CloseReason::Misbehaved,
+                    4 => CloseReason::Leaving,
                     _ => return Err(DecodeError::Invalid),
                 },
             },

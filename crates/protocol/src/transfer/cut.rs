@@ -12,6 +12,17 @@ pub struct PartLimits {
     pub align: u64,
 }
 
+impl PartLimits {
+    /// What fits into one and into the other.
+    pub(crate) fn tightest(self, other: PartLimits) -> PartLimits {
+        PartLimits {
+            max_bytes: self.max_bytes.min(other.max_bytes),
+            max_runs: self.max_runs.min(other.max_runs),
+            align: self.align.max(other.align),
+        }
+    }
+}
+
 /// A run that is cut at its start and at its end becomes up to three; each side can have one such at each end of a part.
 const CUT_RUNS: usize = 4;
 

@@ -1,7 +1,6 @@
 //! The engine: which part goes over which lane, when, and what follows.
 
 mod commits;
-mod held;
 #[cfg(test)]
 mod tests;
 
@@ -12,6 +11,7 @@ use weft_plan::Time;
 
 use super::cut::PartLimits;
 use super::error::SubmitError;
+use super::held::Held;
 use super::lane::{Choice, Classes, Lane, LaneState, Next, Rest};
 use super::slab::Slab;
 use super::state::{Hanging, Measure, Notice, Part, Transfer};
@@ -20,8 +20,6 @@ use crate::error::{Failure, Loss, Refusal};
 use crate::leg::Direction;
 use crate::numbered::Numbered;
 use crate::transport::{Arrival, Body, Done, Move, Op, OpId};
-
-use held::Held;
 
 /// How long a lane rests on which an operation was lost, if nothing more is heard of it.
 const SHAKEN: Time = Time::from_ms(1);
@@ -365,12 +363,25 @@ impl Engine {
     pub fn next_timeout(&self) -> Option<Time> {
         let deadline = self.deadlines.peek().map(|Reverse((deadline, _))| *deadline);
         let rested = self.resting.iter().map(|(wake, _)| *wake).min();
-        let asked = Some(self.held.ask_at).filter(|at| *at < Time::MAX);
-        deadline.into_iter().chain(rested).chain(asked).min()
+        deadline.into_iter().chain(rested).chain(self.held.next_timeout()).min()
     }
 
     pub fn next_event(&mut self) -> Option<TransferEvent> {
         self.events.pop_front()
+    }
+
+    /// Lets those go on whose time has come.
+    fn ask_held(&mut self, now: Time) {
+        let transfers = &self.transfers;
+        let due = self
+            .held
+            .ask(now, |id| transfers.get(id.0).is_some_and(Transfer::is_early));
+        for id in due {
+            if let Some(transfer) = self.transfers.get_mut(id.0) {
+                transfer.request.after = None;
+                self.make_ready(id);
+            }
+        }
     }
 
     fn advance(&mut self, now: Time) {
@@ -424,15 +435,23 @@ impl Engine {
                 continue;
             }
             let next = transfer.next();
-            let Choice::Lane(chosen) = entry.classes.choose(&self.lanes, &transfer.avoid, &next) else {
-                if transfer.avoid.is_empty() && !entry.classes.differ() {
+            let chosen = match entry.classes.choose(&self.lanes, &transfer.avoid, &next) {
+                Choice::Lane(chosen) => chosen,
+                // All wait for the same: for any lane, or for room on those that carry whatever there is.
+                _ if entry.classes.is_empty() => {
+                    entry.ready.push_front(id);
+                    return None;
+                }
+                Choice::Full if transfer.avoid.is_empty() && !entry.classes.differ() => {
                     entry.ready.push_front(id);
                     return None;
                 }
                 // Others may use lanes that this one cannot.
-                entry.ready.push_back(id);
-                waiting += 1;
-                continue;
+                Choice::Full | Choice::Nowhere => {
+                    entry.ready.push_back(id);
+                    waiting += 1;
+                    continue;
+                }
             };
             let lane = chosen.lane;
             if let Some(after) = &transfer.request.after {
@@ -753,9 +772,5 @@ fn tightest(lanes: &Numbered<Box<LaneState>>, classes: &Classes, next: Next, of_
         let state = lanes.at(id.0)?;
         Some(state.part_limits(state.pace(next.between)?))
     });
-    live.fold(of_lane, |a, b| PartLimits {
-        max_bytes: a.max_bytes.min(b.max_bytes),
-        max_runs: a.max_runs.min(b.max_runs),
-        align: a.align.max(b.align),
-    })
+    live.fold(of_lane, PartLimits::tightest)
 }

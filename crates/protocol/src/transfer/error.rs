@@ -34,7 +34,7 @@ pub struct TransferError {
 pub enum SubmitError {
     #[error("as many transfers as the limits allow are under way; wait for one to end")]
     TooManyTransfers,
-    #[error("as many transfers with a notification as one peer can keep apart are under way; wait for one to end")]
+    #[error("as many transfers that are told to one peer as it can keep apart are under way; wait for one to end")]
     TooManyAnnounced,
     #[error("as many atomic operations as one peer may have open are under way; wait for one to end")]
     TooManyAtomics,

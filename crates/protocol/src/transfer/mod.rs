@@ -64,6 +64,7 @@
 mod cut;
 mod engine;
 mod error;
+pub(crate) mod held;
 mod lane;
 mod slab;
 mod state;
@@ -135,7 +136,7 @@ pub struct Request {
     /// Have what was written made to last before the transfer counts as done: see [`Commit`](crate::Commit). Needs a tag.
     pub commit: bool,
     /// Tell the far application of a write, under this number, once all of it is in place. Such a write is never carried twice: who has been
-    /// told uses the memory, so a part that was lost fails it. Needs a tag.
+    /// told uses the memory, so a part that was lost fails it. Needs a tag. Not with a checksum, which is compared too late for that.
     pub arrives: Option<u32>,
 }
 

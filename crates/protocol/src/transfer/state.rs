@@ -1,6 +1,6 @@
 //! One transfer: what of it is cut, open, done, or to be done again.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use weft_plan::{Place, Time};
 
@@ -95,13 +95,22 @@ pub(super) struct Transfer {
     uncut: u64,
 }
 
-/// Far regions that are to be committed, by a leg of each, and how far that has come.
+/// Far regions that are to be committed, and how far that has come.
 #[derive(Debug, Default)]
 struct Commits {
-    legs: Vec<usize>,
+    regions: Vec<FarRegion>,
+    /// Which of them each leg goes to.
+    of_leg: Vec<usize>,
     posted: usize,
     done: usize,
     attempts: u8,
+}
+
+/// A far region that a transfer writes to: one of the legs that go there, and how many parts do.
+#[derive(Clone, Copy, Debug)]
+struct FarRegion {
+    leg: usize,
+    parts: u32,
 }
 
 impl Transfer {
@@ -135,7 +144,7 @@ impl Transfer {
         };
         transfer.skip_finished_legs();
         if transfer.request.commit && transfer.request.tag.is_some() {
-            transfer.commits.legs = far_regions(&transfer.request);
+            transfer.commits = Commits::of(&transfer.request);
         }
         transfer
     }
@@ -144,11 +153,22 @@ impl Transfer {
         self.failure.is_none() && (self.uncut > 0 || !self.redo.is_empty() || self.commit_due().is_some())
     }
 
+    /// What it comes after has not come about.
+    pub fn is_early(&self) -> bool {
+        self.failure.is_none() && self.request.after.as_ref().is_some_and(|after| !after.is_ready())
+    }
+
     /// The leg whose far region is to be committed now: after all parts have landed, one region after the other.
     pub fn commit_due(&self) -> Option<usize> {
         let landed = self.open == 0 && self.bytes_done == self.bytes_total;
-        let due = self.commits.legs.get(self.commits.posted);
-        due.copied().filter(|_| landed)
+        let due = self.commits.regions.get(self.commits.posted);
+        due.map(|region| region.leg).filter(|_| landed)
+    }
+
+    /// How many parts went to the far region of a leg, which is to be committed.
+    pub fn parts_to_commit(&self, leg: usize) -> u32 {
+        let region = self.commits.of_leg.get(leg).map(|region| self.commits.regions[*region]);
+        region.map_or(0, |region| region.parts)
     }
 
     pub fn on_commit_posted(&mut self) {
@@ -173,7 +193,7 @@ impl Transfer {
 
     /// All bytes are in place, and lasting where that was asked for.
     pub fn has_succeeded(&self) -> bool {
-        self.bytes_done == self.bytes_total && self.commits.done == self.commits.legs.len()
+        self.bytes_done == self.bytes_total && self.commits.done == self.commits.regions.len()
     }
 
     /// Its parts are counted, but no notification waits for them.
@@ -304,6 +324,9 @@ impl Transfer {
             mismatches: 0,
         };
         self.parts += 1;
+        if let Some(region) = self.commits.of_leg.get(self.leg) {
+            self.commits.regions[*region].parts += 1;
+        }
         self.uncut -= part.len();
         self.at = end;
         self.skip_finished_legs();
@@ -380,10 +403,18 @@ impl Transfer {
     }
 }
 
-/// One leg for each far region that a request writes to.
-fn far_regions(request: &Request) -> Vec<usize> {
-    let keys = request.legs.iter().map(|leg| leg.remote().key);
-    let mut seen = BTreeSet::new();
-    let first = keys.enumerate().filter(|(_, key)| seen.insert((key.epoch, key.slot)));
-    first.map(|(leg, _)| leg).collect()
+impl Commits {
+    /// What is to be committed after a request: each far region that it writes to.
+    fn of(request: &Request) -> Commits {
+        let mut commits = Commits::default();
+        let mut known = BTreeMap::new();
+        for (leg, far) in request.legs.iter().map(|leg| leg.remote().key).enumerate() {
+            let region = *known.entry((far.epoch, far.slot)).or_insert_with(|| {
+                commits.regions.push(FarRegion { leg, parts: 0 });
+                commits.regions.len() - 1
+            });
+            commits.of_leg.push(region);
+        }
+        commits
+    }
 }

@@ -107,7 +107,9 @@ class Full(Error):
 
 
 class InvalidCall(Error, ValueError):
-    """The call makes no sense as it is."""
+    """The call makes no sense as it is. Of a hand-off, `cause` says it in a word that never changes."""
+
+    cause: str | None = None
 
 
 class GpuError(Error):

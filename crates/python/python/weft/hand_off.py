@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Self
 
-from ._errors import Error, InvalidCall
+from ._errors import Error, InvalidCall, NotBelieved
 from ._weft import Agent, Memory, Pages, _Desk, _HandOff
 
 __all__ = ["Desk", "Ended", "Free", "HandOff", "Layer", "Lease", "Origin", "Push"]
@@ -157,7 +157,11 @@ class HandOff:
         self._inner.compute(name, list(blocks), tokens, _digest(about))
 
     def computed(self, name: str, upto: int, layer: int | None = None) -> None:
-        """A layer, or all of them, is there up to a token. Readers get it from now on, while the next one is computed."""
+        """A layer, or all of them, is there up to a token. Readers get it from now on, while the next one is computed.
+
+        Where a GPU computes it, wait for the GPU first (`torch.cuda.current_stream().synchronize()`, or an event): bytes are read from now on, whatever is still on a
+        stream. The same holds for `offer` and `offer_leased`.
+        """
         self._inner.computed(name, layer, upto)
 
     def preempt(self, name: str, timeout: float = 30.0) -> None:
@@ -198,7 +202,7 @@ class HandOff:
     def fetch(self, name: str, blocks: Sequence[int], tokens: int, about: bytes = b"", first: int = 0) -> None:
         """There are blocks for a prompt of so many tokens, of which those before `first` are here: brings the others. `Ended` follows."""
         if error := self._refused.pop(name, None):
-            self._told.append(Ended(name, type(error).__name__, str(error), 0, 0.0, ()))
+            self._told.append(Ended(name, _cause(error), str(error), 0, 0.0, ()))
             return
         self._inner.fetch(name, list(blocks), (first, tokens), tokens, _digest(about))
 
@@ -239,6 +243,16 @@ class HandOff:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _cause(error: Error) -> str:
+    """Why something could not be begun, in a word that never changes."""
+    if isinstance(error, NotBelieved):
+        return f"NotBelieved({error.reason})"
+    if isinstance(error, InvalidCall):
+        return error.cause or "Invalid"
+    # Addresses that mean nothing, or that a short secret must not be proved at.
+    return "Unreachable"
 
 
 def _digest(about: bytes) -> bytes:

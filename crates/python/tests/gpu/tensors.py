@@ -73,6 +73,13 @@ def main():
     held_host = me.register(host)
     me.copy(held, held_host, checksum=True).wait()
     assert torch.equal(host, mine.cpu().flatten())
+    # Memory of the host that torch has pinned: DLPack calls it CUDA's, and it is the host's.
+    pinned = torch.empty(BLOCKS * BLOCK, dtype=torch.uint8, pin_memory=True)
+    held_pinned = me.register(pinned)
+    assert held_pinned.device is None and held_pinned.nbytes == BLOCKS * BLOCK
+    me.copy(held, held_pinned, checksum=True).wait()
+    assert torch.equal(pinned, mine.cpu().flatten())
+    print("copies to memory that was pinned")
     own = me.allocate(BLOCKS * BLOCK, device=0)
     me.copy(held_host, own).wait()
     assert torch.equal(torch.as_tensor(own, device="cuda"), mine.flatten())

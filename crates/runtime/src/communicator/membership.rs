@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weft_plan::{Datatype, Rank, Time};
-use weft_protocol::group::{Decision, Quorum, ShrinkError, Shrinking, group_id};
+use weft_protocol::group::{Next, Quorum, ShrinkError, Shrinking, group_id};
 
 use super::board::Board;
 use super::bootstrap::{Formation, JoinOptions};
@@ -61,17 +61,20 @@ impl Communicator {
             return Ok(None);
         }
         members.sort_by_key(|rank| (word(2 * rank.0 as usize + 1), *rank));
+        // Whoever gave a colour is among those that gave the same.
+        let at = members.iter().take_while(|rank| **rank != self.rank()).count();
         // Splits are numbered by the calls before them, which are the same everywhere.
         let number = self.inner.member()?.lock().number();
         let seed = [b"split", &number.to_le_bytes()[..], &own[0].to_le_bytes()].concat();
-        self.inner.form(&members, &seed, self.inner.options.timeout).map(Some)
+        let timeout = self.inner.options.timeout;
+        self.inner.form(&members, Rank(at as u32), &seed, timeout).map(Some)
     }
 
     /// A group of those that are left. After a failure all ranks that are alive must call this; whoever does not within half of
     /// the time is left out. Ranks keep their order. Others may fail meanwhile: then it is a group of those that are left after that.
     ///
     /// There is never more than one such group: of the ranks that are not known to be dead, more than half have to be among those that are left, or half of them with the
-    /// lowest. A rank is known to be dead when its host says that nobody is there any more, or when it has left in order; one that is merely silent may be
+    /// lowest. A rank is known to be dead when its host says that nobody is there any more, or when its agent was closed in order; one that is merely silent may be
     /// alive on the other side of a broken network, and counts. Where too few are left, this ends as [`Error::NoQuorum`]; see [`ShrinkOptions::without_quorum`].
     ///
     /// A call that failed may have ended well on some ranks, which had all they needed when the others gave up. Which calls have ended well
@@ -85,24 +88,26 @@ impl Communicator {
         let mut agreeing = Agreeing::begin(&self.inner, options)?;
         let mut formed = None;
         loop {
-            let decision = agreeing.decision()?;
-            if !decision.members.contains(&self.rank()) {
-                return Err(Error::LeftOut {
-                    group: self.inner.options.name.clone(),
-                });
+            match agreeing.next()? {
+                Next::LeftOut => {
+                    return Err(Error::LeftOut {
+                        group: self.inner.options.name.clone(),
+                    });
+                }
+                Next::Formed { ended } => {
+                    let formed: Option<Communicator> = formed;
+                    let formed =
+                        formed.ok_or_else(|| Error::Formation("the group has been shrunk already".to_owned()))?;
+                    // It is this rank's first handle of the group.
+                    let _ = formed.inner.inherited.set(ended);
+                    return Ok(formed);
+                }
+                Next::Form { members, own, seed } => {
+                    drop(formed.take());
+                    formed = self.inner.form(&members, own, &seed, agreeing.left()).ok();
+                    agreeing.go_on(formed.is_some());
+                }
             }
-            if decision.content {
-                let formed: Option<Communicator> = formed;
-                let formed = formed.ok_or_else(|| Error::Formation("the group has been shrunk already".to_owned()))?;
-                // It is this rank's first handle of the group.
-                let _ = formed.inner.inherited.set(decision.ended);
-                return Ok(formed);
-            }
-            // What had been formed before has lost somebody.
-            drop(formed.take());
-            let seed = Shrinking::seed(&decision);
-            formed = self.inner.form(&decision.members, &seed, agreeing.left()).ok();
-            agreeing.go_on(formed.is_some());
         }
     }
 
@@ -120,13 +125,9 @@ impl Communicator {
 
 impl Inner {
     /// Makes a group of some of this one's ranks.
-    fn form(&self, members: &[Rank], seed: &[u8], timeout: Duration) -> Result<Communicator, Error> {
-        let own = members.iter().position(|rank| *rank == self.rank);
-        let own = own.ok_or_else(|| Error::LeftOut {
-            group: self.options.name.clone(),
-        })?;
+    fn form(&self, members: &[Rank], own: Rank, seed: &[u8], timeout: Duration) -> Result<Communicator, Error> {
         let options = JoinOptions {
-            rank: Rank(own as u32),
+            rank: own,
             size: members.len() as u32,
             timeout,
             ..self.options.clone()
@@ -172,7 +173,7 @@ impl Agreeing<'_> {
     }
 
     /// Waits for what the present round leads to.
-    fn decision(&mut self) -> Result<Decision, Error> {
+    fn next(&mut self) -> Result<Next, Error> {
         let Agreeing {
             shared, board, machine, ..
         } = self;
@@ -183,7 +184,7 @@ impl Agreeing<'_> {
             }
             let polled = shared.act(|world, now| machine.poll(&mut world.core, &mut board.lock(), now));
             match polled {
-                Ok(Some(decision)) => return Ok(decision),
+                Ok(Some(decision)) => return Ok(machine.next(&decision)),
                 Ok(None) => {}
                 Err(ShrinkError::TimedOut) => return Err(in_vain()),
                 Err(ShrinkError::NoQuorum(short)) => {

@@ -10,8 +10,8 @@ use weft_fabric::kernels::HostKernels;
 use weft_plan::{Rank, Time};
 use weft_protocol::Progress;
 use weft_protocol::group::{
-    Abort, Answers, At, Board as _, CallRecord, Cause, Exchange as _, Execution, Inquiry, Kernels as _, Trouble, Turn,
-    View, Waiting, Witness,
+    Abort, At, Board as _, CallRecord, Cause, Exchange as _, Execution, Failing, Failure, Kernels as _, Stuck, Trouble,
+    Turn, View, Waiting,
 };
 
 use super::Part;
@@ -90,15 +90,6 @@ struct Current {
     outcome: Option<Arc<Ending<()>>>,
     /// What is written when it has ended well: from where, and to where.
     held_back: Vec<[Part; 2]>,
-}
-
-/// What failed: the call under way, or a message beside it.
-#[derive(Debug)]
-struct Stuck {
-    record: CallRecord,
-    waiting: Waiting,
-    /// `None`: nothing but that it took too long.
-    trouble: Option<Trouble>,
 }
 
 /// How long to look before letting others run, and how long to do that before sleeping.
@@ -314,7 +305,7 @@ impl State {
         self.patience.reset();
         if let Err(trouble) = self.conversations.begin(queued, &mut self.exchange) {
             let stuck = self.stuck_message(Some(trouble));
-            let error = self.fail(&stuck);
+            let error = self.fail(*stuck);
             // The call under way has been given up as well.
             if let Some(outcome) = self.current.take().and_then(|current| current.outcome) {
                 self.ended.push((outcome, Err(error)));
@@ -362,7 +353,7 @@ impl State {
         // Whoever comes late may find all it needs, and the others gone.
         let told = begun.and_then(|()| self.exchange.check_told());
         if let Err(trouble) = told {
-            return Err(self.fail(&self.stuck_latest(trouble)));
+            return Err(self.fail(*self.stuck_latest(trouble)));
         }
         self.current = Some(Current {
             allowed,
@@ -443,16 +434,18 @@ impl State {
             },
             Err(stuck) => stuck,
         };
-        let error = self.fail(&stuck);
+        let error = self.fail(*stuck);
         self.current.take().map(|_| Err(error))
     }
 
     /// The call under way has done all that it had to. It has ended well unless others have given it up meanwhile.
     fn end_call(&mut self) -> Result<(), Error> {
+        let number = self.execution.latest().number;
+        let later = |trouble: &Trouble| matches!(trouble, Trouble::Aborted(abort) if !abort.is_of(number));
         if let Err(trouble) = self.exchange.check_told()
-            && is_of(&trouble, self.execution.latest().number)
+            && !later(&trouble)
         {
-            let error = self.fail(&self.stuck_latest(trouble));
+            let error = self.fail(*self.stuck_latest(trouble));
             self.current = None;
             return Err(error);
         }
@@ -607,43 +600,22 @@ impl State {
     }
 
     /// Ends all that is under way, tells everybody, and makes sure that nothing touches its buffers any more.
-    fn fail(&mut self, stuck: &Stuck) -> Error {
-        let Stuck {
-            record,
-            waiting,
-            trouble,
-        } = stuck;
-        self.exchange.publish(*waiting);
-        let told = matches!(trouble, Some(Trouble::Aborted(_)));
-        let inquiry = match told {
-            // Whoever is told has nothing to find out.
-            true => Answers::seen(&mut self.exchange, self.ranks),
-            false => self.inquire(stuck),
+    fn fail(&mut self, stuck: Stuck) -> Error {
+        let (record, now) = (stuck.record, self.clock.now());
+        let failing = Failing::new(&mut self.exchange, self.rank, self.ranks, stuck, now);
+        let Failure { abort, others } = loop {
+            let (history, now) = (self.execution.history(), self.clock.now());
+            match failing.poll(&mut self.exchange, history, now) {
+                Some(failure) => break failure,
+                None => std::thread::sleep(LOOK_AGAIN),
+            }
         };
-        let witness = Witness {
-            rank: self.rank,
-            call: *record,
-            history: self.execution.history(),
-            waiting: *waiting,
-            others: &inquiry.others,
-            still: &inquiry.still,
-        };
-        let ours = match trouble {
-            Some(trouble) => witness.after(trouble),
-            None => witness.after_deadline(),
-        };
-        // Somebody may have been first, before this rank has said anything or while it did.
-        let abort = self.told().unwrap_or(ours);
-        if !told {
-            self.exchange.abort(&abort);
-        }
-        let abort = self.told().unwrap_or(abort);
         self.abandon();
-        let others = inquiry.others.into_iter().enumerate();
+        let others = others.into_iter().enumerate();
         let others = others.filter_map(|(rank, status)| Some((Rank(rank as u32), status?)));
         let error = Error::from(CollectiveFailed {
             rank: self.rank,
-            called: Some(*record),
+            called: Some(record),
             abort,
             others: others.collect(),
         });
@@ -661,31 +633,6 @@ impl State {
             std::thread::yield_now();
         }
     }
-
-    /// What another rank has told everybody, if one has.
-    fn told(&mut self) -> Option<Abort> {
-        match self.exchange.poll(self.clock.now()) {
-            Err(Trouble::Aborted(abort)) => Some(*abort),
-            _ => None,
-        }
-    }
-
-    /// What the others have called. Those that are not to be seen are asked.
-    fn inquire(&mut self, stuck: &Stuck) -> Answers {
-        let (number, trouble) = (stuck.record.number, stuck.trouble.as_ref());
-        let now = self.clock.now();
-        let inquiry = Inquiry::new(&mut self.exchange, self.rank, self.ranks, number, trouble, now);
-        loop {
-            if let Some(answers) = inquiry.poll(&mut self.exchange, self.clock.now()) {
-                return answers;
-            }
-            // Whoever is told has nothing more to find out.
-            if self.told().is_some() {
-                return inquiry.so_far(&mut self.exchange);
-            }
-            std::thread::sleep(LOOK_AGAIN);
-        }
-    }
 }
 
 const NO_WAIT: Waiting = Waiting { step: 0, peer: None };
@@ -693,11 +640,6 @@ const NO_WAIT: Waiting = Waiting { step: 0, peer: None };
 fn at(part: &Part) -> At<'_> {
     let (memory, offset) = part.bytes();
     At { memory, offset }
-}
-
-/// Whether a trouble is that of a call, or of one before it, and not of one that others have made since.
-fn is_of(trouble: &Trouble, number: u64) -> bool {
-    !matches!(trouble, Trouble::Aborted(abort) if abort.called.number > number)
 }
 
 impl Patience {

@@ -1,7 +1,7 @@
 //! What an agent refuses, forgets and shares out, so that it neither grows nor stalls.
 
-use super::super::RegionError;
 use super::super::announce::ANNOUNCEMENTS_MAX;
+use super::super::{ENDINGS_MAX, RegionError};
 use super::*;
 use crate::session::SessionError;
 use crate::transfer::SubmitError;
@@ -142,4 +142,24 @@ fn a_withdrawal_says_whether_somebody_is_still_inside() {
     pair.now = pair.now.saturating_add(Time::from_secs(1));
     assert_eq!(pair.far.release(&key, pair.now), Ok(Progress::Idle));
     assert_eq!(pair.far.release(&source.key, pair.now), Ok(Progress::Idle));
+}
+
+#[test]
+fn of_more_endings_than_are_remembered_the_oldest_is_forgotten() {
+    let mut pair = Pair::new();
+    let longest = pair.connect();
+    let identity = pair.near.identity(longest).cloned();
+    // Peers that come later and go earlier than the first.
+    let short: Vec<PeerId> = (0..ENDINGS_MAX)
+        .map(|_| {
+            let peer = pair.near.new_peer(None);
+            pair.near.peers.at_mut(peer.0).expect("new").identity = identity.clone();
+            pair.near.part(peer, SessionLoss::Silent, pair.now);
+            peer
+        })
+        .collect();
+    pair.near.part(longest, SessionLoss::Gone, pair.now);
+    assert_eq!(pair.near.ending(longest), Some(&SessionLoss::Gone), "the latest");
+    assert_eq!(pair.near.ending(short[0]), None, "the oldest");
+    assert_eq!(pair.near.ending(short[1]), Some(&SessionLoss::Silent));
 }

@@ -1,8 +1,11 @@
 //! Moves among an agent's own places: transfers like any other, without a peer.
 
+use weft_plan::PlaceKind;
+
 use super::*;
 use crate::agent::PeerError;
 use crate::region::RemoteRegion;
+use crate::transport::Carriage;
 
 /// One agent whose only transport reaches its own places.
 struct Alone {
@@ -13,11 +16,15 @@ struct Alone {
 
 impl Alone {
     fn new() -> Alone {
+        Alone::over(Loopback::new().endpoint("alone", Epoch(1)))
+    }
+
+    fn over(transport: LoopbackEndpoint) -> Alone {
         let slot = Slot {
             reach: Reach::Here,
             preference: 0,
             paths: 2,
-            transport: Box::new(Loopback::new().endpoint("alone", Epoch(1))),
+            transport: Box::new(transport),
         };
         Alone {
             core: agent_over(vec![slot], "alone", 1, b"secret"),
@@ -135,4 +142,21 @@ fn a_lost_lane_to_own_places_is_opened_again() {
     let ups = alone.heard.iter().filter(|e| matches!(e, Event::PathUp { .. })).count();
     assert_eq!((downs, ups), (1, 3));
     assert_eq!(alone.core.path_count(PeerId::HERE, "loopback"), 2);
+    assert_eq!(
+        alone.core.atomics.lane_count(PeerId::HERE),
+        2,
+        "nothing is left of the lost one"
+    );
+}
+
+#[test]
+fn what_nothing_here_carries_is_refused_at_once_between_host_memory_too() {
+    let cost = Loopback::new().endpoint("any", Epoch(0)).capabilities().carries[0].cost;
+    let to_files = Carriage::new(PlaceKind::Dram, PlaceKind::File, cost, 1 << 20);
+    let mut alone = Alone::over(Loopback::new().endpoint_carrying("alone", Epoch(1), vec![to_files]));
+    let (_, near, _) = alone.register(vec![1; 64]);
+    let (_, _, far) = alone.register(vec![0; 64]);
+    let request = alone.request(&near, far, Direction::Write);
+    let refused = alone.core.submit(request, None, alone.now);
+    assert!(matches!(refused, Err(PeerError::NoRoute(_))), "{refused:?}");
 }

@@ -15,6 +15,15 @@ const LEN: usize = 3_000_001;
 
 /// An agent with a network, and with a transport of its own places that carries these.
 fn agent_with(network: &Loopback, name: &str, epoch: u64, own: &[(PlaceKind, PlaceKind)]) -> Core<LoopbackEndpoint> {
+    agent_over(slots_with(network, name, epoch, own), name, epoch, b"secret")
+}
+
+fn slots_with(
+    network: &Loopback,
+    name: &str,
+    epoch: u64,
+    own: &[(PlaceKind, PlaceKind)],
+) -> Vec<Slot<LoopbackEndpoint>> {
     let cost = network.endpoint("costs as much", Epoch(0)).capabilities().carries[0].cost;
     let carries = own.iter().map(|(near, far)| Carriage::new(*near, *far, cost, 1 << 20));
     let here = Loopback::new().endpoint_carrying("own places", Epoch(epoch), carries.collect());
@@ -25,16 +34,20 @@ fn agent_with(network: &Loopback, name: &str, epoch: u64, own: &[(PlaceKind, Pla
         transport: Box::new(transport),
     };
     let network = slot(Reach::Anywhere, 2, network.endpoint(name, Epoch(epoch)));
-    agent_over(vec![network, slot(Reach::Here, 1, here)], name, epoch, b"secret")
+    vec![network, slot(Reach::Here, 1, here)]
 }
 
 fn pair_with(own: &[(PlaceKind, PlaceKind)]) -> Pair {
     let network = Loopback::new();
     let mut near = agent_with(&network, "near", 1, own);
-    let ring = Arc::new(VecMemory::zeroed((PIECE * PIECES) as usize));
-    let ring = near.register(ring, Place::DRAM).expect("host memory");
-    near.stage_through(&ring.key, PIECE).expect("a ring");
+    give_ring(&mut near, PIECES);
     Pair::of(near, agent(&network, "far", "far", 2, b"secret"))
+}
+
+fn give_ring(agent: &mut Core<LoopbackEndpoint>, pieces: u64) {
+    let ring = Arc::new(VecMemory::zeroed((PIECE * pieces) as usize));
+    let ring = agent.register(ring, Place::DRAM).expect("host memory");
+    agent.stage_through(&ring.key, PIECE).expect("a ring");
 }
 
 fn pattern(len: usize, salt: u32) -> Vec<u8> {
@@ -226,10 +239,103 @@ fn a_staged_transfer_comes_after_what_its_caller_does() {
     for _ in 0..5 {
         pair.turn();
     }
+    assert_eq!(pair.near.under_way().pieces, 0, "it holds nothing before it begins");
     crate::HostBytes::write(memory.look(), 0, &pattern(LEN, 6));
     flag.raise();
     assert_eq!(pair.outcome(id), Ok(LEN as u64));
     let mut found = vec![0; LEN];
     far.memory.bytes().read(0, &mut found);
     assert!(found == pattern(LEN, 6), "read before its time had come");
+}
+
+#[test]
+fn a_transport_that_the_peer_has_not_is_no_way_to_it() {
+    let network = Loopback::new();
+    let mut slots = slots_with(&network, "near", 1, &[(PlaceKind::Dram, PlaceKind::Gpu)]);
+    let cost = slots[0].transport.capabilities().carries[0].cost;
+    let at_once = Carriage::new(PlaceKind::Gpu, PlaceKind::Dram, cost, 1 << 20);
+    let nearer = Loopback::new().endpoint_carrying("near", Epoch(1), vec![at_once]);
+    slots.push(Slot {
+        reach: Reach::Anywhere,
+        preference: 0,
+        paths: 1,
+        transport: Box::new(nearer.called("nearer")),
+    });
+    let mut near = agent_over(slots, "near", 1, b"secret");
+    give_ring(&mut near, PIECES);
+    let mut pair = Pair::of(near, agent(&network, "far", "far", 2, b"secret"));
+    let peer = pair.connect();
+    let far = pair.publish(vec![0; LEN], Access::READ_WRITE);
+    pair.until("the name", |p| p.near.region(peer, "kv").is_some());
+    let (_, device) = placed(&mut pair, GPU, pattern(LEN, 7));
+    let id = pair.transfer(peer, Direction::Write, &device, None);
+    assert_eq!(pair.outcome(id), Ok(LEN as u64), "through the ring");
+    let mut found = vec![0; LEN];
+    far.memory.bytes().read(0, &mut found);
+    assert!(found == pattern(LEN, 7));
+}
+
+#[test]
+fn a_frozen_peer_leaves_the_others_a_share_of_the_ring() {
+    for direction in [Direction::Write, Direction::Read] {
+        let network = Loopback::new();
+        let mut near = agent_with(&network, "near", 1, &[(PlaceKind::Dram, PlaceKind::Gpu)]);
+        give_ring(&mut near, PIECES);
+        let mut pair = Pair::of(near, agent(&network, "far", "far", 2, b"secret"));
+        let peer = pair.connect();
+        pair.publish(pattern(LEN, 8), Access::READ_WRITE);
+        let mut frozen = agent(&network, "frozen", "frozen", 3, b"secret");
+        let target = Target::at(frozen.addresses()[0].clone(), Time::from_secs(5));
+        let stuck = pair.near.connect(target, pair.now).expect("the address is understood");
+        let region = frozen.register(Arc::new(VecMemory::zeroed(LEN)), Place::DRAM);
+        let key = region.expect("memory").key;
+        frozen
+            .publish("kv", &key, Access::READ_WRITE, pair.now)
+            .expect("the name is free");
+        for _ in 0..50 {
+            frozen.pump(pair.now);
+            pair.turn();
+        }
+        let [there, nowhere] = [peer, stuck].map(|peer| pair.near.region(peer, "kv").expect("published").clone());
+        frozen.slots[0].transport.freeze();
+        let (_, device) = placed(&mut pair, GPU, pattern(LEN, 8));
+        let lost = request(&pair, stuck, direction, &device, nowhere);
+        let deadline = lost.deadline;
+        let lost = pair.near.submit(lost, None, pair.now).expect("submitted");
+        for _ in 0..20 {
+            pair.turn();
+        }
+        assert!(pair.near.under_way().pieces > 0, "it has begun, and waits for its peer");
+        let (_, device) = placed(&mut pair, GPU, pattern(LEN, 8));
+        let healthy = request(&pair, peer, direction, &device, there);
+        let healthy = pair.near.submit(healthy, None, pair.now).expect("submitted");
+        assert_eq!(pair.outcome(healthy), Ok(LEN as u64), "{direction:?}");
+        assert!(pair.now < deadline, "{direction:?}: it has waited for the other");
+        assert_eq!(pair.outcome(lost), Err(Failure::Expired), "{direction:?}");
+        assert_eq!(pair.near.under_way().pieces, 0, "a piece was lost");
+    }
+}
+
+#[test]
+fn a_hop_goes_from_the_side_that_carries_such_spans() {
+    let network = Loopback::new();
+    let mut slots = slots_with(&network, "near", 1, &[]);
+    let cost = slots[0].transport.capabilities().carries[0].cost;
+    // The cheaper way carries whole pages only.
+    let pages = Carriage::new(PlaceKind::Dram, PlaceKind::Gpu, cost, 1 << 20).align(4096);
+    let dear = weft_plan::LinkCost {
+        latency: weft_plan::Picos::from_us(100),
+        ..cost
+    };
+    let bytes = Carriage::new(PlaceKind::Gpu, PlaceKind::Dram, dear, 1 << 20);
+    *slots[1].transport = Loopback::new().endpoint_carrying("own places", Epoch(1), vec![pages, bytes]);
+    let mut near = agent_over(slots, "near", 1, b"secret");
+    give_ring(&mut near, PIECES);
+    let mut pair = Pair::of(near, agent(&network, "far", "far", 2, b"secret"));
+    let peer = pair.connect();
+    pair.publish(vec![0; LEN], Access::READ_WRITE);
+    pair.until("the name", |p| p.near.region(peer, "kv").is_some());
+    let (_, device) = placed(&mut pair, GPU, pattern(LEN, 9));
+    let id = pair.transfer(peer, Direction::Write, &device, None);
+    assert_eq!(pair.outcome(id), Ok(LEN as u64));
 }

@@ -246,6 +246,7 @@ fn controls_survive_the_wire_and_no_cut_is_taken_for_another() {
         CloseReason::NameTaken,
         CloseReason::Replaced,
         CloseReason::Misbehaved,
+        CloseReason::Leaving,
     ] {
         controls.push(Control::Goodbye { reason });
     }

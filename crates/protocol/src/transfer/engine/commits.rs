@@ -17,7 +17,7 @@ impl Engine {
         transfer.open += 1;
         let region = Arc::new(transfer.request.legs[leg].remote().clone());
         let tag = transfer.request.tag.unwrap_or_default();
-        let body = Body::Commit(Commit::new(region, tag, transfer.parts));
+        let body = Body::Commit(Commit::new(region, tag, transfer.parts_to_commit(leg)));
         let deadline = transfer.request.deadline;
         let part = Part {
             leg: leg as u32,

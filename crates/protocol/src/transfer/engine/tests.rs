@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use weft_plan::{Bandwidth, LinkCost, Picos, Place, PlaceKind, Spans, Time};
 
-use super::held::ASK_EVERY_MAX;
 use super::*;
 use crate::leg::Leg;
 use crate::memory::VecMemory;
 use crate::region::{Access, Epoch, Region, RegionKey, RemoteRegion};
+use crate::transfer::held::ASK_EVERY_MAX;
 use crate::transport::{Carriage, Flag, Ready};
 
 const COST: LinkCost = LinkCost {
@@ -326,6 +326,20 @@ fn what_no_lane_carries_waits_and_holds_up_nobody() {
     let ended = std::iter::from_fn(|| engine.next_event());
     let expired = ended.filter(|event| matches!(event, TransferEvent::Ended { id, .. } if *id != stuck));
     assert_eq!(expired.count(), 1, "the unaligned one expires; the others are open");
+}
+
+#[test]
+fn what_no_lane_carries_holds_up_nobody_where_all_lanes_are_alike() {
+    let mut engine = Engine::new(Limits::default());
+    engine.add_lane(lane(0, 0));
+    let nowhere = write_between(0, GPU, Place::DRAM, 0..4096);
+    engine.submit(nowhere, Time::ZERO).expect("room");
+    let plain = engine.submit(write(0, None), Time::ZERO).expect("room");
+    let post = engine.next_post().expect("host memory goes");
+    engine.on_completion(post.lane, post.op.id, Ok(Done::default()), Time::ZERO);
+    let ended = engine.next_event();
+    assert!(matches!(ended, Some(TransferEvent::Ended { id, outcome: Ok(_) }) if id == plain));
+    assert!(engine.next_post().is_none(), "the other still waits");
 }
 
 #[test]

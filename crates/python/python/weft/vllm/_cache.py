@@ -64,8 +64,8 @@ def share(agent: weft.Agent, config: Any, caches: dict[str, torch.Tensor]) -> di
         together = {name: cache for name, cache in caches.items() if cache.untyped_storage().data_ptr() == address}
         first = next(iter(together.values()))
         # A layer that computes on another tensor of the same storage would be left behind.
-        if any(cache.device.type != "cpu" or getattr(computed_on.get(name), "kv_cache", None) is not cache for name, cache in together.items()):
-            memories[address] = agent.register(torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage()))
+        if any(getattr(computed_on.get(name), "kv_cache", None) is not cache for name, cache in together.items()):
+            memories[address] = agent.register(torch.empty(0, dtype=torch.uint8).set_(first.untyped_storage()))
             continue
         memory = agent.allocate(first.untyped_storage().nbytes())
         # Now, and not while the first prompts are computed or fetched, the kernel finds pages for it.

@@ -66,3 +66,10 @@ class Options:
     def agent_settings(self) -> dict[str, Any]:
         found = {"rendezvous": f"etcd:{self.etcd}", "rendezvous_job": self.prefix} if self.etcd else {}
         return {"listen": "127.0.0.1:0", **found, **self.agent}
+
+
+def refuse_devices(caches: Mapping[str, Any]) -> None:
+    """Caches have to be in host memory: what is pushed of others would be read before the device has computed it, since nothing here waits for its streams yet."""
+    for name, cache in caches.items():
+        if cache.device.type != "cpu":
+            raise ValueError(f"weft.vllm moves caches in host memory, and {name} is on {cache.device}")

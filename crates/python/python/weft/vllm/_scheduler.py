@@ -132,13 +132,15 @@ class Scheduler(KVConnectorBase_V1):
         if not isinstance(params, dict) or not params.get("do_remote_decode"):
             return False, {KEY: summary(ended)} if ended else None
         hand_off, prompt = self._pushed.pop(name, (os.urandom(16).hex(), None))
+        # A prompt that was handed off to here and goes on to others is told of like any other. What stands beside the seal means nothing to those others.
+        told = summary(ended) if ended else {}
         if held := self._hold(request, block_ids, hand_off):
-            return True, held
+            return True, {**held, KEY: told | held[KEY]}
         # Blocks from which something is pushed are vLLM's again when that has ended.
         begun = prompt is not None and prompt.upto > 0
         if prompt is not None:
             self._orders.stopped[hand_off] = name if begun else None
-        return begun, None
+        return begun, {KEY: told} if told else None
 
     def _hold(self, request: Any, blocks: list[int], hand_off: str) -> dict[str, Any] | None:
         """Holds the blocks of a request under a lease, where it was computed whole and somebody may have it. Says where they are."""

@@ -15,6 +15,7 @@ from weft.hand_off import Ended, HandOff
 
 from ._cache import layer, meaning, share
 from ._messages import Address, Orders, Prompt, Reports
+from ._options import refuse_devices
 
 logger = init_logger(__name__)
 
@@ -46,6 +47,7 @@ class Worker(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if others := [name for name, cache in kv_caches.items() if not isinstance(cache, torch.Tensor) or cache.dim() != 4]:
             raise ValueError(f"weft.vllm moves attention caches of four dimensions, and {others[0]} is not one of them")
+        refuse_devices(kv_caches)
         config, options = self._vllm_config, self.options
         memories = share(self.agent, config, kv_caches)
         places = {at: nth for nth, at in enumerate(memories)}

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use weft_plan::{Rank, Time};
 use weft_protocol::group::{
-    Abort, Board as _, Exchange as _, Execution, Far, Forming, Hello, Inquiry, Notes, Reference, Seat as _, Trouble,
-    Turn, View, Witness,
+    Abort, Board as _, Exchange as _, Execution, Failing, Far, Forming, Hello, Notes, Reference, Seat as _, Stuck,
+    Trouble, Turn, View,
 };
 use weft_protocol::transfer::PeerId;
 use weft_protocol::{HostBytes as _, Memory as _, Progress, VecMemory};
@@ -39,7 +39,7 @@ enum Doing {
     Meeting { forming: Box<Forming>, by: Time },
     Nothing,
     Calling { by: Time },
-    Asking { inquiry: Inquiry, trouble: Option<Trouble> },
+    Failing(Box<Failing>),
     LettingGo(Box<Abort>),
 }
 
@@ -109,10 +109,10 @@ impl Member {
         };
         let begun = self.execution.begin(&task, number as u64, &mut self.lent.clone(), far);
         begun.map_err(|trouble| trouble.to_string())?;
-        self.doing = match far.told() {
-            Some(abort) => Doing::LettingGo(Box::new(abort)),
-            None => Doing::Calling { by },
-        };
+        self.doing = Doing::Calling { by };
+        if let Some(abort) = far.told() {
+            self.fail(Some(Trouble::Aborted(Box::new(abort))));
+        }
         Ok(())
     }
 
@@ -143,8 +143,8 @@ impl Member {
                 let by = *by;
                 self.call(by, now)
             }
-            Doing::Asking { .. } => {
-                self.ask(now);
+            Doing::Failing(_) => {
+                self.go_on_failing(now);
                 self.let_go()
             }
             Doing::LettingGo(_) => self.let_go(),
@@ -157,11 +157,10 @@ impl Member {
         for _ in 0..LOOKS {
             match self.execution.turn(far, &Reference, 1) {
                 Ok(Turn::Ended) => {
-                    let told = far.told();
-                    let of_it = |abort: &Abort| abort.called.number <= self.execution.latest().number;
-                    if let Some(abort) = told.filter(of_it) {
-                        self.doing = Doing::LettingGo(Box::new(abort));
-                        return self.let_go();
+                    let number = self.execution.latest().number;
+                    if let Some(abort) = far.told().filter(|abort| abort.is_of(number)) {
+                        trouble = Some(Trouble::Aborted(Box::new(abort)));
+                        break;
                     }
                     self.ended_well += 1;
                     let output = self.memory[1].snapshot();
@@ -196,47 +195,29 @@ impl Member {
             }
             break;
         }
-        match trouble {
-            Some(Trouble::Aborted(abort)) => {
-                self.doing = Doing::LettingGo(abort);
-                self.let_go()
-            }
-            trouble => {
-                far.publish(self.execution.waiting());
-                let number = self.execution.latest().number;
-                let inquiry = Inquiry::new(far, self.rank, self.ranks, number, trouble.as_ref(), now);
-                self.doing = Doing::Asking { inquiry, trouble };
-                None
-            }
-        }
+        self.fail(trouble);
+        None
     }
 
-    /// Asks the others what they have called, and when that is known tells all who is to blame.
-    fn ask(&mut self, now: Time) {
-        let (Doing::Asking { inquiry, trouble }, Some(far)) = (&self.doing, &mut self.far) else {
-            return;
-        };
-        if let Err(Trouble::Aborted(abort)) = far.poll(now) {
-            self.doing = Doing::LettingGo(abort);
-            return;
-        }
-        let Some(answers) = inquiry.poll(far, now) else {
-            return;
-        };
-        let witness = Witness {
-            rank: self.rank,
-            call: *self.execution.latest(),
-            history: self.execution.history(),
+    /// The call has failed: from now on the rank finds out why.
+    fn fail(&mut self, trouble: Option<Trouble>) {
+        let Some(far) = &mut self.far else { return };
+        let stuck = Stuck {
+            record: *self.execution.latest(),
             waiting: self.execution.waiting(),
-            others: &answers.others,
-            still: &answers.still,
+            trouble,
         };
-        let abort = match trouble {
-            Some(trouble) => witness.after(trouble),
-            None => witness.after_deadline(),
+        let failing = Failing::new(far, self.rank, self.ranks, stuck, self.agent.now());
+        self.doing = Doing::Failing(Box::new(failing));
+    }
+
+    fn go_on_failing(&mut self, now: Time) {
+        let (Doing::Failing(failing), Some(far)) = (&self.doing, &mut self.far) else {
+            return;
         };
-        far.abort(&abort);
-        self.doing = Doing::LettingGo(Box::new(far.told().unwrap_or(abort)));
+        if let Some(failure) = failing.poll(far, self.execution.history(), now) {
+            self.doing = Doing::LettingGo(Box::new(failure.abort));
+        }
     }
 
     fn let_go(&mut self) -> Option<Told> {

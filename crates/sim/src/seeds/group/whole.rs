@@ -17,7 +17,7 @@ use weft_plan::collective::Collective;
 use weft_plan::{Rank, Time};
 use weft_protocol::Epoch;
 use weft_protocol::agent::{Event, Target};
-use weft_protocol::group::{Abort, Cause, Decision, Quorum, Seat as _, ShrinkError, Shrinking, group_id};
+use weft_protocol::group::{Abort, Cause, Decision, Next, Quorum, Seat as _, ShrinkError, Shrinking, group_id};
 use weft_protocol::seeded::Seeded;
 use weft_protocol::transfer::PeerId;
 
@@ -111,6 +111,8 @@ pub(in crate::seeds) struct Strike {
     dies: u32,
     told: bool,
     freezes: Option<usize>,
+    /// A rank that ends its sessions with some others, as bits, and lives on.
+    parts: Option<(usize, u32)>,
     /// Those on one side of the tear, as bits.
     torn: u32,
     /// Only words in one direction are lost.
@@ -217,7 +219,8 @@ impl GroupPlay {
             let root = Rank(chance.below(ranks.into()) as u32);
             wishes[at] = Wish::new(&mut chance, Collective::Broadcast { root }, ranks, LONG);
         }
-        let trouble = Trouble::random(&mut chance, ranks, &wishes);
+        let mut trouble = Trouble::random(&mut chance, ranks, &wishes);
+        trouble.part(&mut Seeded::new(seed ^ 0x7061_7274), ranks);
         wishes.push(Wish::new(&mut chance, Collective::Barrier, ranks, 0));
         let together = match trouble {
             // Memory that two ranks share is not torn by a network.
@@ -363,6 +366,15 @@ impl GroupPlay {
             let player = &mut self.players[index];
             (player.member, player.rest, player.agent) = (None, None, None);
         }
+        if let Some((index, from)) = what.parts
+            && let Some(agent) = &self.players[index].agent
+        {
+            let sessions = self.players[index].sessions.iter();
+            for (_, peer) in sessions.filter(|(other, _)| is_in(from, **other)) {
+                agent.act(|core, now| core.disconnect(*peer, now));
+            }
+            self.arrange(Time::from_ns(1), Tick::Wake, index);
+        }
         if let Some(index) = what.freezes {
             let until = self.world.now().saturating_add(what.lasts);
             self.players[index].frozen_until = Some(until);
@@ -439,7 +451,10 @@ impl GroupPlay {
                 let polled = agent.act(|core, now| seat.notes(|notes| machine.poll(core, notes, now)));
                 match polled {
                     Ok(None) => return Ok(false),
-                    Ok(Some(decision)) => self.on_decision(index, agent, decision),
+                    Ok(Some(decision)) => {
+                        let next = machine.next(&decision);
+                        self.on_decision(index, agent, &decision, next);
+                    }
                     Err(ShrinkError::NoQuorum(_)) => player.stage = Stage::NoQuorum,
                     Err(_) => player.stage = Stage::TimedOut,
                 }
@@ -582,33 +597,37 @@ impl GroupPlay {
         Ok(true)
     }
 
-    fn on_decision(&mut self, index: usize, agent: &SharedAgent, decision: Decision) {
+    fn on_decision(&mut self, index: usize, agent: &SharedAgent, decision: &Decision, next: Next) {
         let player = &mut self.players[index];
         let Some(member) = &player.member else { return };
         self.world
             .note(&[52, index as u64], || format!("rank {index} hears {decision:?}"));
-        let own = decision.members.iter().position(|rank| *rank == member.rank);
-        let (Some(own), false) = (own, decision.content) else {
-            player.stage = match (own, &player.rest) {
-                (None, _) => Stage::LeftOut,
-                // It was not one of those that came together.
-                (Some(_), None) => Stage::TimedOut,
-                (Some(_), Some(_)) => {
-                    player.answer = Some((decision.members, decision.ended));
-                    Stage::Shrunk
-                }
-            };
-            return;
+        let (members, own, seed) = match next {
+            Next::Form { members, own, seed } => (members, own, seed),
+            Next::LeftOut => {
+                player.stage = Stage::LeftOut;
+                return;
+            }
+            // It was not one of those that came together.
+            Next::Formed { .. } if player.rest.is_none() => {
+                player.stage = Stage::TimedOut;
+                return;
+            }
+            Next::Formed { ended } => {
+                player.answer = Some((decision.members.clone(), ended));
+                player.stage = Stage::Shrunk;
+                return;
+            }
         };
         let parent = member.seat.notes(|notes| notes.group());
         let peers = member.seat.notes(|notes| notes.peers().to_vec());
-        let peers: Vec<Option<PeerId>> = decision.members.iter().map(|rank| peers[rank.0 as usize]).collect();
-        let group = group_id(&[&parent.to_le_bytes(), &Shrinking::seed(&decision)]);
+        let peers: Vec<Option<PeerId>> = members.iter().map(|rank| peers[rank.0 as usize]).collect();
+        let group = group_id(&[&parent.to_le_bytes(), &seed]);
         if let Stage::Shrinking(machine) = std::mem::replace(&mut player.stage, Stage::Done) {
             let until = machine.until();
             // What had been formed before has lost somebody.
             player.rest = None;
-            player.rest = Some(Member::meet(agent, group, Rank(own as u32), &peers, until));
+            player.rest = Some(Member::meet(agent, group, own, &peers, until));
             player.stage = Stage::Regrouping(machine);
         }
     }
@@ -706,6 +725,8 @@ impl GroupPlay {
                 // Who was frozen finds that the others have left it.
                 Trouble::Strikes { what, .. } => {
                     what.freezes.is_some_and(|frozen| frozen == blamed || frozen == rank)
+                        // Between two that have parted each sees the other go.
+                        || what.parts.is_some_and(|(one, from)| one == blamed || from >> blamed & 1 != 0)
                         || what.dies >> blamed & 1 != 0
                 }
             };
@@ -728,7 +749,7 @@ impl GroupPlay {
         };
         let gone = what.dies.count_ones() as usize + usize::from(what.freezes.is_some());
         let enough = 2 * gone < self.players.len();
-        if !failed || what.torn != 0 || !enough {
+        if !failed || what.torn != 0 || what.parts.is_some() || !enough {
             return Ok(());
         }
         let left = |index: &usize| what.freezes != Some(*index) && what.dies >> index & 1 == 0;
@@ -817,6 +838,7 @@ impl Trouble {
             dies: 0,
             told: chance.chance(0.6),
             freezes: None,
+            parts: None,
             torn: 0,
             one_way: false,
             lasts: Time::from_ms(50 << chance.below(9)),
@@ -859,6 +881,24 @@ impl Trouble {
             },
         };
         Trouble::Strikes { at, after, what }
+    }
+}
+
+impl Trouble {
+    /// Has one of the ranks end its sessions with some others instead, now and then.
+    fn part(&mut self, chance: &mut Seeded, ranks: u32) {
+        let Trouble::Strikes { what, .. } = self else { return };
+        let rank = chance.below(ranks.into()) as usize;
+        let from = chance.below(1 << ranks) as u32 & !(1 << rank);
+        if from != 0 && chance.chance(0.15) {
+            *what = Strike {
+                parts: Some((rank, from)),
+                dies: 0,
+                freezes: None,
+                torn: 0,
+                ..*what
+            };
+        }
     }
 }
 

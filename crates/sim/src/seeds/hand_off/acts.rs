@@ -8,6 +8,9 @@ use weft_protocol::hand_off::{AskedShare, HandedOff, Message, Over, Overlap, Rea
 use super::engine::{Prompt, Stage, Step, TOKENS_MAX};
 use super::{Broken, HandOffPlay, Order, Tick};
 
+/// In a thousand.
+const REOPEN: u64 = 15;
+
 impl HandOffPlay {
     pub(super) fn on_act(&mut self) -> Result<(), Broken> {
         if self.actions_left == 0 {
@@ -30,6 +33,9 @@ impl HandOffPlay {
                 true => self.kill(index),
                 false => Ok(()),
             };
+        }
+        if falls(REOPEN) {
+            return self.close(index);
         }
         if falls(self.plan.cut) {
             self.cut(index);
@@ -195,7 +201,10 @@ impl HandOffPlay {
 
     fn add_prompt(&mut self, pushed: bool, in_calm: bool) -> Option<usize> {
         // An engine that has lost a rank computes nothing.
-        if self.nodes[..self.shape.holders].iter().any(|node| node.agent.is_none()) {
+        if self.nodes[..self.shape.holders]
+            .iter()
+            .any(|node| node.station.is_none())
+        {
             return None;
         }
         let tokens = 1 + self.chance.below(TOKENS_MAX);
@@ -286,7 +295,7 @@ impl HandOffPlay {
             }
             Step::Stop => self.stop(number),
             Step::Want => {
-                let whole = self.nodes[readers.clone()].iter().all(|node| node.agent.is_some());
+                let whole = self.nodes[readers.clone()].iter().all(|node| node.station.is_some());
                 prompt.wanted = whole && (prompt.pushed || prompt.lease.is_some());
                 if !prompt.wanted {
                     return Ok(());
@@ -516,7 +525,7 @@ impl HandOffPlay {
     /// Writes a layer of a prompt to its blocks, up to a token.
     pub(super) fn fill(&mut self, rank: usize, number: usize, layer: usize, upto: u64) {
         let prompt = &self.prompts[number];
-        if self.nodes[rank].agent.is_none() || prompt.freed[rank].is_some() {
+        if self.nodes[rank].station.is_none() || prompt.freed[rank].is_some() {
             return;
         }
         let content = self.holders.content(number, layer);

@@ -1,8 +1,8 @@
 //! Hand-offs in a seed's world: an engine that computes prompts, one that goes on with them, and everything that can go wrong between them.
 //!
 //! Both engines are as real ones are: ranks with a share of the heads each, blocks that are given to the next prompt as soon as they are free, orders
-//! that reach a frozen rank late. The moment blocks are free their bytes become others, so that whoever still reads them reads wrong ones. In some worlds there
-//! is somebody who knows the secret and talks nonsense.
+//! that reach a frozen rank late, ranks that close their cache and open another while their sessions go on. The moment blocks are free their bytes become
+//! others, so that whoever still reads them reads wrong ones. In some worlds there is somebody who knows the secret and talks nonsense.
 //!
 //! What is checked, for every seed:
 //! - a prompt that was handed off has exactly its bytes, in every layer and head of every rank;
@@ -26,7 +26,8 @@ use weft_protocol::hand_off::{
 };
 use weft_protocol::seeded::Seeded;
 use weft_protocol::transfer::PeerId;
-use weft_protocol::{Epoch, Memory, VecMemory};
+use weft_protocol::transport::Progress;
+use weft_protocol::{Epoch, Memory, RegionKey, VecMemory};
 
 use super::plan::Plan;
 use crate::agent::SimAgent;
@@ -112,6 +113,8 @@ struct Node {
     memory: Vec<Arc<VecMemory>>,
     image: Vec<Vec<u8>>,
     frozen_until: Option<Time>,
+    /// Published by stations that are closed, with somebody inside.
+    releasing: Vec<RegionKey>,
     wake: Option<Time>,
     /// Whom it is connected with.
     peers: Vec<PeerId>,
@@ -138,6 +141,7 @@ enum Tick {
     Act,
     Thaw,
     Restart,
+    Reopen,
     /// The next thing of a prompt's life.
     Life,
     Calm,
@@ -146,11 +150,12 @@ enum Tick {
     End,
 }
 
-const TICKS: [Tick; 9] = [
+const TICKS: [Tick; 10] = [
     Tick::Wake,
     Tick::Act,
     Tick::Thaw,
     Tick::Restart,
+    Tick::Reopen,
     Tick::Life,
     Tick::Calm,
     Tick::Recovered,
@@ -207,6 +212,7 @@ impl HandOffPlay {
                 memory: Vec::new(),
                 image: Vec::new(),
                 frozen_until: None,
+                releasing: Vec::new(),
                 wake: None,
                 peers: Vec::new(),
                 orders: VecDeque::new(),
@@ -255,6 +261,7 @@ impl HandOffPlay {
                 self.world.restart(self.nodes[about].id);
                 self.begin_life(about)
             }
+            Tick::Reopen => self.reopen(about),
             Tick::Act => self.on_act(),
             Tick::Life => self.on_life(about),
             Tick::Calm => self.on_calm(),
@@ -270,7 +277,20 @@ impl HandOffPlay {
         let node = &self.nodes[index];
         let host = format!("host{}", index / self.plan.nodes_per_host);
         let birth = self.plan.birth(index, node.id, &node.name, &host, epoch);
-        let mut agent = SimAgent::start(&self.world, &birth);
+        let agent = SimAgent::start(&self.world, &birth);
+        let node = &mut self.nodes[index];
+        (node.agent, node.wake) = (Some(agent), None);
+        node.releasing.clear();
+        self.open(index)
+    }
+
+    /// Opens a cache of a rank, in memory of its own.
+    fn open(&mut self, index: usize) -> Result<(), Broken> {
+        let stamp = self.stamp();
+        let node = &mut self.nodes[index];
+        let Some(agent) = &mut node.agent else {
+            return Ok(());
+        };
         let engine = if index < self.shape.holders {
             &self.holders
         } else {
@@ -294,13 +314,44 @@ impl HandOffPlay {
             landing_bytes: self.shape.landing_bytes,
             checksum: true,
         };
-        let machine = HandOffs::new(cache, settings, self.stamp());
+        let machine = HandOffs::new(cache, settings, stamp);
         let now = agent.now();
-        let station = Station::open(&mut agent.core, machine, regions, Box::new(Heap), [], now);
-        let node = &mut self.nodes[index];
+        let names = |peer: &PeerId| Some((*peer, agent.core.identity(*peer)?.name.clone()));
+        let peers: Vec<_> = node.peers.iter().filter_map(names).collect();
+        let station = Station::open(&mut agent.core, machine, regions, Box::new(Heap), peers, now);
         node.station = Some(station.expect("the regions are those of the cache"));
-        (node.agent, node.memory, node.image, node.wake) = (Some(agent), memory, image, None);
+        (node.memory, node.image) = (memory, image);
         self.turn(index)
+    }
+
+    /// A rank hands off no more, and its engine gives up what it had to do with; a moment later it opens another cache. Its sessions go on.
+    fn close(&mut self, index: usize) -> Result<(), Broken> {
+        let node = &mut self.nodes[index];
+        if node.frozen_until.is_some() {
+            return Ok(());
+        }
+        let (Some(agent), Some(mut station)) = (&mut node.agent, node.station.take()) else {
+            return Ok(());
+        };
+        let now = agent.now();
+        node.releasing.extend(station.close(&mut agent.core, now));
+        node.orders.clear();
+        let wait = Time::from_us(1 + self.chance.below(20_000));
+        self.arrange(wait, Tick::Reopen, index as u64);
+        self.turn(index)?;
+        self.on_death(index)
+    }
+
+    fn reopen(&mut self, index: usize) -> Result<(), Broken> {
+        let node = &self.nodes[index];
+        if node.agent.is_none() || node.station.is_some() {
+            return Ok(());
+        }
+        if node.frozen_until.is_some() {
+            self.arrange(Time::from_ms(5), Tick::Reopen, index as u64);
+            return Ok(());
+        }
+        self.open(index)
     }
 
     /// What both engines read off the wall.
@@ -318,7 +369,7 @@ impl HandOffPlay {
         }
         let mut told = Vec::new();
         let node = &mut self.nodes[index];
-        let (Some(agent), Some(station)) = (&mut node.agent, &mut node.station) else {
+        let Some(agent) = &mut node.agent else {
             return Ok(());
         };
         loop {
@@ -331,16 +382,27 @@ impl HandOffPlay {
                     AgentEvent::PeerLost { peer, .. } => node.peers.retain(|known| known != peer),
                     _ => {}
                 }
-                station.on_event(&mut agent.core, event, now);
+                if let Some(station) = &mut node.station {
+                    station.on_event(&mut agent.core, event, now);
+                }
             }
-            let any = station.turn(&mut agent.core, now);
-            told.extend(std::iter::from_fn(|| station.machine.next_event()));
-            if events.is_empty() && !any {
+            let mut any = !events.is_empty();
+            if let Some(station) = &mut node.station {
+                any |= station.turn(&mut agent.core, now);
+                told.extend(std::iter::from_fn(|| station.machine.next_event()));
+            }
+            if !any {
                 break;
             }
         }
         let now = agent.now();
-        let due = station.next_timeout().map(|at| agent.on_world_clock(at.max(now)));
+        let core = &mut agent.core;
+        node.releasing
+            .retain(|key| core.release(key, now) == Ok(Progress::Busy));
+        let again = (!node.releasing.is_empty()).then(|| now.saturating_add(Time::from_ms(1)));
+        let due = node.station.as_ref().and_then(Station::next_timeout);
+        let due = due.into_iter().chain(again).min();
+        let due = due.map(|at| agent.on_world_clock(at.max(now)));
         let next = due.into_iter().chain(agent.next_timeout()).min();
         for event in told {
             self.on_event(index, event)?;
@@ -426,7 +488,7 @@ impl HandOffPlay {
     fn order(&mut self, ranks: std::ops::Range<usize>, order: &Order) -> Result<(), Broken> {
         for index in ranks {
             // Nobody tells the dead anything.
-            if self.nodes[index].agent.is_none() {
+            if self.nodes[index].station.is_none() {
                 continue;
             }
             self.nodes[index].orders.push_back(order.clone());
