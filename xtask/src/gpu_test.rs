@@ -37,18 +37,34 @@ const EXAMPLES: [(&str, &str); 2] = [("weft-gpu", "copies"), ("weft-gpu", "colle
 const BYTES_MAX: u64 = 40 << 20;
 
 const SCRIPT: &str = r#"#!/bin/sh
-# Runs everything in this bundle, on a machine with a GPU. Each part ends with its own summary.
+# Runs everything in this bundle, on a machine with a GPU. Each part ends with its own summary. "./run transfers" runs what is about copies and transfers within the
+# device alone, in less than two minutes.
 cd "$(dirname "$0")"
 export WEFT_REQUIRE=gpu
 failed=0
-for test in @tests@; do
+tests="@tests@"
+examples="copies collectives"
+if [ "$1" = transfers ]; then
+    tests="device cuda_conformance gpu"
+    examples=copies
+fi
+for test in $tests; do
     echo "== $test"
     "./$test" --test-threads=1 || failed=1
 done
-for example in copies collectives; do
+for example in $examples; do
     echo "== $example"
     "./$example" || failed=1
 done
+if [ "$1" = transfers ]; then
+    for more in "" "--checksum" "--set gpu.stay=0s"; do
+        echo "== bench $more"
+        for what in "4KiB,64MiB --batch 1" "4KiB,16KiB,64KiB --batch 4096"; do
+            ./weft bench transfer --transport shared_memory.gpu --max-bytes 256MiB --seconds 0.2 $more --block $what || failed=1
+        done
+    done
+    exit $failed
+fi
 echo "== bench"
 ./weft bench transfer --transport shared_memory.gpu,shared_memory.gpu_host,tcp.gpu --block 4KiB,16KiB,64KiB,64MiB --batch 1,1024,4096 --max-bytes 256MiB || failed=1
 if ls ./*.whl > /dev/null 2>&1; then

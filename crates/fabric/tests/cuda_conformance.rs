@@ -75,7 +75,7 @@ impl Harness for OverDevice {
         true
     }
     fn alone(&mut self) -> Option<(Box<dyn Transport>, Epoch)> {
-        let alone = CudaHere::start(Epoch(5)).expect("a device");
+        let alone = CudaHere::start(Epoch(5), SharedMemoryOptions::default().gpu_stay).expect("a device");
         Some((Box::new(alone), Epoch(5)))
     }
     fn now(&mut self) -> Time {

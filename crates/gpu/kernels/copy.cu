@@ -1,35 +1,14 @@
 // Copies lists of pieces between any two memories that the device can address, and sums both sides on the way if asked to.
 //
-// A warp takes a chunk of a piece at a time: four vectors of sixteen bytes a lane are on their way before the first is stored, and 1,536 threads a
-// multiprocessor do so, which is what it takes to keep the memory busy. Warps walk over the chunks; the last one to end tells the host by a word in the host's own memory, because asking
-// the driver for an event takes longer than a small copy.
+// A warp takes a chunk of a piece at a time: eight vectors of sixteen bytes a lane are on their way before the first is stored, which is a page of 4 KiB at once, and
+// sixteen warps a multiprocessor do so: that is what it takes to keep the memory busy, and leaves half of each multiprocessor to whoever computes. How orders come and end is
+// told in `worker.cuh`.
 
-typedef unsigned char u8;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "worker.cuh"
 
-struct Piece {
-    u64 to, from, len;
-};
-
-// What one launch shares among its blocks. The device's own memory, all zero between two launches.
-struct Tally {
-    u32 ended;
-    u32 unused;
-    u64 read, written;
-};
-
-// Where the host looks. Memory of the host.
-struct Report {
-    u64 read, written;
-    u32 done;
-    u32 unused;
-};
-
-static constexpr u32 LANES = 32;
-static constexpr u32 DEPTH = 4;
-// So many pieces come with the launch itself; a longer list is read from the host's memory, a warp's piece at a time.
-static constexpr u32 FEW = 8;
+// Vectors of a lane on their way at once; and of what is left at the end of a chunk.
+static constexpr u32 DEPTH = 8;
+static constexpr u32 LAST_DEPTH = 4;
 static constexpr u32 VECTOR = sizeof(uint4);
 
 // Memory as it is now, past every cache of this multiprocessor.
@@ -50,100 +29,104 @@ __device__ __forceinline__ u64 weigh_byte(u32 byte, u64 place) {
     return (u64)(byte + 1) * ((place << 1 | 1) * 0x9e3779b97f4a7c15ull);
 }
 
+// Copies vectors; returns the sum of what was read where that is wanted. What is read is not read again. What is written may be, by whoever the bytes are for, or by whoever sums
+// them: it stays in the second cache as long as there is room.
 template <bool SUM>
-__device__ __forceinline__ void copy_chunk(u8 *to, const u8 *from, u64 len, u64 place, u32 lane, u64 &read, u64 &written) {
-    u64 at = 0;
-    if ((((u64)to | (u64)from) & (VECTOR - 1)) == 0) {
-        u64 vectors = len / VECTOR;
+__device__ __forceinline__ u64 copy_vectors(uint4 *to, const uint4 *from, u32 vectors, u64 place, u32 lane) {
+    u64 sum = 0;
+    u32 first = lane;
+#pragma unroll 1
+    for (; first - lane + DEPTH * LANES <= vectors; first += DEPTH * LANES) {
         uint4 v[DEPTH];
-        u64 first = lane;
-        for (; first + (DEPTH - 1) * LANES < vectors; first += DEPTH * LANES) {
 #pragma unroll
-            for (u32 d = 0; d < DEPTH; d++) v[d] = __ldcs((const uint4 *)from + first + d * LANES);
+        for (u32 d = 0; d < DEPTH; d++) v[d] = __ldcs(from + first + d * LANES);
 #pragma unroll
-            for (u32 d = 0; d < DEPTH; d++) __stcs((uint4 *)to + first + d * LANES, v[d]);
-            if (SUM) {
+        for (u32 d = 0; d < DEPTH; d++) __stwb(to + first + d * LANES, v[d]);
 #pragma unroll
-                for (u32 d = 0; d < DEPTH; d++) read += weigh(v[d], place + (first + d * LANES) * VECTOR);
+        for (u32 d = 0; SUM && d < DEPTH; d++) sum += weigh(v[d], place + (first + d * LANES) * VECTOR);
+    }
+    // Lanes that are past the end copy the last vector once more.
+#pragma unroll 1
+    for (; first - lane < vectors; first += LAST_DEPTH * LANES) {
+        uint4 v[LAST_DEPTH];
 #pragma unroll
-                for (u32 d = 0; d < DEPTH; d++) v[d] = load_again((const uint4 *)to + first + d * LANES);
+        for (u32 d = 0; d < LAST_DEPTH; d++) v[d] = __ldcs(from + min(first + d * LANES, vectors - 1));
 #pragma unroll
-                for (u32 d = 0; d < DEPTH; d++) written += weigh(v[d], place + (first + d * LANES) * VECTOR);
-            }
+        for (u32 d = 0; d < LAST_DEPTH; d++) __stwb(to + min(first + d * LANES, vectors - 1), v[d]);
+#pragma unroll
+        for (u32 d = 0; SUM && d < LAST_DEPTH; d++) {
+            if (first + d * LANES < vectors) sum += weigh(v[d], place + (first + d * LANES) * VECTOR);
         }
-        for (; first < vectors; first += LANES) {
-            uint4 one = __ldcs((const uint4 *)from + first);
-            __stcs((uint4 *)to + first, one);
-            if (SUM) {
-                read += weigh(one, place + first * VECTOR);
-                written += weigh(load_again((const uint4 *)to + first), place + first * VECTOR);
-            }
-        }
+    }
+    return sum;
+}
+
+// The sum of what is there now. Each lane looks at what it has written itself.
+__device__ __forceinline__ u64 sum_vectors(const uint4 *at, u32 vectors, u64 place, u32 lane) {
+    u64 sum = 0;
+    u32 first = lane;
+#pragma unroll 1
+    for (; first - lane + DEPTH * LANES <= vectors; first += DEPTH * LANES) {
+        uint4 v[DEPTH];
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; d++) v[d] = load_again(at + first + d * LANES);
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; d++) sum += weigh(v[d], place + (first + d * LANES) * VECTOR);
+    }
+#pragma unroll 1
+    for (; first < vectors; first += LANES) sum += weigh(load_again(at + first), place + first * VECTOR);
+    return sum;
+}
+
+template <bool SUM>
+__device__ __forceinline__ void copy_chunk(u8 *to, const u8 *from, u32 len, u64 place, u32 lane, Sums &sums) {
+    u32 at = 0;
+    if ((((u64)to | (u64)from) & (VECTOR - 1)) == 0) {
+        u32 vectors = len / VECTOR;
+        sums.read += copy_vectors<SUM>((uint4 *)to, (const uint4 *)from, vectors, place, lane);
+        if (SUM) sums.written += sum_vectors((const uint4 *)to, vectors, place, lane);
         at = vectors * VECTOR;
     }
     // Whatever does not begin or end where vectors do.
-    for (u64 i = at + lane; i < len; i += LANES) {
+#pragma unroll 1
+    for (u32 i = at + lane; i < len; i += LANES) {
         u8 byte = from[i];
         to[i] = byte;
         if (SUM) {
-            read += weigh_byte(byte, place + i);
-            written += weigh_byte(((volatile u8 *)to)[i], place + i);
+            sums.read += weigh_byte(byte, place + i);
+            sums.written += weigh_byte(((volatile u8 *)to)[i], place + i);
         }
     }
 }
 
+// A function of its own, so that its loops have all registers to themselves.
 template <bool SUM>
-__device__ void copy_pieces(const Piece *pieces, u32 count, u32 chunks_a_piece, u64 chunk, Tally *tally, Report *report, u32 number) {
+__device__ __noinline__ Sums copy_chunks(const Order &order, const Piece *pieces, u32 unit, u32 step) {
     u32 lane = threadIdx.x % LANES;
-    u64 warp = (u64)blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
-    u64 warps = (u64)gridDim.x * (blockDim.x / LANES);
-    u64 total = (u64)count * chunks_a_piece;
-    u64 read = 0, written = 0;
-    for (u64 unit = warp; unit < total; unit += warps) {
-        Piece piece = pieces[unit / chunks_a_piece];
-        u64 begin = (unit % chunks_a_piece) * chunk;
-        if (begin >= piece.len) continue;
-        u64 len = min(chunk, piece.len - begin);
-        // Where a piece lies in the list is part of its bytes' place.
-        u64 place = (unit / chunks_a_piece << 40) + begin;
-        copy_chunk<SUM>((u8 *)piece.to + begin, (const u8 *)piece.from + begin, len, place, lane, read, written);
-    }
-    if (SUM) {
-        for (u32 step = LANES / 2; step > 0; step /= 2) {
-            read += __shfl_xor_sync(0xffffffffu, read, step);
-            written += __shfl_xor_sync(0xffffffffu, written, step);
+    Sums sums = {0, 0};
+    u32 chunks_a_piece = order.chunks_a_piece, chunk = order.chunk, units = order.count * chunks_a_piece;
+    if (unit >= units) return sums;
+    Piece next = pieces[unit / chunks_a_piece];
+#pragma unroll 1
+    for (;;) {
+        Piece piece = next;
+        u32 nth = unit / chunks_a_piece, within = unit - nth * chunks_a_piece;
+        unit += step;
+        // The next piece is on its way while this one is copied.
+        if (unit < units) next = pieces[unit / chunks_a_piece];
+        u64 begin = (u64)within * chunk;
+        if (begin < piece.len) {
+            // Where a piece lies in the list is part of its bytes' place.
+            u64 place = ((u64)nth << 40) + begin;
+            u32 len = (u32)min((u64)chunk, piece.len - begin);
+            copy_chunk<SUM>((u8 *)piece.to + begin, (const u8 *)piece.from + begin, len, place, lane, sums);
         }
-        if (lane == 0) {
-            atomicAdd(&tally->read, read);
-            atomicAdd(&tally->written, written);
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence_system();
-        if (atomicAdd(&tally->ended, 1) == gridDim.x - 1) {
-            __threadfence(); // What the other blocks have added is there from here on.
-            if (SUM) {
-                report->read = atomicExch(&tally->read, 0);
-                report->written = atomicExch(&tally->written, 0);
-            }
-            tally->ended = 0;
-            __threadfence_system();
-            asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&report->done), "r"(number) : "memory");
-        }
+        if (unit >= units) return sums;
     }
 }
 
-struct Few {
-    Piece pieces[FEW];
-};
-
-extern "C" __global__ void __launch_bounds__(256, 6)
-weft_copy(const __grid_constant__ Few few, const Piece *pieces, u32 count, u32 chunks_a_piece, u64 chunk, Tally *tally, Report *report, u32 number) {
-    copy_pieces<false>(pieces ? pieces : few.pieces, count, chunks_a_piece, chunk, tally, report, number);
+__device__ __forceinline__ Sums copy_share(const Order &order, const Piece *pieces, u32 unit, u32 step) {
+    return order.flags & SUMMED ? copy_chunks<true>(order, pieces, unit, step) : copy_chunks<false>(order, pieces, unit, step);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-weft_copy_summed(const __grid_constant__ Few few, const Piece *pieces, u32 count, u32 chunks_a_piece, u64 chunk, Tally *tally, Report *report, u32 number) {
-    copy_pieces<true>(pieces ? pieces : few.pieces, count, chunks_a_piece, chunk, tally, report, number);
-}
+extern "C" __global__ void __launch_bounds__(512, 2) weft_copy(const __grid_constant__ Order order, const __grid_constant__ Terms terms) { work(order, terms); }

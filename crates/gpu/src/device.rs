@@ -218,12 +218,17 @@ impl Device {
         self.multiprocessors
     }
 
+    /// The driver has no life in a forked child, and calls there may never return.
+    pub(crate) fn check_process(&self) -> Result<(), GpuError> {
+        match std::process::id() == self.process {
+            true => Ok(()),
+            false => Err(GpuError::Forked),
+        }
+    }
+
     /// Makes the device the one that this thread's calls are about, for as long as the value lives.
     pub(crate) fn enter(&self) -> Result<Entered, GpuError> {
-        // The driver has no life in a forked child, and calls there may never return.
-        if std::process::id() != self.process {
-            return Err(GpuError::Forked);
-        }
+        self.check_process()?;
         let mut capture = CaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the context is retained for as long as the device is open. What is done here is nobody's graph: neither does it belong into one that another
         // thread captures, nor may it break that.

@@ -1,13 +1,12 @@
 //! The kernels of collectives, loaded once for all teams of a device.
 
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
 
 use crate::collective::CallView;
-use crate::copier::function;
 use crate::device::{Device, GpuError, check};
 use crate::memory::DeviceMemory;
 use crate::pinned::Pinned;
@@ -253,6 +252,17 @@ impl Drop for Kernels {
             unsafe { sys::cuModuleUnload(self.module) };
         }
     }
+}
+
+/// # Safety
+/// The module must be loaded.
+pub(crate) unsafe fn function(module: CUmodule, name: &CStr) -> Result<CUfunction, GpuError> {
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the caller's promise.
+    check("cuModuleGetFunction", unsafe {
+        sys::cuModuleGetFunction(&mut found, module, name.as_ptr())
+    })?;
+    Ok(found)
 }
 
 #[cfg(test)]

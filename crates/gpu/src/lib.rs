@@ -4,10 +4,10 @@
 //! Kernels are compiled beforehand and shipped as PTX (`kernels/*.ptx`, made by `cargo xtask kernels`): nobody needs a compiler.
 //!
 //! ```no_run
-//! use weft_gpu::{Copier, Device, DeviceMemory, Piece};
+//! use weft_gpu::{Copier, Device, DeviceMemory, Piece, STAY};
 //! let device = Device::open(0)?;
 //! let (from, to) = (DeviceMemory::allocate(&device, 1 << 20)?, DeviceMemory::allocate(&device, 1 << 20)?);
-//! let mut copier = Copier::new(&device)?;
+//! let mut copier = Copier::new(&device, STAY)?;
 //! let piece = Piece { to: to.address(), from: from.address(), len: 1 << 20 };
 //! // SAFETY: both memories live until the copy has ended, and it lies within them.
 //! let ticket = unsafe { copier.begin(&[piece], false) }?;
@@ -26,6 +26,7 @@ mod memory;
 mod pinned;
 mod stream;
 pub mod team;
+mod worker;
 
 pub use choice::Way;
 pub use collective::{Buffers, Collective, CollectiveError, Collectives, DeviceSlice};
@@ -37,3 +38,4 @@ pub use memory::{DeviceMemory, EXPORT_BYTES, Export};
 pub use pinned::{Pinned, PinnedRange, is_pinned};
 pub use stream::{Graph, Moment, Stream};
 pub use team::{Heap, Team, TeamSettings, TeamView};
+pub use worker::STAY;

@@ -1,12 +1,14 @@
 //! The copier and the memory of a device, on a device.
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use weft_gpu::{
-    Copier, Device, DeviceMemory, EXPORT_BYTES, GpuError, PIECES_MAX, Piece, Pinned, PinnedRange, is_pinned,
+    Copier, Device, DeviceMemory, EXPORT_BYTES, GpuError, PIECES_MAX, Piece, Pinned, PinnedRange, STAY, is_pinned,
 };
 use weft_testing::{Need, has};
 
@@ -46,7 +48,7 @@ struct Bench {
 impl Bench {
     fn new(device: &Arc<Device>, len: usize) -> Bench {
         Bench {
-            copier: Copier::new(device).expect("a copier"),
+            copier: Copier::new(device, STAY).expect("a copier"),
             pinned: Pinned::allocate(device, len).expect("host memory"),
         }
     }
@@ -126,6 +128,95 @@ fn lists_of_any_pieces_are_copied_and_nothing_else() {
     }
 }
 
+/// Copies follow each other at once, a little before the worker leaves, at the very moment, and long after; singly and several at a time. Whatever happens to be true of the
+/// worker, each is carried out once, and nothing else is.
+#[test]
+fn orders_are_carried_out_whether_somebody_stays_or_leaves() {
+    let Some(device) = device() else { return };
+    const CELL: u64 = 24 << 10;
+    const CELLS: u64 = 96;
+    const LEN: u64 = CELL * CELLS;
+    let (from, to) = (
+        DeviceMemory::allocate(&device, LEN).expect("memory"),
+        DeviceMemory::allocate(&device, LEN).expect("memory"),
+    );
+    let mut bench = Bench::new(&device, LEN as usize);
+    let source = Chance(40).bytes(LEN as usize);
+    bench.put(&from, &source);
+    let mut copier = Copier::new(&device, STAY).expect("a copier");
+    let mut chance = Chance(41);
+    let mut expected = vec![0; LEN as usize];
+    bench.put(&to, &expected);
+    let mut under_way = VecDeque::new();
+    let copies = 1500;
+    for nth in 0..copies {
+        // A whole stretch of cells, from anywhere, into cells of its own: those of a copy under way are not written again.
+        let first = nth % 8 * 12;
+        let count = [1, 1, 5, 12][chance.below(4) as usize];
+        let odd = chance.below(4) == 0;
+        let mut pieces = Vec::new();
+        for cell in first..first + count {
+            let len = if odd {
+                chance.below(CELL + 1)
+            } else {
+                chance.below(CELL / 16 + 1) * 16
+            };
+            let out = chance.below(LEN - len + 1) / if odd { 1 } else { 16 } * if odd { 1 } else { 16 };
+            let at = cell * CELL;
+            pieces.push(Piece {
+                to: to.address() + at,
+                from: from.address() + out,
+                len,
+            });
+            expected[at as usize..(at + len) as usize].copy_from_slice(&source[out as usize..(out + len) as usize]);
+        }
+        let sum = chance.below(5) == 0;
+        while under_way.len() > (nth as usize / 100) % 7
+            && let Some(ticket) = under_way.pop_front()
+        {
+            let copied = copier.wait(ticket).expect("copied");
+            assert_eq!(copied.read_sum, copied.written_sum);
+        }
+        // SAFETY: every piece lies in its memory, which lives until the copy has ended.
+        under_way.push_back(unsafe { copier.begin(&pieces, sum) }.expect("a copy"));
+        let pause = match chance.below(40) {
+            0..=2 => 15 + chance.below(20),
+            3 => 200,
+            _ => 0,
+        };
+        let until = Instant::now() + Duration::from_micros(pause);
+        while Instant::now() < until {
+            std::hint::spin_loop();
+        }
+    }
+    for ticket in under_way {
+        copier.wait(ticket).expect("copied");
+    }
+    assert!(bench.get(&to) == expected);
+    assert!(copier.launches() < copies as u32, "nobody ever stayed");
+}
+
+#[test]
+fn a_worker_that_stays_goes_with_its_copier() {
+    let Some(device) = device() else { return };
+    const LEN: u64 = 1 << 20;
+    let memory = DeviceMemory::allocate(&device, 2 * LEN).expect("memory");
+    for _ in 0..20 {
+        let mut copier = Copier::new(&device, Duration::from_millis(1)).expect("a copier");
+        for _ in 0..20 {
+            let piece = Piece {
+                to: memory.address() + LEN,
+                from: memory.address(),
+                len: LEN,
+            };
+            // SAFETY: within memory that lives until the copy has ended.
+            let ticket = unsafe { copier.begin(&[piece], true) }.expect("a copy");
+            copier.wait(ticket).expect("copied");
+        }
+        assert!(copier.launches() < 20);
+    }
+}
+
 #[test]
 fn sums_tell_of_any_difference() {
     let Some(device) = device() else { return };
@@ -175,7 +266,7 @@ fn host_memory_is_reached_where_it_lies() {
         page.0.copy_from_slice(bytes);
     }
     let memory = DeviceMemory::allocate(&device, LEN as u64).expect("memory");
-    let mut copier = Copier::new(&device).expect("a copier");
+    let mut copier = Copier::new(&device, STAY).expect("a copier");
     // SAFETY: both vectors stay where they are until the end of the test.
     let pins = unsafe {
         [

@@ -164,6 +164,9 @@ settings! {
     shared_memory_foreign: ForeignMemory = "shared_memory.foreign", "auto";
     /// Whether a second thread helps with large copies when a core is idle.
     shared_memory_helper: bool = "shared_memory.helper", "true";
+    /// How long a worker stays on a GPU after a copy, so that the next one needs no launch, once several have followed each other as soon; meanwhile it
+    /// keeps up to half of each multiprocessor. 0s means never.
+    gpu_stay: Duration = "gpu.stay", "20us", within 0..=1_000_000;
     /// When a request ends with an error if it names no deadline of its own.
     deadline: Duration = "deadline", "30s", within 1_000..=17_280_000_000_000_000;
     /// How often a session that has nothing to say shows that it lives.

@@ -47,6 +47,7 @@ pub(crate) fn start(
                     },
                     inline_bytes_max: settings.inline_bytes.0,
                     helper: settings.shared_memory_helper,
+                    gpu_stay: settings.gpu_stay,
                     ..SharedMemoryOptions::default()
                 };
                 let transport = SharedMemory::start(options, epoch, clock).map_err(failed("shared_memory"))?;
@@ -86,7 +87,7 @@ pub(crate) fn start(
     }
     if CudaHere::is_likely() {
         // Nothing is loaded before a device's memory is registered.
-        let transport = CudaHere::start(epoch).map_err(failed("cuda"))?;
+        let transport = CudaHere::start(epoch, settings.gpu_stay).map_err(failed("cuda"))?;
         slots.push(Slot {
             reach: Reach::Here,
             preference: 0,

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use weft_plan::{Bandwidth, LinkCost, Picos, PlaceKind, Time};
 use weft_protocol::{
@@ -87,8 +88,9 @@ impl CudaHere {
         weft_gpu::is_likely()
     }
 
-    /// Loads nothing: whoever registers memory of a device has done so.
-    pub fn start(epoch: Epoch) -> io::Result<CudaHere> {
+    /// Loads nothing: whoever registers memory of a device has done so. `stay`: how long a device's worker stays for the next copy, once several have followed each
+    /// other as soon.
+    pub fn start(epoch: Epoch, stay: Duration) -> io::Result<CudaHere> {
         let silent = crate::bell::silent()?;
         let mut capabilities = Capabilities::new(NAME, PeerAddress(format!("{NAME}:here")), carriages());
         capabilities.max_op_runs = 16_384;
@@ -98,7 +100,7 @@ impl CudaHere {
             epoch,
             table: RegionTable::new(epoch),
             releasing: Vec::new(),
-            devices: Devices::default(),
+            devices: Devices::new(stay),
             paths: Vec::new(),
             next_path: 0,
             waiting: VecDeque::new(),

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use weft_gpu::{Copied, Copier, KeptList, PIECES_MAX, Piece, Pinned, PinnedRange, Ticket};
 use weft_protocol::memory::Digest;
@@ -260,8 +261,9 @@ impl Sums {
 }
 
 /// The devices that this transport copies by, and the host memory that they may touch.
-#[derive(Default)]
 pub(crate) struct Devices {
+    /// How long a device's worker stays for the next copy, once several have followed each other as soon.
+    stay: Duration,
     /// Lists of transfers that are posted again and again, the last used last. Laying one out takes longer than copying what is on it. They go before the
     /// copiers that made them.
     kept: Vec<Kept>,
@@ -300,6 +302,17 @@ impl fmt::Debug for Devices {
 }
 
 impl Devices {
+    pub(crate) fn new(stay: Duration) -> Devices {
+        Devices {
+            stay,
+            kept: Vec::new(),
+            copiers: BTreeMap::new(),
+            hopeless: BTreeSet::new(),
+            pins: HashMap::new(),
+            bounce: None,
+        }
+    }
+
     /// Begins a part, as much of it as goes at a time. `elsewhere` copies host memory that is not reached here, to or from the bounce buffer.
     ///
     /// # Safety
@@ -315,7 +328,7 @@ impl Devices {
             std::collections::btree_map::Entry::Vacant(_) if self.hopeless.contains(&device.ordinal()) => {
                 return Err(Refusal::Unsupported);
             }
-            std::collections::btree_map::Entry::Vacant(entry) => match Copier::new(&device) {
+            std::collections::btree_map::Entry::Vacant(entry) => match Copier::new(&device, self.stay) {
                 Ok(copier) => entry.insert(copier),
                 Err(error) => {
                     // There may be memory again some day.
@@ -340,8 +353,7 @@ impl Devices {
         if let Some(at) = known
             && let Some((list, end)) = &self.kept[at].list
         {
-            // SAFETY: the pieces were checked when the list was made, against the same ends, which are what they say by the caller's promise. The list is
-            // freed by the driver when nothing uses it.
+            // SAFETY: the pieces were checked when the list was made, against the same ends, which are what they say by the caller's promise.
             let begun = unsafe { copier.begin_kept(job.checksum, over_the_bus, list) };
             let (ticket, end) = (begun.map_err(refusal)?, *end);
             let kept = self.kept.remove(at);

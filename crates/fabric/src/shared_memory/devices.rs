@@ -85,6 +85,11 @@ impl SharedMemory {
         !self.flights.is_empty() || self.paths.iter().any(|path| !path.for_devices.is_empty())
     }
 
+    /// Whether devices copy, and nothing else is to be done that this side knows of.
+    pub(super) fn is_only_flying(&self) -> bool {
+        !self.flights.is_empty() && self.paths.iter().all(|path| path.queue.is_empty())
+    }
+
     /// Whether a device is copying on a path.
     pub(super) fn is_flying_on(&self, path: PathId) -> bool {
         self.flights.iter().any(|flight| flight.path == path)
@@ -233,7 +238,7 @@ impl SharedMemory {
                 }
             }
         } else {
-            path.finish_device(of.running, of.sums, &mut self.ready);
+            path.finish_device(of.running, of.sums, &of.target, &mut self.ready);
         }
     }
 
@@ -322,7 +327,7 @@ impl Drop for SharedMemory {
         if !self.origin.is_here() {
             return;
         }
-        self.devices = Devices::default();
+        self.devices = Devices::new(self.options.gpu_stay);
         for flight in self.flights.drain(..) {
             let InFlight { flight, word, of, .. } = flight;
             drop(flight);

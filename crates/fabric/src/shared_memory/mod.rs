@@ -44,6 +44,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use thiserror::Error;
 use weft_plan::{LinkCost, Time};
@@ -83,6 +84,8 @@ pub struct SharedMemoryOptions {
     pub handshake_max: Time,
     /// What peers are told of the speed of this transport.
     pub cost: LinkCost,
+    /// How long a worker stays on a GPU after a copy, for the next one, once several have followed each other as soon. Zero: never.
+    pub gpu_stay: Duration,
 }
 
 impl Default for SharedMemoryOptions {
@@ -95,6 +98,7 @@ impl Default for SharedMemoryOptions {
             paths_max: 4096,
             handshake_max: Time::from_secs(5),
             cost: crate::cost_unmeasured(address::NAME),
+            gpu_stay: weft_gpu::STAY,
         }
     }
 }
@@ -214,7 +218,8 @@ fn capabilities(address: PeerAddress, cost: LinkCost) -> Capabilities {
         carries.extend(crate::cuda::carriages());
     }
     let mut capabilities = Capabilities::new(address::NAME, address, carries);
-    capabilities.max_op_runs = 4096;
+    // Thousands of spans at both ends are one launch of a device.
+    capabilities.max_op_runs = 4 * weft_gpu::PIECES_MAX;
     capabilities.max_inflight_ops = 256;
     capabilities.max_message_bytes = frame::MAX_MESSAGE_BYTES;
     capabilities.reliable_messages = true;
@@ -234,6 +239,7 @@ impl SharedMemory {
         let reserve = poller::reserve_descriptor().map_err(failed("reserving a descriptor"))?;
         let worker = Worker::new(Hazard::new()?, options.helper);
         let inline_bytes = options.inline_bytes_max;
+        let devices = Devices::new(options.gpu_stay);
         Ok(SharedMemory {
             capabilities: capabilities(address::address(&name), options.cost),
             options,
@@ -243,7 +249,7 @@ impl SharedMemory {
             ledger: Ledger::new()?,
             entries: HashMap::new(),
             worker,
-            devices: Devices::default(),
+            devices,
             flights: Vec::new(),
             origin: Origin::here(),
             device_turn: 0,

@@ -88,7 +88,7 @@ impl Path {
         let empty = running.part.range.is_empty();
         if is_for_device(&running, target) {
             return match empty {
-                true => self.finish_device(running, Sums::default(), signals),
+                true => self.finish_device(running, Sums::default(), target, signals),
                 false => self.for_devices.push_back(ForDevice::new(running, Arc::clone(target))),
             };
         }
@@ -262,12 +262,15 @@ impl Path {
         }
     }
 
-    /// The same of what a device has copied, which has summed both ends.
-    pub(super) fn finish_device(&mut self, running: Running, sums: Sums, signals: &mut Vec<Signal>) {
-        if self.is_hung_up() {
-            return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
+    /// The same of what a device has copied, which has summed both ends. Memory that is mapped here is the peer's, whether it lives or not, and it is
+    /// enough to have seen it lately.
+    pub(super) fn finish_device(&mut self, running: Running, sums: Sums, target: &Target, signals: &mut Vec<Signal>) {
+        if matches!(target.reach, Reach::Foreign(_)) || !self.was_seen_alive() {
+            if self.is_hung_up() {
+                return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
+            }
+            self.seen_alive = self.now;
         }
-        self.seen_alive = self.now;
         let sums = running.part.checksum.then_some(sums);
         let done = Done::moved(sums.map(|sums| sums.far), sums.map(|sums| sums.near));
         self.announce(&running, done, signals);

@@ -188,7 +188,8 @@ impl Transport for SharedMemory {
             self.deliver(signals);
             return Progress::Busy;
         }
-        if !self.ready.is_empty() && self.quick_polls < QUICK_POLLS {
+        // Nor is a device's word waited for by way of the sockets.
+        if (!self.ready.is_empty() || self.is_only_flying()) && self.quick_polls < QUICK_POLLS {
             self.quick_polls += 1;
             self.deliver(signals);
             return Progress::Busy;
