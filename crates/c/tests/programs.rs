@@ -12,7 +12,7 @@ const ROOM: &str = env!("CARGO_MANIFEST_DIR");
 const STRICTLY: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-g"];
 
 /// Whoever has built everything, and this library with it, says so.
-const BUILT: &str = "WEFT_C_BUILT";
+const ALL_BUILT: &str = "WEFT_C_BUILT";
 
 /// The directory with the library. Cargo builds what others link for a test, and a library for C is not among that.
 fn built() -> &'static Path {
@@ -20,7 +20,7 @@ fn built() -> &'static Path {
     BUILT.get_or_init(|| {
         let test = std::env::current_exe().unwrap();
         let directory = test.ancestors().nth(2).unwrap().to_owned();
-        if std::env::var_os(BUILT).is_some() {
+        if std::env::var_os(ALL_BUILT).is_some() {
             assert!(directory.join("libweft.so").exists() && directory.join("libweft.a").exists());
             return directory;
         }
