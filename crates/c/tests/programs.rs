@@ -12,7 +12,7 @@ const ROOM: &str = env!("CARGO_MANIFEST_DIR");
 const STRICTLY: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-g"];
 
 /// Whoever has built everything, and this library with it, says so.
-const ALL_BUILT: &str = "WEFT_C_BUILT";
+const ALL_BUILT: &str = "C_LIBRARY_IS_BUILT";
 
 /// The directory with the library. Cargo builds what others link for a test, and a library for C is not among that.
 fn built() -> &'static Path {
