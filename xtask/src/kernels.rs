@@ -79,13 +79,17 @@ fn look(write: bool) -> Result<Vec<String>, Error> {
     Ok(stale)
 }
 
-/// The text without what the compiler makes of where the source lies: eight digits, in the names of functions that are internal to it.
+/// The text without what the compiler makes of where the source lies and of the headers around it: twice eight digits, in the names of functions that are
+/// internal to it.
 fn anywhere(text: &str) -> String {
-    const INTERNAL: &str = "_INTERNAL_";
-    let mut parts = text.split(INTERNAL);
+    without_digits_after(&without_digits_after(text, "_INTERNAL_"), "_collective_cu_")
+}
+
+fn without_digits_after(text: &str, mark: &str) -> String {
+    let mut parts = text.split(mark);
     let mut same = parts.next().unwrap_or_default().to_owned();
     for part in parts {
-        same.extend([INTERNAL, "00000000", part.get(8..).unwrap_or_default()]);
+        same.extend([mark, "00000000", part.get(8..).unwrap_or_default()]);
     }
     same
 }

@@ -44,8 +44,8 @@
  * - **Times** are nanoseconds, and a month is the longest. A timeout of 0 looks and does not wait.
  * - **Threads.** "Threads: any" means that every thread may call it at any moment, with handles that others are using too. "Threads: last"
  *   means that it ends a handle, which nobody may use at the same time or later.
- * - **Forks.** A handle belongs to the process that made it. In a forked child every call with it is WEFT_ERROR_FORKED, and giving it back
- *   leaves the parent's alone.
+ * - **Forks.** A handle belongs to the process that made it. In a forked child every call with it that returns a status is
+ *   WEFT_ERROR_FORKED, and giving it back leaves the parent's alone.
  * - **Panics** do not come out of the library. A call in which something went wrong inside of Weft is WEFT_ERROR_PANIC, and so is every
  *   later one with the same handle.
  */

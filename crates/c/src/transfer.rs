@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-use weft::{Direction, Prepared, Summary, Transfer, TransferBuilder};
+use weft::{Direction, Error, Prepared, Summary, Transfer, TransferBuilder};
 
 use crate::arguments::{OutStruct, Plain, duration, duration_if_any, list, one_of, structure_or_default};
 use crate::boundary::{Handle, Object, free, handle_out, on};
@@ -281,9 +281,12 @@ unsafe extern "C" fn weft_transfer_cancel(transfer: *mut TransferHandle) -> Stat
     unsafe {
         on(transfer, |object| {
             object.transfer.cancel();
-            // However it ends, it ends.
-            let _ = object.transfer.wait();
-            Ok(())
+            match object.transfer.wait() {
+                // Whether anything is still under way is not known then.
+                Err(error @ (Error::Stopped | Error::Forked(_))) => Err(error.into()),
+                // However else it ends, it ends.
+                _ => Ok(()),
+            }
         })
     }
 }

@@ -135,6 +135,8 @@ impl Kernels {
     /// Loaded when they are first asked for, and kept while anybody has them: the driver compiles them then, which takes it seconds the first time.
     pub fn shared(device: &Arc<Device>) -> Result<Arc<Kernels>, GpuError> {
         static LOADED: Mutex<Vec<(u16, Weak<Kernels>)>> = Mutex::new(Vec::new());
+        // Before the lock, which whoever forked may have held.
+        device.check_process()?;
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let known = loaded.iter().find(|(ordinal, _)| *ordinal == device.ordinal());
         if let Some(kernels) = known.and_then(|(_, kernels)| kernels.upgrade()) {

@@ -295,8 +295,9 @@ impl Worker {
         self.staying = None;
     }
 
-    /// Each word with the number of its order, so that none has to come before another.
+    /// Each word with the number of its order, so that none has to come before another; but all of them after the list that they speak of.
     fn mail(&self, order: &Order, number: u32) {
+        std::sync::atomic::fence(Ordering::Release);
         let first = number as usize % MAILS * WORDS;
         for (nth, word) in order.words().into_iter().enumerate() {
             self.mail_word(first + nth, number, word);

@@ -666,6 +666,7 @@ impl Inner {
         shared.observer.count_with(Vec::new);
         shared.observer.report(shared.clock.now(), || Event::AgentStopped);
         shared.farewell();
+        shared.end_transfers();
         shared.stop();
         // The last handle may go inside a waker, on the progress thread itself.
         if thread.thread().id() != std::thread::current().id() {

@@ -58,6 +58,8 @@ const CALLER_RETURNS: Time = Time::from_us(10);
 const GRAVES_MAX: usize = 1024;
 /// How long an agent that goes waits for its last words to be heard.
 const FAREWELL_MAX: Time = Time::from_ms(200);
+/// How long a closing agent waits for what has been cancelled. A device that has not come to an end by then never will.
+const TRANSFERS_END_MAX: Time = Time::from_secs(30);
 /// Rounds of what has happened, and of what hand-offs make of it, before others get the mutex.
 const SETTLE_ROUNDS_MAX: usize = 8;
 /// How often a region that a peer was inside of is tried again.
@@ -579,6 +581,18 @@ impl Shared {
         self.act(|world, now| open(world).into_iter().for_each(|peer| world.core.depart(peer, now)));
         let until = self.clock.now().saturating_add(FAREWELL_MAX);
         self.wait_until(until, |world| open(world).is_empty().then_some(()));
+    }
+
+    /// Cancels what is under way, and waits until nothing touches its memory: a device that is in the middle of a copy goes on with it, whoever has left.
+    pub(crate) fn end_transfers(&self) {
+        let until = self.clock.now().saturating_add(TRANSFERS_END_MAX);
+        self.wait_until(until, |world| {
+            let now = self.clock.now();
+            for id in world.transfers.keys() {
+                world.core.cancel(*id, now);
+            }
+            world.transfers.is_empty().then_some(())
+        });
     }
 
     /// Ends the progress thread, every wait, every transfer and every atomic operation.

@@ -141,7 +141,7 @@ static __device__ __noinline__ u64 patience(const Team *team, u32 rank, u32 look
 struct Rank {
     const Team &team;
     const u32 rank;
-    // When this thread's patience ends: set at the first wait that does not end soon.
+    // When this thread's patience with the present wait ends: set when it does not end soon.
     u64 until;
     bool failed;
 
@@ -191,6 +191,7 @@ struct Rank {
 template <class Look>
 WEFT_DEVICE bool look_until(Rank &me, u32 peer, Look look) {
     if (me.failed) return false;
+    me.until = 0;
     u32 looks = 0;
     while (!look()) {
         looks++;

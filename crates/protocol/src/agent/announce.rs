@@ -21,6 +21,8 @@ pub(super) struct Announcement {
     /// The tag that the peer counts the parts under; none where it is told when the transfer has ended.
     tag: Option<u64>,
     stage: Stage,
+    /// Into how many parts it may be cut, where the peer counts them for its application.
+    parts: usize,
     /// The transfer has succeeded.
     ended: bool,
 }
@@ -56,16 +58,20 @@ impl<T: ?Sized + Transport> Core<T> {
             payload: payload.to_vec(),
             tag,
             stage: Stage::Waiting,
+            parts: 0,
             ended: false,
         };
         self.announcements.insert(id, announcement);
     }
 
     /// A write that is told by its arrival: the peer counts its parts as it does those of announced ones.
-    pub(super) fn add_told(&mut self, id: TransferId, peer: PeerId) {
+    pub(super) fn add_told(&mut self, id: TransferId, peer: PeerId, parts: usize) {
         self.add_announcement(id, peer, &[], None);
         if let Some(announcement) = self.announcements.get_mut(&id) {
-            announcement.stage = Stage::ByArrival;
+            (announcement.stage, announcement.parts) = (Stage::ByArrival, parts);
+        }
+        if let Some(state) = self.peers.at_mut(peer.0) {
+            state.told_parts += parts;
         }
     }
 
@@ -193,6 +199,7 @@ impl<T: ?Sized + Transport> Core<T> {
             return;
         };
         state.announced -= 1;
+        state.told_parts -= announcement.parts;
         if let Stage::Sent(notification) | Stage::Recalled(Some(notification)) = announcement.stage {
             state.awaited.remove(&notification);
         }

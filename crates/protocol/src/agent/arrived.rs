@@ -11,7 +11,7 @@ use super::announce::ANNOUNCEMENTS_MAX;
 use super::connect::has;
 use super::{Core, PeerError};
 use crate::session::Via;
-use crate::transfer::{PartLimits, PeerId, Request, cut};
+use crate::transfer::{PartLimits, PeerId, Request, SubmitError, cut};
 use crate::transport::{Arrival, Transport};
 
 /// Tags of writes that applications are told of have this bit; those of writes that are only committed the next. All others belong to
@@ -24,7 +24,7 @@ pub(super) const COMMIT_BIT: u64 = 1 << 62;
 const TAGS_MAX: usize = 2 * ANNOUNCEMENTS_MAX;
 /// Parts of one peer's writes that are counted; beyond that, the same.
 const PARTS_MAX: usize = 1 << 16;
-/// Parts that a write may be cut into which is to be told: half of what is counted, because lanes that share the end of a transfer cut it finer than
+/// Parts that writes may be cut into which are to be told, all together: half of what is counted, because lanes that share the end of a transfer cut it finer than
 /// was foreseen. A peer that sends more than are counted, under one number, loses its path.
 pub(super) const TOLD_PARTS_MAX: usize = PARTS_MAX / 2;
 /// Writes of one peer that are there and that nobody has heard of. A peer that has more loses its path, and comes back on another: there is no way to ask it
@@ -149,8 +149,8 @@ impl<T: ?Sized + Transport> Core<T> {
         }
     }
 
-    /// Whether the peer could count all parts of a write, whichever of the transports to it carries them.
-    pub(super) fn may_tell(&self, request: &Request) -> Result<(), PeerError> {
+    /// Whether the peer could count all parts of a write beside those that are under way, whichever of the transports to it carries them. Says how many they may be.
+    pub(super) fn may_tell(&self, request: &Request) -> Result<usize, PeerError> {
         self.may_announce(request.peer)?;
         let mut parts = 0;
         for leg in request.legs.iter() {
@@ -177,6 +177,10 @@ impl<T: ?Sized + Transport> Core<T> {
                 }
             }
         }
-        Ok(())
+        let told = self.peers.at(request.peer.0).map_or(0, |state| state.told_parts);
+        match told + parts > TOLD_PARTS_MAX {
+            true => Err(SubmitError::TooManyAnnounced.into()),
+            false => Ok(parts),
+        }
     }
 }

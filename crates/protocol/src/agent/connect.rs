@@ -37,6 +37,8 @@ pub(super) struct Peer {
     pub(super) awaited: BTreeMap<NotificationId, TransferId>,
     /// How many announcements there are in all.
     pub(super) announced: usize,
+    /// Into how many parts those may be cut that the peer counts for its application.
+    pub(super) told_parts: usize,
     pub(super) parcels: Parcels,
     /// Its writes that the application is told of.
     pub(super) arrived: Arrived,
@@ -520,6 +522,7 @@ impl<T: ?Sized + Transport> Core<T> {
             unsent: VecDeque::new(),
             awaited: BTreeMap::new(),
             announced: 0,
+            told_parts: 0,
             parcels: Parcels::default(),
             arrived: Arrived::default(),
             over: None,

@@ -424,19 +424,18 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         // Parts are counted where something is announced, and nowhere else.
         request.tag = None;
-        self.tag_unannounced(&mut request, announce.is_some())?;
+        let told = self.tag_unannounced(&mut request, announce.is_some())?;
         let ways = self.ways(&request)?;
         if ways.is_some() && request.tag.is_some() {
             return Err(PeerError::NotThroughTheRing);
         }
         let Some(payload) = announce else {
-            let told = request.arrives.is_some();
             let id = match ways {
                 None => self.engine.submit(request, now)?,
                 Some(ways) => self.submit_staged(request, ways, now)?,
             };
-            if told {
-                self.add_told(id, peer);
+            if let Some(parts) = told {
+                self.add_told(id, peer, parts);
             }
             return Ok(id);
         };
@@ -459,8 +458,8 @@ impl<T: ?Sized + Transport> Core<T> {
         Ok(id)
     }
 
-    /// The tag of a write whose parts are counted though nothing is announced.
-    fn tag_unannounced(&mut self, request: &mut Request, announces: bool) -> Result<(), PeerError> {
+    /// The tag of a write whose parts are counted though nothing is announced. Says how many they may be, where the peer's application is told of them.
+    fn tag_unannounced(&mut self, request: &mut Request, announces: bool) -> Result<Option<usize>, PeerError> {
         if request.direction == Direction::Read {
             (request.arrives, request.commit) = (None, false);
         }
@@ -469,7 +468,7 @@ impl<T: ?Sized + Transport> Core<T> {
                 request.tag = Some(COMMIT_BIT | self.next_tag);
                 self.next_tag += 1;
             }
-            return Ok(());
+            return Ok(None);
         };
         if request.peer == PeerId::HERE {
             return Err(PeerError::NobodyThere);
@@ -481,10 +480,10 @@ impl<T: ?Sized + Transport> Core<T> {
         if request.checksum {
             return Err(PeerError::ToldUnverified);
         }
-        self.may_tell(request)?;
+        let parts = self.may_tell(request)?;
         request.tag = Some(tag_of(number, self.next_tag));
         self.next_tag += 1;
-        Ok(())
+        Ok(Some(parts))
     }
 
     /// Ends a transfer early. Its [`Event::Ended`] still comes, once nothing of it can touch memory any more.

@@ -316,3 +316,39 @@ fn what_is_spilled_with_a_commit_lasts_when_the_transfer_has_ended() {
         }
     }
 }
+
+#[test]
+fn what_is_under_way_counts_for_what_is_told_later() {
+    let mut pair = Pair::new();
+    let peer = pair.connect();
+    pair.publish(vec![0; 64], Access::READ_WRITE);
+    pair.until("the name", |p| p.near.region(peer, "kv").is_some());
+    let near = pair.near.register(Arc::new(VecMemory::new(vec![3; 64])), Place::DRAM);
+    let near = near.expect("memory");
+    let of = |pair: &Pair, len: u64| {
+        let (memory, all) = (Arc::new(Vast), Spans::contiguous(0, len));
+        let vast = Region { memory, ..near.clone() };
+        let remote = pair.near.region(peer, "kv").expect("published").clone();
+        let leg = Leg::new(vast, all.clone(), crate::RemoteRegion { len, ..remote }, all);
+        Request {
+            legs: Arc::from([Arc::new(leg.expect("a leg"))]),
+            ..write(pair, peer, &near, 64, 1)
+        }
+    };
+    // The longest that is taken has more than half of the parts that are counted.
+    let mut len = 1 << 40;
+    let taken = loop {
+        let request = of(&pair, len);
+        match pair.near.submit(request, None, pair.now) {
+            Ok(id) => break id,
+            Err(refused) => assert_eq!(refused, PeerError::TooManyParts { max: TOLD_PARTS_MAX }),
+        }
+        len /= 2;
+    };
+    let again = of(&pair, len);
+    let refused = pair.near.submit(again.clone(), None, pair.now);
+    assert_eq!(refused, Err(SubmitError::TooManyAnnounced.into()));
+    let now = pair.now;
+    pair.near.cancel(taken, now);
+    pair.until("its end", |p| p.near.may_tell(&again).is_ok());
+}
