@@ -163,6 +163,11 @@ impl Station {
         self.transfers.is_empty()
     }
 
+    /// Whether it [begins no more moves](Station::end_moves).
+    pub fn is_ending(&self) -> bool {
+        self.ending
+    }
+
     /// Hears and publishes nothing more. Says which regions somebody is still inside of: they are to be [released](Core::release) again.
     pub fn close<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, now: Time) -> Vec<RegionKey> {
         self.end_moves(core, now);

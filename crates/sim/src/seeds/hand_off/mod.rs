@@ -142,6 +142,7 @@ enum Tick {
     Thaw,
     Restart,
     Reopen,
+    Close,
     /// The next thing of a prompt's life.
     Life,
     Calm,
@@ -150,12 +151,13 @@ enum Tick {
     End,
 }
 
-const TICKS: [Tick; 10] = [
+const TICKS: [Tick; 11] = [
     Tick::Wake,
     Tick::Act,
     Tick::Thaw,
     Tick::Restart,
     Tick::Reopen,
+    Tick::Close,
     Tick::Life,
     Tick::Calm,
     Tick::Recovered,
@@ -262,6 +264,9 @@ impl HandOffPlay {
                 self.begin_life(about)
             }
             Tick::Reopen => self.reopen(about),
+            // In another life there is another station.
+            Tick::Close if !self.nodes[about].station.as_ref().is_some_and(Station::is_ending) => Ok(()),
+            Tick::Close => self.close(about),
             Tick::Act => self.on_act(),
             Tick::Life => self.on_life(about),
             Tick::Calm => self.on_calm(),
@@ -324,16 +329,28 @@ impl HandOffPlay {
         self.turn(index)
     }
 
-    /// A rank hands off no more, and its engine gives up what it had to do with; a moment later it opens another cache. Its sessions go on.
+    /// A rank hands off no more, and its engine gives up what it had to do with; a moment later it opens another cache. Its sessions go on. It has its cache back when nothing
+    /// moves any more, as whoever closes a hand-off waits for.
     fn close(&mut self, index: usize) -> Result<(), Broken> {
         let node = &mut self.nodes[index];
-        if node.frozen_until.is_some() {
-            return Ok(());
-        }
-        let (Some(agent), Some(mut station)) = (&mut node.agent, node.station.take()) else {
+        let frozen = node.frozen_until.is_some();
+        let (Some(agent), Some(station)) = (&mut node.agent, &mut node.station) else {
             return Ok(());
         };
+        if frozen {
+            if station.is_ending() {
+                self.arrange(Time::from_ms(5), Tick::Close, index as u64);
+            }
+            return Ok(());
+        }
         let now = agent.now();
+        if !station.end_moves(&mut agent.core, now) {
+            self.arrange(Time::from_us(100), Tick::Close, index as u64);
+            return self.turn(index);
+        }
+        let Some(mut station) = node.station.take() else {
+            return Ok(());
+        };
         node.releasing.extend(station.close(&mut agent.core, now));
         node.orders.clear();
         let wait = Time::from_us(1 + self.chance.below(20_000));
