@@ -41,6 +41,7 @@ const NEEDED: &[Needed] = &[
     (&["valgrind", "--version"], "valgrind"),
     (&["pkg-config", "--version"], "pkg-config"),
     (&["cmake", "--version"], "cmake"),
+    (&["make", "--version"], "make"),
     CHROMIUM,
 ];
 

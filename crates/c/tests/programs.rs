@@ -245,7 +245,8 @@ fn the_address_sanitizer_finds_nothing() {
     succeed(&mut Command::new(
         programs.compile("../../examples/c/transfer.c", &sanitized),
     ));
-    for test in ["arguments", "transfers", "fork"] {
+    // Not that of forks: a child that goes on after a fork of several threads may find locks of the sanitizer's own taken for ever. Valgrind runs it.
+    for test in ["arguments", "transfers"] {
         done(&mut Command::new(
             programs.compile(&format!("tests/c/{test}.c"), &sanitized),
         ));
