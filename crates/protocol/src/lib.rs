@@ -14,6 +14,7 @@ pub mod hand_off;
 pub mod harness;
 pub mod leg;
 pub mod loopback;
+pub mod matched;
 pub mod memory;
 mod numbered;
 pub mod recorded;
