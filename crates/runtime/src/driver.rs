@@ -32,6 +32,7 @@ use weft_fabric::{Clock, Live, cpu};
 use weft_plan::Time;
 use weft_protocol::agent::{AtomicId, Core, Event};
 use weft_protocol::hand_off::Station;
+use weft_protocol::matched::Channels;
 use weft_protocol::region::RegionKey;
 use weft_protocol::session::LeaseId;
 use weft_protocol::transfer::{PeerId, TransferId};
@@ -111,6 +112,8 @@ pub(crate) struct World {
     pub(crate) boards: Vec<Arc<Board>>,
     /// What this agent hands off, if it does.
     pub(crate) station: Option<Station>,
+    /// Its channels of messages that meet, if it has some.
+    pub(crate) channels: Option<Channels>,
     /// What it wanted done is not all done.
     left_busy: bool,
     /// Regions to release that a peer was still inside of.
@@ -163,6 +166,7 @@ impl World {
             groups: Vec::new(),
             boards: Vec::new(),
             station: None,
+            channels: None,
             left_busy: false,
             releasing: Vec::new(),
             release_retry: Time::ZERO,
@@ -188,9 +192,11 @@ impl World {
                 any = true;
                 self.on_event(event, shared, now, later);
             }
-            // What hand-offs want done goes out at once, and what comes of that is entered too.
-            let Some(station) = &mut self.station else { break };
-            if !station.turn(&mut self.core, now) {
+            // What hand-offs and channels want done goes out at once, and what comes of that is entered too.
+            let core = &mut self.core;
+            let handed_off = self.station.as_mut().is_some_and(|station| station.turn(core, now));
+            let met = self.channels.as_mut().is_some_and(|channels| channels.turn(core, now));
+            if !handed_off && !met {
                 break;
             }
             any = true;
@@ -218,6 +224,11 @@ impl World {
         report(&shared.observer, self, &event, now);
         if let Some(station) = &mut self.station {
             station.on_event(&mut self.core, &event, now);
+        }
+        if let Some(channels) = &mut self.channels
+            && channels.on_event(&mut self.core, &event, now)
+        {
+            return;
         }
         match event {
             Event::Ended { id, outcome } => {
@@ -368,7 +379,8 @@ impl World {
     fn own_timeout(&self) -> Option<Time> {
         let releases = (!self.releasing.is_empty()).then_some(self.release_retry);
         let hand_offs = self.station.as_ref().and_then(Station::next_timeout);
-        let due = [releases, hand_offs, self.core.next_timeout()];
+        let channels = self.channels.as_ref().and_then(Channels::next_timeout);
+        let due = [releases, hand_offs, channels, self.core.next_timeout()];
         due.into_iter().flatten().min()
     }
 }

@@ -11,6 +11,7 @@ mod error;
 pub mod hand_off;
 pub mod harness;
 mod interrupt;
+pub mod matched;
 mod memory;
 pub mod observe;
 mod peer;
