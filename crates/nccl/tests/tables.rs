@@ -156,3 +156,27 @@ fn who_does_not_know_the_secret_is_not_let_in() {
     assert_eq!(told, NcclResult::REMOTE_ERROR);
     far.kill();
 }
+
+#[test]
+fn the_profiler_tells_what_collectives_took_and_who_was_waited_for() {
+    let traces = support::fresh_directory();
+    let text = support::profile(&traces);
+    assert!(text.contains("rank 1 of 3"), "{text}");
+    // Two kernels of 30 and 40 us that overlap by 10: 60 in all, of 4 MiB by two thirds, twice.
+    let bus = 4.0 * 1048.576 * 4.0 / 3.0 / 60.0;
+    assert!(
+        text.contains(&format!(
+            "AllReduce 4194304 B by ring/simple: 20 times, 60.0 us on average, 60.0 at most, {bus:.2} GB/s"
+        )),
+        "{text}"
+    );
+    assert!(text.contains("for what rank 2 sends"), "{text}");
+    assert!(
+        text.contains("rank 2 is waited for more than all others together"),
+        "{text}"
+    );
+    let trace = format!("nccl-{}.json", std::process::id());
+    let trace = std::fs::read_to_string(traces.join(trace)).expect("a trace");
+    assert_eq!(trace.matches("\"AllReduce\"").count(), 20, "{trace}");
+    std::fs::remove_dir_all(traces).expect("it is ours");
+}

@@ -6,7 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nccl_net_weft::abi::{HANDLE_BYTES, NcclResult, Net, PropertiesV11};
+use nccl_net_weft::abi::{
+    CollectiveEvent, EventDescription, EventOf, EventStateArgs, HANDLE_BYTES, KernelEvent, NcclResult, Net, Profiler,
+    PropertiesV11, ProxyOpEvent,
+};
 use weft_protocol::Seeded;
 
 const ROLE: &str = "NCCL_TEST_ROLE";
@@ -552,5 +555,132 @@ impl Plan {
         for at in (1..group.len()).rev() {
             group.swap(at, self.order.below(at as u64 + 1) as usize);
         }
+    }
+}
+
+pub fn fresh_directory() -> std::path::PathBuf {
+    let directory = std::env::temp_dir().join(format!("nccl-weft-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&directory);
+    std::fs::create_dir_all(&directory).expect("a directory");
+    directory
+}
+
+/// Tells the profiler of twenty all-reduces among three ranks as NCCL would, and returns its summary.
+pub fn profile(directory: &std::path::Path) -> String {
+    // SAFETY: no other test reads the environment for the profiler, and the net refuses no variable of this name.
+    unsafe { std::env::set_var("NCCL_WEFT_TRACE", directory) };
+    // SAFETY: the library stays loaded, and the symbol is a table of this layout.
+    let profiler: &Profiler = unsafe {
+        let table = libc::dlsym(library().0, c"ncclProfiler_v5".as_ptr());
+        assert!(!table.is_null(), "the profiler is exported");
+        &*table.cast()
+    };
+    let (mut context, mut wanted) = (std::ptr::null_mut(), 0);
+    // SAFETY: every pointer is to what the table says, and every event is ended once.
+    unsafe {
+        let name = c"some communicator".as_ptr();
+        let made = (profiler.init)(&raw mut context, 5, &raw mut wanted, name, 3, 3, 1, None);
+        assert_eq!(made, NcclResult::SUCCESS);
+        assert_eq!(wanted & 2, 2, "collectives are wanted");
+        for call in 0..20u64 {
+            let coll = event(2, std::ptr::null_mut(), EventOf { coll: all_reduce(call) });
+            let coll = start(profiler, context, coll);
+            // What NCCL calls the end of a collective comes before its kernels.
+            (profiler.stop_event)(coll);
+            let begin = 1_000_000 * (call + 1);
+            let kernels = [(0, begin, begin + 30_000), (1, begin + 20_000, begin + 60_000)];
+            let begun = kernels.map(|(channel, timer, stop)| {
+                let of = EventOf {
+                    kernel: KernelEvent { channel, timer },
+                };
+                (start(profiler, context, event(64, coll, of)), stop)
+            });
+            let peer = if call % 4 == 0 { 0 } else { 2 };
+            wait_for(profiler, context, coll, peer);
+            for (kernel, stop) in begun {
+                let mut args = EventStateArgs { timer: stop };
+                (profiler.record_event_state)(kernel, 22, &raw mut args);
+                (profiler.stop_event)(kernel);
+            }
+        }
+        // What NCCL never began it may still end.
+        assert_eq!((profiler.stop_event)(std::ptr::null_mut()), NcclResult::SUCCESS);
+        assert_eq!((profiler.finalize)(context), NcclResult::SUCCESS);
+    }
+    std::fs::read_to_string(directory.join("nccl-some communicator-rank1.txt")).expect("a summary")
+}
+
+fn event(kind: u64, parent: *mut c_void, of: EventOf) -> EventDescription {
+    let rank = 1;
+    EventDescription { kind, parent, rank, of }
+}
+
+fn all_reduce(sequence: u64) -> CollectiveEvent {
+    CollectiveEvent {
+        sequence,
+        function: c"AllReduce".as_ptr(),
+        send: std::ptr::null(),
+        receive: std::ptr::null_mut(),
+        count: 1 << 20,
+        root: 0,
+        datatype: c"ncclFloat32".as_ptr(),
+        channels: 2,
+        warps: 4,
+        algorithm: c"RING".as_ptr(),
+        protocol: c"SIMPLE".as_ptr(),
+        group: std::ptr::null_mut(),
+    }
+}
+
+/// # Safety
+/// The event is what its type says.
+unsafe fn start(profiler: &Profiler, context: *mut c_void, mut event: EventDescription) -> *mut c_void {
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: as the caller says.
+    let result = unsafe { (profiler.start_event)(context, &raw mut handle, &raw mut event) };
+    assert_eq!(result, NcclResult::SUCCESS);
+    assert!(!handle.is_null());
+    handle
+}
+
+/// One receive from a peer that takes a millisecond to come.
+///
+/// # Safety
+/// The context and the call are the profiler's.
+unsafe fn wait_for(profiler: &Profiler, context: *mut c_void, call: *mut c_void, peer: c_int) {
+    let op = ProxyOpEvent {
+        process: std::process::id() as c_int,
+        channel: 0,
+        peer,
+        steps: 1,
+        chunk: 1 << 20,
+        is_send: 0,
+    };
+    // SAFETY: as the caller says; no state has arguments here.
+    unsafe {
+        let op = start(profiler, context, event(8, call, EventOf { proxy_op: op }));
+        let step = start(
+            profiler,
+            context,
+            event(
+                16,
+                op,
+                EventOf {
+                    proxy_op: ProxyOpEvent {
+                        process: 0,
+                        channel: 0,
+                        peer: 0,
+                        steps: 0,
+                        chunk: 0,
+                        is_send: 0,
+                    },
+                },
+            ),
+        );
+        (profiler.record_event_state)(step, 10, std::ptr::null_mut());
+        std::thread::sleep(Duration::from_millis(1));
+        (profiler.record_event_state)(step, 12, std::ptr::null_mut());
+        (profiler.stop_event)(step);
+        (profiler.stop_event)(op);
     }
 }

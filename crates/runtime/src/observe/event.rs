@@ -67,6 +67,18 @@ pub enum Event {
         peer: Arc<str>,
         bytes: u64,
     },
+    /// A collective of another library that is being watched, as this rank has seen it.
+    CollectiveEnded {
+        /// What it is called there, from a fixed set.
+        function: &'static str,
+        /// By what it ran, as in `ring/simple`.
+        way: Arc<str>,
+        bytes: u64,
+        /// What crossed the slowest link, by which algorithms and sizes are compared.
+        bus_bytes: u64,
+        started: Time,
+        ended: Time,
+    },
 }
 
 /// How a transfer ended.

@@ -60,6 +60,17 @@ pub(super) fn write(agent: &str, at: Time, event: &Event) {
                 }
             }
         }
+        Event::CollectiveEnded {
+            function,
+            way,
+            bytes,
+            started,
+            ended,
+            ..
+        } => {
+            let seconds = ended.saturating_sub(*started).as_secs_f64();
+            debug!(agent, at, function, %way, bytes, seconds, "collective ended");
+        }
         Event::NotificationSent { peer, bytes } => debug!(agent, at, %peer, bytes, "notification sent"),
         Event::NotificationReceived { peer, bytes } => debug!(agent, at, %peer, bytes, "notification received"),
     }

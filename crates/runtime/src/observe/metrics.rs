@@ -35,6 +35,9 @@ pub(super) struct Metrics {
     sessions_lost: Counter,
     paths_lost: Family<Carrier, Counter>,
     notifications: Family<Sense, Counter>,
+    collectives: Family<Called, Histogram, fn() -> Histogram>,
+    collective_bytes: Family<Called, Counter>,
+    collective_bus_bytes: Family<Called, Counter>,
     dropped: Counter,
     counted: Family<Counted, Counter>,
     /// Asked at every scrape.
@@ -75,6 +78,11 @@ struct Carrier {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Called {
+    function: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Sense {
     sense: &'static str,
 }
@@ -94,6 +102,11 @@ impl Metrics {
             sessions_lost: Counter::default(),
             paths_lost: Family::default(),
             notifications: Family::default(),
+            collectives: Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(SECONDS_FIRST, SECONDS_STEP, SECONDS_BUCKETS))
+            }),
+            collective_bytes: Family::default(),
+            collective_bus_bytes: Family::default(),
             dropped: Counter::default(),
             counted: Family::default(),
             source: None,
@@ -114,6 +127,11 @@ impl Metrics {
         registry.register("sessions_lost", "Sessions lost", m.sessions_lost.clone());
         registry.register("paths_lost", "Paths lost", m.paths_lost.clone());
         registry.register("notifications", "Notifications", m.notifications.clone());
+        let watched = "Collectives of a library that is watched, on this rank";
+        registry.register("collective_seconds", watched, m.collectives.clone());
+        registry.register("collective_bytes", "Bytes of them", m.collective_bytes.clone());
+        let bus = "Bytes of them that crossed the slowest link";
+        registry.register("collective_bus_bytes", bus, m.collective_bus_bytes.clone());
         registry.register("events_dropped", "Events that found the queue full", m.dropped.clone());
         let counted = "What transports count, all rails together";
         registry.register("transport_events", counted, m.counted.clone());
@@ -187,6 +205,20 @@ impl Metrics {
             }
             Event::NotificationReceived { .. } => {
                 self.notifications.get_or_create(&Sense { sense: "received" }).inc();
+            }
+            Event::CollectiveEnded {
+                function,
+                bytes,
+                bus_bytes,
+                started,
+                ended,
+                ..
+            } => {
+                let called = Called { function };
+                let took = ended.saturating_sub(*started).as_secs_f64();
+                self.collectives.get_or_create(&called).observe(took);
+                self.collective_bytes.get_or_create(&called).inc_by(*bytes);
+                self.collective_bus_bytes.get_or_create(&called).inc_by(*bus_bytes);
             }
             Event::AgentStarted { .. } | Event::AgentStopped | Event::PathOpened { .. } | Event::PathClosed { .. } => {}
         }

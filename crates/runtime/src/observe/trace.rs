@@ -88,6 +88,21 @@ impl TraceFile {
                 self.push(json!({"ph": "e", "cat": "transfer", "id": id, "name": name}), *ended);
                 return;
             }
+            Event::CollectiveEnded {
+                function,
+                way,
+                bytes,
+                bus_bytes,
+                started,
+                ended,
+            } => {
+                let seconds = ended.saturating_sub(*started).as_secs_f64();
+                let bus = *bus_bytes as f64 / seconds.max(1e-9) / 1e9;
+                let args = json!({"bytes": bytes, "way": &**way, "bus GB/s": bus});
+                let length = seconds * 1e6;
+                self.push(json!({"ph": "X", "cat": "collective", "name": function, "dur": length, "args": args}), *started);
+                return;
+            }
             Event::NotificationSent { peer, bytes } => {
                 instant("notification sent", json!({"peer": &**peer, "bytes": bytes}))
             }
