@@ -317,7 +317,7 @@ unsafe extern "C" fn dereg_mr(_comm: *mut c_void, registration: *mut c_void) -> 
     guarded("deregistering memory", || {
         // SAFETY: it is what `reg_mr` handed over, and NCCL gives it back once.
         match unsafe { reclaim::<Registration>(registration) } {
-            Some(registration) => registration.end(),
+            Some(registration) => (*registration).end(),
             None => Ok(()),
         }
     })

@@ -65,6 +65,8 @@ struct Context {
     name: String,
     begun: Instant,
     observer: Observer,
+    /// NCCL looks for a profiler in the library of the net too; unless somebody has asked for this one, it listens to nothing.
+    asked: bool,
     /// Where summaries are written to, beside NCCL's log.
     directory: Option<std::path::PathBuf>,
     places: Box<[Place]>,
@@ -164,6 +166,8 @@ unsafe extern "C" fn init(
         // SAFETY: NCCL gives a string that ends with a zero, or none.
         let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
         let ranks = u32::try_from(ranks).unwrap_or(1).max(1);
+        let named = std::env::var_os("NCCL_PROFILER_PLUGIN").is_some();
+        let asked = named || options.trace.is_some() || options.metrics.is_some();
         let place = || Place {
             handle: OnceLock::new(),
             call: Mutex::new(None),
@@ -175,7 +179,8 @@ unsafe extern "C" fn init(
                 .filter(|name| !name.is_empty())
                 .unwrap_or_else(|| format!("{comm:x}")),
             begun: Instant::now(),
-            observer: observer(&options),
+            observer: if asked { observer(&options) } else { Observer::off() },
+            asked,
             directory: options.trace,
             places: (0..PLACES).map(|_| place()).collect(),
             next: AtomicUsize::new(0),
@@ -189,7 +194,7 @@ unsafe extern "C" fn init(
         }
         // SAFETY: NCCL gives the places for both.
         unsafe {
-            wanted.write(WANTED);
+            wanted.write(if asked { WANTED } else { 0 });
             context.write(std::ptr::from_ref(made).cast_mut().cast());
         }
         Ok(())
@@ -384,6 +389,9 @@ impl Context {
     }
 
     fn end(&self) {
+        if !self.asked {
+            return;
+        }
         self.places.iter().for_each(|place| self.settle(place, true));
         self.observer.flush();
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);

@@ -8,9 +8,11 @@
 //! channels with an error.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use weft_fabric::fork::OfProcess;
+use weft_plan::Time;
 use weft_protocol::matched::{self as protocol, ChannelId, Place, Ticket};
 
 use crate::agent::{Agent, leads_elsewhere, parse_addresses};
@@ -36,11 +38,16 @@ impl Default for Options {
     }
 }
 
+/// Requests that are looked at one after the other share a turn of the agent, which asks the kernel what has come.
+const LOOK_EVERY: Time = Time::from_us(2);
+
 /// The channels of an agent. Clones are the same.
 #[derive(Clone, Debug)]
 pub struct Channels {
     agent: Agent,
     shared: OfProcess<Arc<Shared>>,
+    /// When the agent was last turned by whoever looks at a request, on its clock.
+    looked: Arc<AtomicU64>,
 }
 
 /// Waits for one channel to be opened.
@@ -89,6 +96,7 @@ pub struct Landing<'a> {
 #[derive(Debug)]
 pub struct Request {
     shared: OfProcess<Arc<Shared>>,
+    looked: Arc<AtomicU64>,
     ticket: Arc<Ticket>,
     _memory: Vec<Memory>,
 }
@@ -110,6 +118,7 @@ impl Channels {
         Ok(Channels {
             agent: agent.clone(),
             shared: OfProcess::new(shared.clone()),
+            looked: Arc::default(),
         })
     }
 
@@ -160,7 +169,7 @@ impl Channels {
 
     fn act<T>(
         &self,
-        call: impl FnOnce(&mut protocol::Channels, &mut Core, weft_plan::Time) -> Result<T, ChannelError>,
+        call: impl FnOnce(&mut protocol::Channels, &mut Core, Time) -> Result<T, ChannelError>,
     ) -> Result<T, ChannelError> {
         self.shared.get().map_err(not_taken)?.act(|world, now| {
             world.check_running().map_err(not_taken)?;
@@ -273,6 +282,7 @@ impl Channel {
     fn request(&self, ticket: Arc<Ticket>, memory: Vec<Memory>) -> Request {
         Request {
             shared: self.channels.shared.clone(),
+            looked: self.channels.looked.clone(),
             ticket,
             _memory: memory,
         }
@@ -303,12 +313,20 @@ impl Request {
         if self.ticket.outcome().is_none() {
             match self.shared.get() {
                 Ok(shared) if shared.is_stopped() => return Some(Err(ChannelError::ClosedHere)),
-                Ok(shared) => shared.turn(),
+                Ok(shared) => self.look(shared),
                 Err(forked) => return Some(Err(not_taken(forked))),
             }
         }
         let outcome = self.ticket.outcome()?;
         Some(outcome.map_err(Clone::clone))
+    }
+
+    fn look(&self, shared: &Shared) {
+        let looked = Time::from_ns(self.looked.load(Ordering::Relaxed));
+        if shared.clock.now() >= looked.saturating_add(LOOK_EVERY) {
+            shared.turn();
+            self.looked.store(shared.clock.now().as_ns(), Ordering::Relaxed);
+        }
     }
 
     /// The same, waiting for it.

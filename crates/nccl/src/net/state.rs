@@ -163,13 +163,13 @@ impl State {
 
 impl Registration {
     /// After it nobody touches the memory, unless somebody else has registered it too.
-    pub fn end(self: Box<Registration>) -> Result<(), Failed> {
+    pub fn end(self) -> Result<(), Failed> {
         let Registration {
             state,
             memory,
             address,
             len,
-        } = *self;
+        } = self;
         let mut registered = hold(&state.registered);
         let last = match registered.get_mut(&(address, len)) {
             Some((_, count)) => {

@@ -371,8 +371,8 @@ impl Comms {
         let begun = Instant::now();
         loop {
             let mut idle = true;
-            for at in 0..GROUPS {
-                if receiving[at].is_none()
+            for (at, under_way) in receiving.iter_mut().enumerate() {
+                if under_way.is_none()
                     && let Some(group) = receives.next_group()
                 {
                     let places: Vec<_> = (0..group.len())
@@ -382,11 +382,11 @@ impl Comms {
                         let guard = slot * (LONGEST + 64);
                         self.memory[guard..guard + LONGEST + 64].fill(GUARD);
                     }
-                    receiving[at] = Some((self.irecv(&places), group));
+                    *under_way = Some((self.irecv(&places), group));
                 }
-                if let Some((request, group)) = receiving[at].take() {
+                if let Some((request, group)) = under_way.take() {
                     match self.sizes_of(request, group.len()) {
-                        None => receiving[at] = Some((request, group)),
+                        None => *under_way = Some((request, group)),
                         Some(sizes) => group.iter().zip(sizes).enumerate().for_each(|(nth, (planned, size))| {
                             assert_eq!(size, planned.len);
                             let start = (at * 8 + nth) * (LONGEST + 64);
@@ -401,8 +401,8 @@ impl Comms {
                     idle = false;
                 }
             }
-            for at in 0..SENDS {
-                if sending[at].is_none() {
+            for (at, under_way) in sending.iter_mut().enumerate() {
+                if under_way.is_none() {
                     if next_sends.is_empty() {
                         next_sends = sends.next_group().unwrap_or_default();
                         sends.shuffle(&mut next_sends);
@@ -410,15 +410,15 @@ impl Comms {
                     if let Some(planned) = next_sends.pop() {
                         let slot = GROUPS * 8 + at;
                         planned.put_in(&mut self.memory[slot * (LONGEST + 64)..]);
-                        sending[at] = Some(self.isend(slot, planned.len, planned.tag));
+                        *under_way = Some(self.isend(slot, planned.len, planned.tag));
                     }
                 }
-                if let Some(request) = sending[at] {
+                if let Some(request) = *under_way {
                     idle = false;
                     let (result, done) = self.test(request);
                     assert_eq!(result, NcclResult::SUCCESS);
                     if done {
-                        sending[at] = None;
+                        *under_way = None;
                     }
                 }
             }

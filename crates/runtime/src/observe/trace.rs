@@ -100,7 +100,10 @@ impl TraceFile {
                 let bus = *bus_bytes as f64 / seconds.max(1e-9) / 1e9;
                 let args = json!({"bytes": bytes, "way": &**way, "bus GB/s": bus});
                 let length = seconds * 1e6;
-                self.push(json!({"ph": "X", "cat": "collective", "name": function, "dur": length, "args": args}), *started);
+                self.push(
+                    json!({"ph": "X", "cat": "collective", "name": function, "dur": length, "args": args}),
+                    *started,
+                );
                 return;
             }
             Event::NotificationSent { peer, bytes } => {
