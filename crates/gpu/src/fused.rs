@@ -451,7 +451,10 @@ mod tests {
     #[test]
     fn lengths_follow_what_results_are_rounded_to() {
         let same = norm(4, 64);
-        assert_eq!((same.bytes().rows, same.bytes().output, same.bytes().scales), (512, 512, 0));
+        assert_eq!(
+            (same.bytes().rows, same.bytes().output, same.bytes().scales),
+            (512, 512, 0)
+        );
         let by_row = FusedNorm {
             output: Rounded::Fp8ByRow,
             ..same
@@ -489,13 +492,25 @@ mod tests {
         assert_eq!(with(&|of| of.residual_out = of.residual), Ok(()));
         assert_eq!(with(&|of| of.output = of.input), Ok(()));
         assert_eq!(with(&|of| of.output = of.residual), Err(CollectiveError::Overlap));
-        assert_eq!(with(&|of| of.output.address = of.input.address + 16), Err(CollectiveError::Overlap));
+        assert_eq!(
+            with(&|of| of.output.address = of.input.address + 16),
+            Err(CollectiveError::Overlap)
+        );
         assert_eq!(with(&|of| of.residual_out = of.output), Err(CollectiveError::Overlap));
-        assert_eq!(with(&|of| of.weight.address = of.output.address + 256), Err(CollectiveError::Overlap));
+        assert_eq!(
+            with(&|of| of.weight.address = of.output.address + 256),
+            Err(CollectiveError::Overlap)
+        );
         let askew = with(&|of| of.input.address += 8);
         assert!(matches!(askew, Err(CollectiveError::Misaligned { bytes: 16, .. })));
         let short = with(&|of| of.weight.bytes = 127);
-        assert!(matches!(short, Err(CollectiveError::BufferTooSmall { needed: 128, found: 127 })));
+        assert!(matches!(
+            short,
+            Err(CollectiveError::BufferTooSmall {
+                needed: 128,
+                found: 127
+            })
+        ));
         // In place only where elements are of one size.
         let eight = FusedNorm {
             output: Rounded::Fp8ByRow,
@@ -506,7 +521,10 @@ mod tests {
         assert_eq!(eight.check(&in_place), Err(CollectiveError::Overlap));
         let mut short = right;
         short.scales.bytes = 15;
-        assert!(matches!(eight.check(&short), Err(CollectiveError::BufferTooSmall { .. })));
+        assert!(matches!(
+            eight.check(&short),
+            Err(CollectiveError::BufferTooSmall { .. })
+        ));
     }
 
     #[test]
@@ -526,9 +544,15 @@ mod tests {
             }
         }
         let small = choose(&norm(1, 7168), 8, None, ROOM).unwrap();
-        assert_eq!((small.way, small.threads, small.blocks), (Way::OneShot, THREADS_WIDE, 1));
+        assert_eq!(
+            (small.way, small.threads, small.blocks),
+            (Way::OneShot, THREADS_WIDE, 1)
+        );
         let large = choose(&norm(4096, 7168), 8, None, ROOM).unwrap();
-        assert_eq!((large.way, large.threads, large.blocks), (Way::Bulk, THREADS_NARROW, 49));
+        assert_eq!(
+            (large.way, large.threads, large.blocks),
+            (Way::Bulk, THREADS_NARROW, 49)
+        );
         assert_eq!(
             choose(&norm(1, 64), 2, Some(Way::TwoShot), ROOM),
             Err(CollectiveError::NotThisWay)

@@ -1,4 +1,5 @@
 //! What tests of kernels over rows share: a device, numbers by chance, and elements of two bytes or one as f64.
+#![allow(dead_code, reason = "every test uses a part of it")]
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -103,7 +104,9 @@ impl Two {
 
     pub fn values(self, bytes: &[u8]) -> Vec<f64> {
         let pairs = bytes.chunks_exact(2);
-        pairs.map(|two| self.value(u16::from_ne_bytes([two[0], two[1]]))).collect()
+        pairs
+            .map(|two| self.value(u16::from_ne_bytes([two[0], two[1]])))
+            .collect()
     }
 
     /// How far a number that was rounded once from f32 may be from what it was.
@@ -156,7 +159,10 @@ impl Guarded {
         self.memory.read(0, &mut all).expect("read");
         let end = (GUARD + self.bytes) as usize;
         let around = all[..GUARD as usize].iter().chain(&all[end..]);
-        assert!(around.into_iter().all(|byte| *byte == POISON), "{what}: written outside");
+        assert!(
+            around.into_iter().all(|byte| *byte == POISON),
+            "{what}: written outside"
+        );
         all[GUARD as usize..end].to_vec()
     }
 }

@@ -140,7 +140,10 @@ impl Table {
         };
         let first = results(&self.seats[0]);
         for (rank, seat) in self.seats.iter().enumerate().skip(1) {
-            assert!(results(seat) == first, "{what}: rank {rank} has other results than rank 0");
+            assert!(
+                results(seat) == first,
+                "{what}: rank {rank} has other results than rank 0"
+            );
         }
         let next = self.two.values(&first.0);
         for (at, got) in next.iter().enumerate() {
@@ -148,12 +151,19 @@ impl Table {
             // What f32 loses on the way is relative to what was added.
             let added = inputs.iter().map(|input| input[at].abs()).sum::<f64>() + residual[at].abs();
             let error = self.two.error(sum) + added * 1e-6;
-            assert!((got - sum).abs() <= error, "{what}: residual {at}: {got} instead of {sum}");
+            assert!(
+                (got - sum).abs() <= error,
+                "{what}: residual {at}: {got} instead of {sum}"
+            );
         }
         for (row, next) in next.chunks_exact(hidden).enumerate() {
             let mean = next.iter().map(|value| value * value).sum::<f64>() / hidden as f64;
             let inverse = 1.0 / (mean + f64::from(EPSILON)).sqrt();
-            let exact: Vec<f64> = next.iter().zip(&weight).map(|(value, weight)| value * inverse * weight).collect();
+            let exact: Vec<f64> = next
+                .iter()
+                .zip(&weight)
+                .map(|(value, weight)| value * inverse * weight)
+                .collect();
             let most = exact.iter().fold(0.0f64, |most, value| most.max(value.abs()));
             let scale = match self.norm.output {
                 Rounded::Same => 1.0,
@@ -162,7 +172,10 @@ impl Table {
                     let four = first.2[row * 4..][..4].try_into().expect("four");
                     let scale = f64::from(f32::from_ne_bytes(four));
                     let right = (most / 448.0).max(1.0 / (448.0 * 512.0));
-                    assert!((scale / right - 1.0).abs() < 1e-5, "{what}: scale {row}: {scale} instead of {right}");
+                    assert!(
+                        (scale / right - 1.0).abs() < 1e-5,
+                        "{what}: scale {row}: {scale} instead of {right}"
+                    );
                     scale
                 }
             };
@@ -171,14 +184,21 @@ impl Table {
                 let (got, of, error) = match self.norm.output {
                     Rounded::Same => {
                         let bits = u16::from_ne_bytes([first.1[at * 2], first.1[at * 2 + 1]]);
-                        (self.two.value(bits), *exact, self.two.error(*exact) + exact.abs() * 1e-5)
+                        (
+                            self.two.value(bits),
+                            *exact,
+                            self.two.error(*exact) + exact.abs() * 1e-5,
+                        )
                     }
                     _ => {
                         let of = (exact / scale).clamp(-448.0, 448.0);
                         (eight(first.1[at]), of, error_of_eight(of))
                     }
                 };
-                assert!((got - of).abs() <= error, "{what}: row {row}, column {column}: {got} instead of {of}");
+                assert!(
+                    (got - of).abs() <= error,
+                    "{what}: row {row}, column {column}: {got} instead of {of}"
+                );
             }
         }
     }
@@ -202,7 +222,16 @@ fn results_are_those_of_f64_for_every_shape_way_and_output() {
     for ranks in 1..=8 {
         let team = Team::in_process(&device, ranks, settings()).expect("a team");
         let mut nth = ranks;
-        for (rows, hidden) in [(1, 8), (1, 2048), (3, 7168), (5, 520), (17, 2048), (2, 16_384), (61, 1032), (300, 256)] {
+        for (rows, hidden) in [
+            (1, 8),
+            (1, 2048),
+            (3, 7168),
+            (5, 520),
+            (17, 2048),
+            (2, 16_384),
+            (61, 1032),
+            (300, 256),
+        ] {
             for way in [None, Some(Way::OneShot), Some(Way::Bulk)] {
                 nth += 1;
                 let datatype = [Datatype::Bf16, Datatype::F16][nth % 2];
@@ -277,7 +306,9 @@ fn rows_of_nothing_and_rows_without_a_number_stay_by_themselves() {
                     match nth {
                         1 => assert!(row.iter().all(|value| *value == 0.0)),
                         3 => assert!(row.iter().all(|value| value.is_nan())),
-                        _ => assert!(row.iter().all(|value| value.is_finite()) && row.iter().any(|value| *value != 0.0)),
+                        _ => {
+                            assert!(row.iter().all(|value| value.is_finite()) && row.iter().any(|value| *value != 0.0))
+                        }
                     }
                 }
             }
@@ -313,7 +344,9 @@ fn a_thousand_calls_in_a_row_do_not_meet_each_other() {
                     .map(|_| (0..count).map(|_| chance.below(3) as i32 - 1).collect())
                     .collect();
                 for (seat, input) in table.seats.iter().zip(&inputs) {
-                    let bits = input.iter().flat_map(|value| Two::F16.bits(*value as f32).to_ne_bytes());
+                    let bits = input
+                        .iter()
+                        .flat_map(|value| Two::F16.bits(*value as f32).to_ne_bytes());
                     seat.input.write(&bits.collect::<Vec<u8>>());
                     seat.residual.write(&vec![0; count * 2]);
                 }
@@ -420,7 +453,10 @@ fn a_rank_that_never_comes_is_named_and_nobody_hangs() {
         table.seats[1].stream.synchronize().expect("an end");
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
         let told: Vec<_> = (0..2).map(|rank| team.check(rank).expect_err("a failure")).collect();
-        assert!(told.contains(&CollectiveError::PeerTimedOut { rank: 2 }), "{way:?}: {told:?}");
+        assert!(
+            told.contains(&CollectiveError::PeerTimedOut { rank: 2 }),
+            "{way:?}: {told:?}"
+        );
         assert!(call(0).is_err());
         call(2).expect("a call");
         table.seats[2].stream.synchronize().expect("an end");
@@ -452,8 +488,17 @@ fn wrong_calls_are_refused() {
             table.norms.call_all(stream, &norm, &[right], None),
         ]
     };
-    assert!(matches!(refused[0], Err(CollectiveError::RankOutOfRange { .. })), "{refused:?}");
-    assert!(matches!(refused[1], Err(CollectiveError::Misaligned { .. })), "{refused:?}");
+    assert!(
+        matches!(refused[0], Err(CollectiveError::RankOutOfRange { .. })),
+        "{refused:?}"
+    );
+    assert!(
+        matches!(refused[1], Err(CollectiveError::Misaligned { .. })),
+        "{refused:?}"
+    );
     assert_eq!(refused[2], Err(CollectiveError::NotThisWay));
-    assert!(matches!(refused[3], Err(CollectiveError::WrongBuffers { .. })), "{refused:?}");
+    assert!(
+        matches!(refused[3], Err(CollectiveError::WrongBuffers { .. })),
+        "{refused:?}"
+    );
 }
