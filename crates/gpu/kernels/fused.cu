@@ -1,7 +1,7 @@
 // All-reduce, residual and RMSNorm in one kernel, with or without rounding to eight bits.
 //
-// A row is the hidden state of one token, and belongs to one block at a time: the block sums it over the ranks, adds the residual, keeps it in shared memory while it sums the squares, and
-// writes what is normalised. So nothing between the inputs and the results goes through memory.
+// A row is the hidden state of one token. A block sums it over the ranks, adds the residual, keeps it in shared memory while it sums the squares, and writes what is normalised: nothing between the inputs and the
+// results goes through memory. Where there are fewer rows than blocks, several blocks share one, and tell each other their sums of squares.
 //
 // By packets, everybody sends all its rows to all, and deals with all of them: for few rows. In bulk, rank r deals with rows r, r + ranks, ...: it reads them from all ranks, and
 // writes residual and result to all. Sums are made in f32 in the order of the ranks, the residual last, and rounded once; the norm is that of the rounded row, so that it is the norm of what the next
@@ -28,12 +28,10 @@ struct Fused {
     u32 output;
     float epsilon;
     float scale;
-    u32 unused;
+    // Blocks that share a row.
+    u32 parts;
 };
 
-// One block of so many threads, or three of a third, on a multiprocessor: 80 registers a thread.
-static constexpr u32 FUSED_THREADS_MAX = 768;
-#define FUSED_KERNEL extern "C" __global__ void __launch_bounds__(FUSED_THREADS_MAX, 1)
 
 extern __shared__ uint4 kept[];
 
@@ -90,21 +88,33 @@ WEFT_DEVICE void normalised(const Few<WORDS> &row, const Few<WORDS> &weight, flo
     }
 }
 
-// Normalises the row that the block keeps, of whose squares each thread has summed its own, and writes it to all results. Each thread reads what it kept itself. False when a thread has failed.
+// What of a row a thread has: every so many units from the first on, kept one after the other.
+template <u32 WORDS>
+struct Mine {
+    u32 first, stride, units;
+    // Of the first unit: on its way from the beginning.
+    Few<WORDS> weight;
+    u64 weights;
+
+    WEFT_DEVICE Mine(const Fused &call, const Share &share) : first(share.part * THREADS + threadIdx.x), stride(share.parts * THREADS), units(call.hidden / (2 * WORDS)), weight(), weights(call.weight[blockIdx.y]) {
+        if (first < units) weight = load_few<WORDS>(weights + first * sizeof(Few<WORDS>));
+    }
+    WEFT_DEVICE Few<WORDS> weight_of(u32 unit) const { return unit == first ? weight : load_few<WORDS>(weights + unit * sizeof(Few<WORDS>)); }
+    static WEFT_DEVICE Few<WORDS> *own() { return (Few<WORDS> *)kept + threadIdx.x; }
+};
+
+// Normalises the row that is kept, of whose squares each thread has summed its own, and writes it to all results. Each thread reads what it kept itself. False when a thread has failed.
 template <class E, u32 WORDS>
-WEFT_DEVICE bool finish_row(const Fused &call, u64 weights, const volatile Results &results, Partials &partials, u32 &turn, u32 row, float squares, bool fine) {
-    const u32 units = call.hidden / (2 * WORDS);
-    const Few<WORDS> *own = (const Few<WORDS> *)kept;
-    float sum = over_block(partials, turn, squares, fine, Add());
+WEFT_DEVICE bool finish_row(Rank &me, const Turn &at_call, const Fused &call, const Share &share, const Mine<WORDS> &mine, const volatile Results &results, Partials &partials, u32 &turn, u32 row, float squares, bool fine) {
+    float sum = over_row(me, at_call, share, partials, turn, squares, fine, Add());
     if (!fine) return false;
     float inverse = rsqrtf(sum / (float)call.hidden + call.epsilon);
+    const Few<WORDS> *own = mine.own();
     if (call.output == SAME) {
-        for (u32 unit = threadIdx.x; unit < units; unit += blockDim.x) {
+        for (u32 unit = mine.first; unit < mine.units; unit += mine.stride, own += THREADS) {
             Few<WORDS> result;
-            normalised<E, WORDS>(own[unit], load_few<WORDS>(weights + unit * sizeof(Few<WORDS>)), inverse, [&](u32 w, float low, float high) {
-                result.word[w] = E::narrow_one(low) | E::narrow_one(high) << 16;
-            });
-            u64 at = ((u64)row * units + unit) * sizeof(Few<WORDS>);
+            normalised<E, WORDS>(*own, mine.weight_of(unit), inverse, [&](u32 w, float low, float high) { result.word[w] = E::narrow_one(low) | E::narrow_one(high) << 16; });
+            u64 at = ((u64)row * mine.units + unit) * sizeof(Few<WORDS>);
             for (u32 target = 0; target < results.count; target++) store_few(results.out[target] + at, result);
         }
         return true;
@@ -112,23 +122,23 @@ WEFT_DEVICE bool finish_row(const Fused &call, u64 weights, const volatile Resul
     float scale = call.scale;
     if (call.output == E4M3_BY_ROW) {
         float most = 0;
-        for (u32 unit = threadIdx.x; unit < units; unit += blockDim.x) {
-            normalised<E, WORDS>(own[unit], load_few<WORDS>(weights + unit * sizeof(Few<WORDS>)), inverse, [&](u32, float low, float high) {
-                most = Most()(most, Most()(fabsf(low), fabsf(high)));
-            });
+        for (u32 unit = mine.first; unit < mine.units; unit += mine.stride, own += THREADS) {
+            normalised<E, WORDS>(*own, mine.weight_of(unit), inverse, [&](u32, float low, float high) { most = Most()(most, Most()(fabsf(low), fabsf(high))); });
         }
-        most = over_block(partials, turn, most, fine, Most());
+        own = mine.own();
+        most = over_row(me, at_call, share, partials, turn, most, fine, Most());
+        if (!fine) return false;
         // Never nothing, so that a row of zeros has a scale.
         scale = fmaxf(most / E4M3_MAX, 1.0f / (E4M3_MAX * 512.0f));
-        if (threadIdx.x < results.count) *(float *)(results.scales[threadIdx.x] + (u64)row * sizeof(float)) = scale;
+        if (share.part == 0 && threadIdx.x < results.count) *(float *)(results.scales[threadIdx.x] + (u64)row * sizeof(float)) = scale;
     }
     float back = 1.0f / scale;
-    for (u32 unit = threadIdx.x; unit < units; unit += blockDim.x) {
+    for (u32 unit = mine.first; unit < mine.units; unit += mine.stride, own += THREADS) {
         u64 bytes = 0;
-        normalised<E, WORDS>(own[unit], load_few<WORDS>(weights + unit * sizeof(Few<WORDS>)), inverse, [&](u32 w, float low, float high) {
+        normalised<E, WORDS>(*own, mine.weight_of(unit), inverse, [&](u32 w, float low, float high) {
             bytes |= (u64)(narrow_e4m3(low * back) | narrow_e4m3(high * back) << 8) << 16 * w;
         });
-        u64 at = ((u64)row * units + unit) * (2 * WORDS);
+        u64 at = ((u64)row * mine.units + unit) * (2 * WORDS);
         for (u32 target = 0; target < results.count; target++) {
             if (WORDS == 4) {
                 *(u64 *)(results.out[target] + at) = bytes;
@@ -162,7 +172,18 @@ WEFT_DEVICE void fused_packets(const Team &team, const Fused &call) {
     __shared__ Results results;
     Rank me(team, blockIdx.y);
     const FusedLocal &local = call.locals[blockIdx.y];
-    u32 units = call.hidden / 4, sums = 0;
+    const Share share = {call.parts, blockIdx.x % call.parts};
+    const u32 begin = blockIdx.x / call.parts, step = gridDim.x / call.parts;
+    const Mine<2> mine(call, share);
+    u32 sums = 0;
+    // What is needed first, and the number of the call, are on their way together.
+    u64 first = 0, first_residual = 0;
+    bool some = begin < call.rows && mine.first < mine.units;
+    if (some) {
+        u64 at = ((u64)begin * mine.units + mine.first) * 8;
+        first = *(const u64 *)(local.in + at);
+        first_residual = *(const u64 *)(local.residual + at);
+    }
     if (threadIdx.x == 0) {
         results.out[0] = local.out;
         results.scales[0] = local.scales;
@@ -170,29 +191,31 @@ WEFT_DEVICE void fused_packets(const Team &team, const Fused &call) {
     }
     Turn turn(me);
     bool fine = me.begin();
-    for (u32 row = blockIdx.x; fine && row < call.rows; row += gridDim.x) {
-        for (u32 unit = threadIdx.x; unit < units; unit += blockDim.x) {
-            u64 at = (u64)row * units + unit;
-            send_to_all(me, turn, at * 16, *(const u64 *)(local.in + at * 8));
+    for (u32 row = begin; fine && row < call.rows; row += step) {
+        for (u32 unit = mine.first; unit < mine.units; unit += mine.stride) {
+            u64 at = (u64)row * mine.units + unit;
+            send_to_all(me, turn, at * 16, row == begin && unit == mine.first ? first : *(const u64 *)(local.in + at * 8));
         }
     }
-    for (u32 row = blockIdx.x; row < call.rows; row += gridDim.x) {
+    for (u32 row = begin; row < call.rows; row += step) {
         float squares = 0;
-        for (u32 unit = threadIdx.x; fine && unit < units; unit += blockDim.x) {
-            u64 at = (u64)row * units + unit;
+        Few<2> *own = mine.own();
+        for (u32 unit = mine.first; fine && unit < mine.units; unit += mine.stride, own += THREADS) {
+            u64 at = (u64)row * mine.units + unit;
+            bool known = row == begin && unit == mine.first;
             u64 eight[RANKS_MAX] = {};
-            u64 residual = *(const u64 *)(local.residual + at * 8);
-            set_own(eight, me.rank, *(const u64 *)(local.in + at * 8));
+            u64 residual = known ? first_residual : *(const u64 *)(local.residual + at * 8);
+            set_own(eight, me.rank, known ? first : *(const u64 *)(local.in + at * 8));
             fine = receive(me, turn, at * 16, eight);
             if (!fine) break;
             Few<2> sum;
             sum.word[0] = sum_words<E>(team.ranks, (u32)residual, [&](u32 rank) { return (u32)eight[rank]; });
             sum.word[1] = sum_words<E>(team.ranks, (u32)(residual >> 32), [&](u32 rank) { return (u32)(eight[rank] >> 32); });
             store_few(local.residual_out + at * 8, sum);
-            ((Few<2> *)kept)[unit] = sum;
+            *own = sum;
             squares += squares_of<E, 2>(sum);
         }
-        fine = finish_row<E, 2>(call, call.weight[blockIdx.y], results, partials, sums, row, squares, fine);
+        fine = finish_row<E, 2>(me, turn, call, share, mine, results, partials, sums, row, squares, fine);
         if (!fine) break;
     }
     end_call(me);
@@ -206,7 +229,10 @@ WEFT_DEVICE void fused_bulk(const Team &team, const Fused &call) {
     __shared__ u64 in[RANKS_MAX];
     Rank me(team, blockIdx.y);
     const FusedLocal &local = call.locals[blockIdx.y];
-    const u32 ranks = team.ranks, units = call.hidden / 8;
+    const u32 ranks = team.ranks;
+    const Share share = {call.parts, blockIdx.x % call.parts};
+    const u32 begin = blockIdx.x / call.parts * ranks + me.rank, step = gridDim.x / call.parts * ranks;
+    const Mine<4> mine(call, share);
     u32 sums = 0;
     if (threadIdx.x == 0) {
         u64 *own = told.of[me.rank];
@@ -231,10 +257,12 @@ WEFT_DEVICE void fused_bulk(const Team &team, const Fused &call) {
         __syncthreads();
         const volatile u64 *inputs = in;
         const volatile Results &to = results;
-        for (u32 row = blockIdx.x * ranks + me.rank; row < call.rows; row += gridDim.x * ranks) {
+        fine = true;
+        for (u32 row = begin; fine && row < call.rows; row += step) {
             float squares = 0;
-            for (u32 unit = threadIdx.x; unit < units; unit += blockDim.x) {
-                u64 at = ((u64)row * units + unit) * 16;
+            Few<4> *own = mine.own();
+            for (u32 unit = mine.first; unit < mine.units; unit += mine.stride, own += THREADS) {
+                u64 at = ((u64)row * mine.units + unit) * 16;
                 uint4 got[RANKS_MAX];
 #pragma unroll
                 for (u32 rank = 0; rank < RANKS_MAX; rank++) {
@@ -244,18 +272,18 @@ WEFT_DEVICE void fused_bulk(const Team &team, const Fused &call) {
                 Few<4> sum;
 #pragma unroll
                 for (u32 w = 0; w < 4; w++) sum.word[w] = sum_words<E>(ranks, word_of(residual, w), [&](u32 rank) { return word_of(got[rank], w); });
-                ((Few<4> *)kept)[unit] = sum;
+                *own = sum;
                 squares += squares_of<E, 4>(sum);
                 for (u32 target = 0; target < ranks; target++) store_few(to.residual_out[target] + at, sum);
             }
-            finish_row<E, 4>(call, call.weight[blockIdx.y], results, partials, sums, row, squares, true);
+            fine = finish_row<E, 4>(me, turn, call, share, mine, results, partials, sums, row, squares, true);
         }
         meet_at_end(me, turn);
     }
     end_call(me);
 }
 
-FUSED_KERNEL weft_fused_packets_f16(const __grid_constant__ Team team, const __grid_constant__ Fused call) { fused_packets<F16>(team, call); }
-FUSED_KERNEL weft_fused_packets_bf16(const __grid_constant__ Team team, const __grid_constant__ Fused call) { fused_packets<Bf16>(team, call); }
-FUSED_KERNEL weft_fused_bulk_f16(const __grid_constant__ Team team, const __grid_constant__ Fused call) { fused_bulk<F16>(team, call); }
-FUSED_KERNEL weft_fused_bulk_bf16(const __grid_constant__ Team team, const __grid_constant__ Fused call) { fused_bulk<Bf16>(team, call); }
+KERNEL weft_fused_packets_f16(const __grid_constant__ Team team, const __grid_constant__ Fused call) { fused_packets<F16>(team, call); }
+KERNEL weft_fused_packets_bf16(const __grid_constant__ Team team, const __grid_constant__ Fused call) { fused_packets<Bf16>(team, call); }
+KERNEL weft_fused_bulk_f16(const __grid_constant__ Team team, const __grid_constant__ Fused call) { fused_bulk<F16>(team, call); }
+KERNEL weft_fused_bulk_bf16(const __grid_constant__ Team team, const __grid_constant__ Fused call) { fused_bulk<Bf16>(team, call); }

@@ -181,36 +181,39 @@ WEFT_DEVICE void move_all(const Dispatch &call, u64 in, u32 first, u32 count, u3
     }
 }
 
-// One block of every rank tells every other how many rows it has for each of its experts, and writes what it is told: of each source (`apart`), or of all together.
-WEFT_DEVICE void tell_counts(Rank &me, const Turn &turn, const Dispatch &call, const volatile u32 *own, u64 counts, bool apart) {
-    const u32 ranks = me.team.ranks, each = call.experts_a_rank, pairs = (each + 1) / 2;
-    for (u32 i = threadIdx.x; i < pairs * ranks; i += THREADS) {
-        u32 peer = i / pairs, pair = i % pairs, low = peer * each + 2 * pair;
-        u64 value = own[low] | (u64)(2 * pair + 1 < each ? own[low + 1] : 0) << 32;
-        if (peer != me.rank) store_packets(packets(me, peer, turn, me.rank) + COUNTS_AT + pair * 16, value, turn.flag);
+// Two counts of what this rank has for experts of a peer.
+WEFT_DEVICE u64 counts_for(const Dispatch &call, const volatile u32 *own, u32 peer, u32 pair) {
+    u32 at = peer * call.experts_a_rank + 2 * pair;
+    return own[at] | (u64)(2 * pair + 1 < call.experts_a_rank ? own[at + 1] : 0) << 32;
+}
+
+// One block of every rank tells every other how many rows it has for each of its experts.
+WEFT_DEVICE void tell_counts(const Rank &me, const Turn &turn, const Dispatch &call, const volatile u32 *own) {
+    const u32 pairs = (call.experts_a_rank + 1) / 2;
+    for (u32 i = threadIdx.x; i < pairs * me.team.ranks; i += THREADS) {
+        u32 peer = i / pairs, pair = i % pairs;
+        if (peer != me.rank) store_packets(packets(me, peer, turn, me.rank) + COUNTS_AT + pair * 16, counts_for(call, own, peer, pair), turn.flag);
     }
+}
+
+// And writes what it is told: of each source (`apart`), or of all together.
+WEFT_DEVICE void take_counts(Rank &me, const Turn &turn, const Dispatch &call, const volatile u32 *own, u64 counts, bool apart) {
+    const u32 ranks = me.team.ranks, each = call.experts_a_rank;
     u32 *to = (u32 *)counts;
-    for (u32 pair = threadIdx.x; pair < pairs; pair += THREADS) {
+    for (u32 pair = threadIdx.x; pair < (each + 1) / 2; pair += THREADS) {
+        u64 eight[RANKS_MAX] = {};
+        set_own(eight, me.rank, counts_for(call, own, me.rank, pair));
+        if (!receive(me, turn, COUNTS_AT + pair * 16, eight)) return;
         u32 low = 0, high = 0;
-        for (u32 source = 0; source < ranks; source++) {
-            u32 at = me.rank * each + 2 * pair;
-            u64 value = own[at] | (u64)(2 * pair + 1 < each ? own[at + 1] : 0) << 32;
-            if (source != me.rank) {
-                const u8 *from = packets(me, me.rank, turn, source) + COUNTS_AT + pair * 16;
-                u64 a = 0, b = 0;
-                if (!look_until(me, source, [&] {
-                        load_pair(from, a, b);
-                        return are_marked(a, b, turn.flag);
-                    }))
-                    return;
-                value = eight_of(a, b);
-            }
+#pragma unroll
+        for (u32 source = 0; source < RANKS_MAX; source++) {
+            if (source >= ranks) break;
             if (apart) {
-                to[2 * pair * ranks + source] = (u32)value;
-                if (2 * pair + 1 < each) to[(2 * pair + 1) * ranks + source] = (u32)(value >> 32);
+                to[2 * pair * ranks + source] = (u32)eight[source];
+                if (2 * pair + 1 < each) to[(2 * pair + 1) * ranks + source] = (u32)(eight[source] >> 32);
             }
-            low += (u32)value;
-            high += (u32)(value >> 32);
+            low += (u32)eight[source];
+            high += (u32)(eight[source] >> 32);
         }
         if (!apart) {
             to[2 * pair] = low;
@@ -260,6 +263,8 @@ KERNEL weft_moe_slots(const __grid_constant__ Team team, const __grid_constant__
         for (u32 i = threadIdx.x; i < tokens * top_k; i += THREADS) {
             if (entries[i] < call.experts) atomicAdd(&counts[entries[i]], 1);
         }
+        __syncthreads();
+        if (fine) tell_counts(me, turn, call, counts);
     }
     bool here = false;
     for (u32 first = begin; first < end || !here; first += TOKENS_AT_ONCE) {
@@ -294,7 +299,7 @@ KERNEL weft_moe_slots(const __grid_constant__ Team team, const __grid_constant__
         __syncthreads();
     }
     if (fine) {
-        if (blockIdx.x == 0) tell_counts(me, turn, call, counts, local.counts, true);
+        if (blockIdx.x == 0) take_counts(me, turn, call, counts, local.counts, true);
         meet_at_end(me, turn);
     }
     end_call(me);
@@ -384,7 +389,7 @@ KERNEL weft_moe_compact(const __grid_constant__ Team team, const __grid_constant
                 for (u32 i = threadIdx.x; i < call.experts_a_rank + ranks; i += THREADS) ((u32 *)local.counts)[i] = 0;
             }
         } else if (blockIdx.x == 0) {
-            tell_counts(me, turn, call, counts, local.counts, false);
+            tell_counts(me, turn, call, counts);
         }
         for (u32 first = begin; first < end && !over; first += TOKENS_AT_ONCE) {
             u32 count = min(TOKENS_AT_ONCE, end - first), token = first + threadIdx.x, to = 0;
@@ -441,6 +446,7 @@ KERNEL weft_moe_compact(const __grid_constant__ Team team, const __grid_constant
             move_all(call, local.in, first, count, ranks, places, bases);
             __syncthreads();
         }
+        if (blockIdx.x == 0 && !over) take_counts(me, turn, call, counts, local.counts, false);
         meet_at_end(me, turn);
     }
     end_call(me);

@@ -58,16 +58,47 @@ WEFT_DEVICE float over_warp(float value, Join join) {
     return value;
 }
 
-// The same number for all threads of the block, whose order is always the same. `fine` is made that of all threads.
+// Blocks of one rank that share a row, and which of them this is.
+struct Share {
+    u32 parts;
+    u32 part;
+};
+
+// The same number for all threads of all blocks that share a row, whose order is always the same. `fine` is made that of all threads of the block, false where another block did not come. What blocks tell each other
+// goes by packets in the rank's own heap, where its packets to itself would be; those that share a row do so once in a call, and `turn` tells their sums apart.
 template <class Join>
-WEFT_DEVICE float over_block(Partials &partials, u32 &turn, float value, bool &fine, Join join) {
+WEFT_DEVICE float over_row(Rank &me, const Turn &call, const Share &share, Partials &partials, u32 &turn, float value, bool &fine, Join join) {
     float *of = partials.of[turn & 1];
-    turn++;
     value = over_warp(value, join);
     if (threadIdx.x % LANES == 0) of[threadIdx.x / LANES] = value;
     fine = __syncthreads_and(fine);
-    u32 warps = blockDim.x / LANES, lane = threadIdx.x % LANES;
-    return over_warp(lane < warps ? of[lane] : 0.0f, join);
+    u32 lane = threadIdx.x % LANES;
+    value = over_warp(lane < blockDim.x / LANES ? of[lane] : 0.0f, join);
+    if (share.parts > 1 && fine) {
+        __shared__ float all;
+        if (threadIdx.x < LANES) {
+            u8 *at = packets(me, me.rank, call, me.rank) + (u64)(turn * BLOCKS_MAX + blockIdx.x - share.part) * 16;
+            if (lane == share.part) {
+                store_packets(at + lane * 16, __float_as_uint(value), call.flag);
+            } else if (lane < share.parts) {
+                u64 a = 0, b = 0;
+                // Twice as long as a block waits for another rank, so that it is the one that says who did not come.
+                me.until = clock_ns() + 2 * me.team.timeout_ns;
+                for (u32 looks = 1; fine; looks++) {
+                    load_pair(at + lane * 16, a, b);
+                    if (are_marked(a, b, call.flag)) break;
+                    if (looks % LOOKS_A_CLOCK == 0) fine = me.patient(looks, me.rank);
+                }
+                value = __uint_as_float((u32)eight_of(a, b));
+            }
+            value = over_warp(lane < share.parts ? value : 0.0f, join);
+            if (lane == 0) all = value;
+        }
+        fine = __syncthreads_and(fine);
+        value = all;
+    }
+    turn++;
+    return value;
 }
 
 struct Add {
@@ -90,7 +121,9 @@ WEFT_DEVICE u32 narrow_e4m3(float wide) {
     u32 bits = __float_as_uint(wide), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffffu;
     // Above 2^-6 the upper bits are those of the result, but for where exponents begin; below, steps are of 2^-9.
     u32 normal = (magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20;
-    u32 value = magnitude < 0x3c800000u ? (u32)__float2int_rn(__uint_as_float(magnitude) * 512.0f) : normal - (120u << 3);
+    // 2^14 as f32 has steps of 2^-9, and the sum is rounded to them.
+    u32 small = __float_as_uint(__fadd_rn(__uint_as_float(magnitude), 16384.0f)) - 0x46800000u;
+    u32 value = magnitude < 0x3c800000u ? small : normal - (120u << 3);
     value = min(value, 0x7eu);
     if (magnitude > 0x7f800000u) return 0x7f;
     return sign | value;

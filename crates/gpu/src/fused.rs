@@ -16,7 +16,9 @@ use std::sync::Arc;
 use weft_plan::Datatype;
 
 use crate::choice::Way;
-use crate::collective::{CollectiveError, DeviceSlice, element_number};
+use crate::collective::{CollectiveError, DeviceSlice};
+use crate::device::GpuError;
+use crate::kernels::THREADS;
 use crate::layout::{Layout, RANKS_MAX};
 use crate::module::{Launch, Module, Text};
 use crate::team::Team;
@@ -31,16 +33,15 @@ static TEXT: Text = Text {
     ],
 };
 
-/// Elements of a row at most: a block keeps one in its shared memory.
+/// Elements of a row at most: a block keeps its part of one in its shared memory.
 pub const HIDDEN_MAX: u32 = 16_384;
 /// What a vector holds: rows are whole vectors.
 const VECTOR_ELEMENTS: u32 = 8;
 const VECTOR_BYTES: u64 = 16;
 const ELEMENT_BYTES: u64 = 2;
 const SCALE_BYTES: u64 = 4;
-/// One block of a multiprocessor, or one of three.
-const THREADS_WIDE: u32 = 768;
-const THREADS_NARROW: u32 = 256;
+/// Blocks that share a row at most: the lanes of a warp look for each other's sums.
+const PARTS_MAX: u32 = 32;
 /// Up to so many bytes from one rank to all together, packets are quicker than two meetings. As `examples/fused.rs` found it on an H200.
 const PACKET_BYTES_MAX: u64 = 512 << 10;
 
@@ -185,22 +186,16 @@ impl FusedNorm {
     }
 }
 
-/// Blocks that a rank may launch, of one size and the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Room {
-    wide: u32,
-    narrow: u32,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Choice {
     way: Way,
-    threads: u32,
+    /// Blocks that share a row.
+    parts: u32,
     blocks: u32,
 }
 
-/// The same on every rank. A block has one row at a time: few rows have large blocks, so that each is soon done, and many have small ones, so that there are others to run while one meets.
-fn choose(norm: &FusedNorm, ranks: usize, way: Option<Way>, room: Room) -> Result<Choice, CollectiveError> {
+/// The same on every rank. Of few rows each is shared by several blocks, down to one unit of a row for each thread; of many, each block has one at a time.
+fn choose(norm: &FusedNorm, ranks: usize, way: Option<Way>, blocks_max: u32) -> Result<Choice, CollectiveError> {
     let (bytes, all) = (norm.bytes().rows, ranks as u64);
     let way = way.unwrap_or(match bytes.saturating_mul(all) <= PACKET_BYTES_MAX && ranks > 1 {
         true => Way::OneShot,
@@ -211,16 +206,22 @@ fn choose(norm: &FusedNorm, ranks: usize, way: Option<Way>, room: Room) -> Resul
         Way::Bulk => (norm.rows.div_ceil(ranks as u32), norm.hidden / 8),
         _ => return Err(CollectiveError::NotThisWay),
     };
-    let wide = rows <= room.wide && units > THREADS_NARROW;
-    let (threads, most) = match wide {
-        true => (THREADS_WIDE, room.wide),
-        false => (THREADS_NARROW, room.narrow),
-    };
+    let rows = rows.clamp(1, blocks_max.max(1));
+    let parts = (blocks_max / rows).clamp(1, units.div_ceil(THREADS).clamp(1, PARTS_MAX));
     Ok(Choice {
         way,
-        threads,
-        blocks: rows.clamp(1, most.max(1)),
+        parts,
+        blocks: rows * parts,
     })
+}
+
+/// What a block keeps of a row: as many units of each thread as the one that has most.
+fn kept_bytes(hidden: u32, choice: Choice) -> u32 {
+    let (units, bytes) = match choice.way {
+        Way::Bulk => (hidden / 8, 16),
+        _ => (hidden / 4, 8),
+    };
+    units.div_ceil(choice.parts * THREADS) * THREADS * bytes
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -248,7 +249,7 @@ struct FusedView {
     output: u32,
     epsilon: f32,
     scale: f32,
-    unused: u32,
+    parts: u32,
 }
 
 const _: () = assert!(size_of::<LocalView>() == 72 && size_of::<FusedView>() == 8 * 72 + 64 + 24);
@@ -268,7 +269,7 @@ impl FusedView {
             output,
             epsilon: norm.epsilon,
             scale,
-            unused: 0,
+            parts: 1,
         }
     }
 }
@@ -278,7 +279,7 @@ impl FusedView {
 pub struct FusedNorms {
     team: Arc<Team>,
     module: Arc<Module>,
-    room: Room,
+    blocks_max: u32,
 }
 
 impl FusedNorms {
@@ -293,18 +294,12 @@ impl FusedNorms {
         });
         let module = Module::shared(team.device(), &TEXT, nothing)?;
         let kept = HIDDEN_MAX * ELEMENT_BYTES as u32;
-        let most = |threads| {
-            let mut each = (0..TEXT.kernels.len()).map(|kernel| module.blocks_max(team, kernel, threads, kept));
-            each.try_fold(u32::MAX, |least, blocks| Ok::<u32, CollectiveError>(least.min(blocks?)))
-        };
-        let room = Room {
-            wide: most(THREADS_WIDE)?,
-            narrow: most(THREADS_NARROW)?,
-        };
+        let each = (0..TEXT.kernels.len()).map(|kernel| module.blocks_max(team, kernel, THREADS, kept));
+        let most = each.collect::<Result<Vec<u32>, GpuError>>()?.into_iter().min();
         Ok(FusedNorms {
             team: team.clone(),
             module,
-            room,
+            blocks_max: most.unwrap_or(1),
         })
     }
 
@@ -367,8 +362,9 @@ impl FusedNorms {
         if norm.rows == 0 {
             return Ok(());
         }
-        let choice = choose(norm, self.team.ranks(), way, self.room)?;
+        let choice = choose(norm, self.team.ranks(), way, self.blocks_max)?;
         let mut view = FusedView::new(norm);
+        view.parts = choice.parts;
         let bytes = norm.bytes();
         for (nth, buffers) in buffers.iter().enumerate() {
             view.weights[nth] = buffers.weight.address;
@@ -393,13 +389,12 @@ impl FusedNorms {
         }
         // In the order of the text.
         let kernel = usize::from(choice.way == Way::Bulk) * 2 + usize::from(norm.datatype == Datatype::Bf16);
-        debug_assert!(element_number(norm.datatype).is_some());
         let launch = Launch {
             kernel,
             blocks: choice.blocks,
             ranks: buffers.len() as u32,
-            threads: choice.threads,
-            shared_bytes: norm.hidden * ELEMENT_BYTES as u32,
+            threads: THREADS,
+            shared_bytes: kept_bytes(norm.hidden, choice),
         };
         // SAFETY: the view is what these kernels take; the rest is the caller's promise.
         Ok(unsafe { self.module.launch(launch, stream, self.team.view(first)?, view) }?)
@@ -409,8 +404,6 @@ impl FusedNorms {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const ROOM: Room = Room { wide: 16, narrow: 49 };
 
     fn norm(rows: u32, hidden: u32) -> FusedNorm {
         FusedNorm {
@@ -444,7 +437,6 @@ mod tests {
         }
         assert_eq!(TEXT.ptx.matches(".entry ").count(), TEXT.kernels.len());
         let source = include_str!("../kernels/fused.cu");
-        assert!(source.contains(&format!("FUSED_THREADS_MAX = {THREADS_WIDE};")));
         assert!(source.contains("SAME = 0, E4M3_STATIC = 1, E4M3_BY_ROW = 2 "));
     }
 
@@ -528,37 +520,43 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_have_large_blocks_and_every_choice_fits() {
+    fn few_rows_are_shared_and_every_choice_fits() {
+        const MOST: u32 = 49;
         for ranks in 1..=8 {
             for rows in [1, 2, 5, 16, 17, 128, 1000, 100_000] {
                 for hidden in [8, 1024, 2048, 7168, 16_384] {
-                    let norm = norm(rows, hidden);
-                    let choice = choose(&norm, ranks, None, ROOM).unwrap();
-                    let most = match choice.threads {
-                        THREADS_WIDE => ROOM.wide,
-                        _ => ROOM.narrow,
-                    };
-                    assert!((1..=most).contains(&choice.blocks), "{ranks} {norm:?} {choice:?}");
-                    assert!(choice.way == Way::Bulk || norm.bytes().rows <= Layout::ONE_HOP_BYTES_MAX);
+                    for most in [1, 3, MOST, 256] {
+                        let norm = norm(rows, hidden);
+                        let choice = choose(&norm, ranks, None, most).unwrap();
+                        let what = format!("{ranks} ranks, {norm:?}, {choice:?}");
+                        assert!((1..=most).contains(&choice.blocks), "{what}");
+                        assert!(choice.parts <= PARTS_MAX && choice.blocks.is_multiple_of(choice.parts), "{what}");
+                        assert!(
+                            choice.way == Way::Bulk || norm.bytes().rows <= Layout::ONE_HOP_BYTES_MAX,
+                            "{what}"
+                        );
+                        // Blocks that share a row do so once in a call.
+                        let rows = match choice.way {
+                            Way::Bulk => rows.div_ceil(ranks as u32),
+                            _ => rows,
+                        };
+                        assert!(choice.parts == 1 || choice.blocks / choice.parts == rows, "{what}");
+                        let kept = kept_bytes(hidden, choice);
+                        assert!(kept <= HIDDEN_MAX * 2 && kept * choice.parts >= hidden * 2, "{what}");
+                    }
                 }
             }
         }
-        let small = choose(&norm(1, 7168), 8, None, ROOM).unwrap();
+        let small = choose(&norm(1, 7168), 8, None, MOST).unwrap();
+        assert_eq!((small.way, small.parts, small.blocks), (Way::OneShot, 7, 7));
+        let large = choose(&norm(4096, 7168), 8, None, MOST).unwrap();
+        assert_eq!((large.way, large.parts, large.blocks), (Way::Bulk, 1, 49));
         assert_eq!(
-            (small.way, small.threads, small.blocks),
-            (Way::OneShot, THREADS_WIDE, 1)
-        );
-        let large = choose(&norm(4096, 7168), 8, None, ROOM).unwrap();
-        assert_eq!(
-            (large.way, large.threads, large.blocks),
-            (Way::Bulk, THREADS_NARROW, 49)
-        );
-        assert_eq!(
-            choose(&norm(1, 64), 2, Some(Way::TwoShot), ROOM),
+            choose(&norm(1, 64), 2, Some(Way::TwoShot), MOST),
             Err(CollectiveError::NotThisWay)
         );
         assert_eq!(
-            choose(&norm(4096, 7168), 2, Some(Way::OneShot), ROOM),
+            choose(&norm(4096, 7168), 2, Some(Way::OneShot), MOST),
             Err(CollectiveError::NotThisWay)
         );
     }

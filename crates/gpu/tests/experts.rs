@@ -158,6 +158,7 @@ fn a_thousand_there_and_back_do_not_meet_each_other() {
             };
             let tokens: Vec<u32> = (0..ranks as u32).map(|rank| 24 - rank * 3).collect();
             let mut table = Table::new(&device, &team, of, &tokens, Gate::Any, &mut chance);
+            table.warm_up(&device);
             // Ten routings in turns.
             let routings: Vec<Vec<Guarded>> = table
                 .seats

@@ -112,8 +112,8 @@ impl Two {
     /// How far a number that was rounded once from f32 may be from what it was.
     pub fn error(self, of: f64) -> f64 {
         match self {
-            Two::Bf16 => of.abs() * 2f64.powi(-9) * 1.01 + 1e-9,
-            Two::F16 => of.abs() * 2f64.powi(-12) * 1.2 + 2f64.powi(-25),
+            Two::Bf16 => of.abs() * 2f64.powi(-8) * 1.001 + 1e-9,
+            Two::F16 => of.abs() * 2f64.powi(-11) * 1.001 + 2f64.powi(-25) * 1.001,
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use weft_gpu::{
-    CombineBuffers, Device, DispatchBuffers, Moe, MoeError, MoeHandle, MoeSettings, Received, Sent, Stream, Team,
+    Buffers, Collectives, CombineBuffers, Device, DeviceSlice, DispatchBuffers, Moe, MoeError, MoeHandle, MoeSettings,
+    Received, Sent, Stream, Team, TeamSettings,
 };
 
 use crate::rows::{Chance, Guarded, POISON, Two, eight, error_of_eight};
@@ -175,6 +176,19 @@ impl Table {
             .collect::<Vec<Seat>>();
         let handles = seats.iter().map(|_| moe.handle().expect("a handle")).collect();
         Table { moe, seats, handles }
+    }
+
+    /// Puts something else on every stream: its first work may make the driver wait for the device, for ever if that waits for it.
+    pub fn warm_up(&self, device: &Arc<Device>) {
+        let alone = Team::in_process(device, 1, TeamSettings::default()).expect("a team");
+        for seat in &self.seats {
+            let calls = Collectives::new(&alone, 0).expect("a rank");
+            let own = |input: DeviceSlice, output: DeviceSlice| Buffers { input, output };
+            // SAFETY: the memory lives until the stream has been waited for.
+            unsafe { calls.all_gather(seat.stream.handle(), own(seat.input.slice(), seat.output.slice()), 8) }
+                .expect("a copy");
+            seat.stream.synchronize().expect("an end");
+        }
     }
 
     pub fn of(&self) -> &MoeSettings {
