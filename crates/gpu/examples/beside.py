@@ -99,7 +99,9 @@ class Tokens:
 
 def compact(of):
     """A token once for a rank. Which tokens go where has to be known on the host, so this cannot be captured; `moves` is what is left when it is known already."""
-    received = [made(of.ranks * of.tokens, of.hidden) for _ in range(of.ranks)]
+    room = of.ranks * of.tokens
+    everything = made(of.ranks * room, of.hidden)
+    received = everything.split(room)
 
     def route():
         found, counts = [], []
@@ -134,10 +136,23 @@ def compact(of):
         for source, _, tokens, rows in route():
             torch.index_select(of.x[source], 0, tokens, out=rows)
 
+    bags = []
+    for rank in range(of.ranks):
+        tokens = torch.cat([tokens for _, _, tokens, _ in by_rank[rank]])
+        begins = [(rows.data_ptr() - everything.data_ptr()) // (2 * of.hidden) for _, _, _, rows in by_rank[rank]]
+        rows = torch.cat([torch.arange(len(rows), device="cuda") + begin for begin, (_, _, _, rows) in zip(begins, by_rank[rank])])
+        order = tokens.argsort(stable=True)
+        counts = torch.bincount(tokens, minlength=of.tokens)
+        bags.append((rows[order], counts.cumsum(0) - counts))
+
+    def bag(rank):
+        torch.nn.functional.embedding_bag(bags[rank][0], everything, bags[rank][1], mode="sum")
+
     return {
         "dispatch": median(whole),
         "dispatch, places known": timed(branches(of.ranks, send), 3),
         "combine by index_add, places known": timed(branches(of.ranks, add), 3),
+        "combine by embedding_bag, places known and all ranks' rows one tensor": timed(branches(of.ranks, bag), 3),
     }
 
 

@@ -310,7 +310,8 @@ KERNEL weft_moe_compact(const __grid_constant__ Team team, const __grid_constant
     __shared__ Bases bases;
     __shared__ Told<8> told;
     __shared__ u32 counts[EXPERTS_MAX];
-    // Rows of this rank for each: all of them, and those of tokens before this block's.
+    // Rows of this block's tokens for each rank; of all of this rank's tokens; of those before this block's.
+    __shared__ u32 chunk_rows[RANKS_MAX];
     __shared__ u32 rows[RANKS_MAX];
     __shared__ u32 next[RANKS_MAX];
     __shared__ u32 of_warp[TOKENS_AT_ONCE / LANES][RANKS_MAX];
@@ -320,42 +321,46 @@ KERNEL weft_moe_compact(const __grid_constant__ Team team, const __grid_constant
     const u32 chunk = (tokens + gridDim.x - 1) / gridDim.x;
     const u32 begin = min(blockIdx.x * chunk, tokens), end = min(begin + chunk, tokens);
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-    if (threadIdx.x < RANKS_MAX) rows[threadIdx.x] = next[threadIdx.x] = 0;
-    if (blockIdx.x == 0) {
+    // No block has fewer tokens than the last, so that one counts for all.
+    const bool counts_all = blockIdx.x == gridDim.x - 1;
+    if (threadIdx.x < RANKS_MAX) chunk_rows[threadIdx.x] = rows[threadIdx.x] = next[threadIdx.x] = 0;
+    if (counts_all) {
         for (u32 i = threadIdx.x; i < call.experts; i += THREADS) counts[i] = 0;
     }
     __syncthreads();
-    u32 own_rows = 0, own_before = 0;
-    for (u32 first = warp * LANES; first < tokens; first += THREADS) {
+    u32 own_rows = 0;
+    for (u32 first = begin + warp * LANES; first < end; first += THREADS) {
         u32 token = first + lane, to = 0;
-        if (token < tokens) {
+        if (token < end) {
             int experts[TOP_K_MAX];
             load_experts(call, local.experts, token, experts);
             to = ranks_of(call, experts);
-            if (blockIdx.x == 0) {
-#pragma unroll
-                for (u32 k = 0; k < TOP_K_MAX; k++) {
-                    bool again = false;
-#pragma unroll
-                    for (u32 j = 0; j < k; j++) again |= experts[j] == experts[k];
-                    if (experts[k] >= 0 && !again) atomicAdd(&counts[experts[k]], 1);
-                }
-            }
         }
 #pragma unroll
         for (u32 peer = 0; peer < RANKS_MAX; peer++) {
-            u32 all = __ballot_sync(0xffffffffu, to >> peer & 1), before = __ballot_sync(0xffffffffu, (to >> peer & 1) && token < begin);
-            if (lane == peer) {
-                own_rows += __popc(all);
-                own_before += __popc(before);
-            }
+            u32 all = __ballot_sync(0xffffffffu, to >> peer & 1);
+            if (lane == peer) own_rows += __popc(all);
         }
     }
-    if (lane < RANKS_MAX) {
-        atomicAdd(&rows[lane], own_rows);
-        atomicAdd(&next[lane], own_before);
-    }
+    if (lane < RANKS_MAX) atomicAdd(&chunk_rows[lane], own_rows);
+    Turn turn(me);
+    bool fine = me.begin();
     __syncthreads();
+    // The blocks of this rank tell each other.
+    if (fine && threadIdx.x < RANKS_MAX / 2) {
+        u64 two = chunk_rows[2 * threadIdx.x] | (u64)chunk_rows[2 * threadIdx.x + 1] << 32;
+        tell_own(me, turn, (u64)(blockIdx.x * (RANKS_MAX / 2) + threadIdx.x) * 16, two);
+    }
+    for (u32 i = threadIdx.x; fine && i < gridDim.x * (RANKS_MAX / 2); i += THREADS) {
+        u64 two = 0;
+        fine = hear_own(me, turn, (u64)i * 16, two);
+        u32 block = i / (RANKS_MAX / 2), peer = i % (RANKS_MAX / 2) * 2;
+        if ((u32)two != 0) atomicAdd(&rows[peer], (u32)two);
+        if (two >> 32 != 0) atomicAdd(&rows[peer + 1], (u32)(two >> 32));
+        if (block < blockIdx.x && (u32)two != 0) atomicAdd(&next[peer], (u32)two);
+        if (block < blockIdx.x && two >> 32 != 0) atomicAdd(&next[peer + 1], (u32)(two >> 32));
+    }
+    fine = __syncthreads_and(fine);
     if (threadIdx.x == 0) {
         u64 *own = told.of[me.rank];
         own[0] = local.rows_reference;
@@ -364,8 +369,7 @@ KERNEL weft_moe_compact(const __grid_constant__ Team team, const __grid_constant
         own[3] = local.row_weights_reference;
         for (u32 two = 0; two < 4; two++) own[4 + two] = rows[two * 2] | (u64)rows[two * 2 + 1] << 32;
     }
-    Turn turn(me);
-    bool fine = tell(me, turn, told, me.begin());
+    fine = tell(me, turn, told, fine);
     fine = hear(me, turn, told, fine);
     if (fine) {
         find_bases(me, local, told, bases);
@@ -388,7 +392,19 @@ KERNEL weft_moe_compact(const __grid_constant__ Team team, const __grid_constant
             if (blockIdx.x == 0) {
                 for (u32 i = threadIdx.x; i < call.experts_a_rank + ranks; i += THREADS) ((u32 *)local.counts)[i] = 0;
             }
-        } else if (blockIdx.x == 0) {
+        } else if (counts_all) {
+            for (u32 token = threadIdx.x; token < tokens; token += THREADS) {
+                int experts[TOP_K_MAX];
+                load_experts(call, local.experts, token, experts);
+#pragma unroll
+                for (u32 k = 0; k < TOP_K_MAX; k++) {
+                    bool again = false;
+#pragma unroll
+                    for (u32 j = 0; j < k; j++) again |= experts[j] == experts[k];
+                    if (experts[k] >= 0 && !again) atomicAdd(&counts[experts[k]], 1);
+                }
+            }
+            __syncthreads();
             tell_counts(me, turn, call, counts);
         }
         for (u32 first = begin; first < end && !over; first += TOKENS_AT_ONCE) {
@@ -446,10 +462,59 @@ KERNEL weft_moe_compact(const __grid_constant__ Team team, const __grid_constant
             move_all(call, local.in, first, count, ranks, places, bases);
             __syncthreads();
         }
-        if (blockIdx.x == 0 && !over) take_counts(me, turn, call, counts, local.counts, false);
+        if (counts_all && !over) take_counts(me, turn, call, counts, local.counts, false);
         meet_at_end(me, turn);
     }
     end_call(me);
+}
+
+// Sums the rows of `count` tokens, a warp a piece of one at a time: WIDTH rows of AT_ONCE vectors are on their way before the first is used.
+template <u32 WIDTH, u32 AT_ONCE>
+WEFT_DEVICE void sum_rows(const Combine &call, u64 out, u32 first, u32 count, const volatile Routes &places, const volatile float (*weights)[TOP_K_MAX], const volatile u64 *in) {
+    const u32 width = call.width, vectors = call.hidden / 8, pieces = (vectors + PIECE - 1) / PIECE;
+    for (u32 item = threadIdx.x / LANES; item < count * pieces; item += THREADS / LANES) {
+        u32 token = item / pieces, part = (item - token * pieces) * PIECE + threadIdx.x % LANES;
+#pragma unroll 1
+        for (u32 vector = part; vector < min(part + PIECE, vectors); vector += AT_ONCE * LANES) {
+            float sum[AT_ONCE][8] = {};
+#pragma unroll 1
+            for (u32 some = 0; some < width; some += WIDTH) {
+                uint4 got[WIDTH][AT_ONCE];
+#pragma unroll
+                for (u32 k = 0; k < WIDTH; k++) {
+                    u32 place = some + k < width ? places.of[token][some + k] : NOWHERE;
+#pragma unroll
+                    for (u32 a = 0; a < AT_ONCE; a++) got[k][a] = make_uint4(0, 0, 0, 0);
+                    if (place == NOWHERE) continue;
+                    u64 from = in[place >> ROW_BITS] + ((u64)(place & ((1u << ROW_BITS) - 1)) * vectors + vector) * 16;
+#pragma unroll
+                    for (u32 a = 0; a < AT_ONCE; a++) {
+                        if (vector + a * LANES < vectors) got[k][a] = load_vector(from + a * LANES * 16);
+                    }
+                }
+#pragma unroll
+                for (u32 k = 0; k < WIDTH; k++) {
+                    // What came from nowhere adds nothing, whatever its weight.
+                    if (some + k >= width || places.of[token][some + k] == NOWHERE) continue;
+                    float weight = weights[token][some + k];
+#pragma unroll
+                    for (u32 a = 0; a < AT_ONCE; a++) {
+#pragma unroll
+                        for (u32 w = 0; w < 4; w++) {
+                            sum[a][2 * w] = __fmaf_rn(weight, Bf16::widen(word_of(got[k][a], w), 0), sum[a][2 * w]);
+                            sum[a][2 * w + 1] = __fmaf_rn(weight, Bf16::widen(word_of(got[k][a], w), 1), sum[a][2 * w + 1]);
+                        }
+                    }
+                }
+            }
+#pragma unroll
+            for (u32 a = 0; a < AT_ONCE; a++) {
+                if (vector + a * LANES >= vectors) continue;
+                uint4 result = make_uint4(Bf16::narrow(sum[a]), Bf16::narrow(sum[a] + 2), Bf16::narrow(sum[a] + 4), Bf16::narrow(sum[a] + 6));
+                store_vector(out + ((u64)(first + token) * vectors + vector + a * LANES) * 16, result);
+            }
+        }
+    }
 }
 
 KERNEL weft_moe_combine(const __grid_constant__ Team team, const __grid_constant__ Combine call) {
@@ -459,18 +524,15 @@ KERNEL weft_moe_combine(const __grid_constant__ Team team, const __grid_constant
     __shared__ u64 in[RANKS_MAX];
     Rank me(team, blockIdx.y);
     const CombineLocal &local = call.locals[blockIdx.y];
-    const u32 width = call.width, tokens = (u32)local.tokens, lane = threadIdx.x % LANES;
+    const u32 width = call.width, tokens = (u32)local.tokens;
     if (threadIdx.x == 0) told.of[me.rank][0] = local.in_reference;
     Turn turn(me);
     bool fine = tell(me, turn, told, me.begin());
     fine = hear(me, turn, told, fine);
     if (fine) {
         if (threadIdx.x < team.ranks) in[threadIdx.x] = threadIdx.x == me.rank ? local.in : resolve(me, threadIdx.x, told.of[threadIdx.x][0]);
-        const volatile u64 *inputs = in;
-        const volatile Routes &from = places;
         const u32 chunk = (tokens + gridDim.x - 1) / gridDim.x;
         const u32 begin = min(blockIdx.x * chunk, tokens), end = min(begin + chunk, tokens);
-        const u32 vectors = call.hidden / 8, pieces = (vectors + PIECE - 1) / PIECE;
         for (u32 first = begin; first < end; first += TOKENS_AT_ONCE) {
             u32 count = min(TOKENS_AT_ONCE, end - first);
             for (u32 i = threadIdx.x; i < count * width; i += THREADS) {
@@ -479,37 +541,12 @@ KERNEL weft_moe_combine(const __grid_constant__ Team team, const __grid_constant
                 weights[i / width][i % width] = local.weights != 0 ? ((const float *)local.weights)[at] : 1.0f;
             }
             __syncthreads();
-            for (u32 item = threadIdx.x / LANES; item < count * pieces; item += THREADS / LANES) {
-                u32 token = item / pieces, part = (item - token * pieces) * PIECE + lane;
-#pragma unroll 1
-                for (u32 d = 0; d < DEPTH; d++) {
-                    u32 vector = part + d * LANES;
-                    if (vector >= vectors) break;
-                    float sum[8] = {};
-#pragma unroll 1
-                    for (u32 some = 0; some < width; some += 8) {
-                        uint4 got[8];
-#pragma unroll
-                        for (u32 k = 0; k < 8; k++) {
-                            u32 place = some + k < width ? from.of[token][some + k] : NOWHERE;
-                            got[k] = make_uint4(0, 0, 0, 0);
-                            if (place != NOWHERE) got[k] = load_vector(inputs[place >> ROW_BITS] + ((u64)(place & ((1u << ROW_BITS) - 1)) * vectors + vector) * 16);
-                        }
-#pragma unroll
-                        for (u32 k = 0; k < 8; k++) {
-                            // What came from nowhere adds nothing, whatever its weight.
-                            if (some + k >= width || from.of[token][some + k] == NOWHERE) continue;
-                            float weight = weights[token][some + k];
-#pragma unroll
-                            for (u32 w = 0; w < 4; w++) {
-                                sum[2 * w] = __fmaf_rn(weight, Bf16::widen(word_of(got[k], w), 0), sum[2 * w]);
-                                sum[2 * w + 1] = __fmaf_rn(weight, Bf16::widen(word_of(got[k], w), 1), sum[2 * w + 1]);
-                            }
-                        }
-                    }
-                    uint4 result = make_uint4(Bf16::narrow(sum), Bf16::narrow(sum + 2), Bf16::narrow(sum + 4), Bf16::narrow(sum + 6));
-                    store_vector(local.out + ((u64)(first + token) * vectors + vector) * 16, result);
-                }
+            if (width <= 2) {
+                sum_rows<2, 2>(call, local.out, first, count, places, weights, in);
+            } else if (width <= 4) {
+                sum_rows<4, 2>(call, local.out, first, count, places, weights, in);
+            } else {
+                sum_rows<8, 1>(call, local.out, first, count, places, weights, in);
             }
             __syncthreads();
         }

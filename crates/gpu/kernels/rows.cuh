@@ -46,6 +46,24 @@ WEFT_DEVICE bool hear(Rank &me, const Turn &turn, Told<EIGHTS> &told, bool fine)
     return fine;
 }
 
+// Blocks of one rank tell each other things by packets in the rank's own heap, where its packets to itself would be. This waits for one of them; false where that block does not come. It is twice as long as a block
+// waits for another rank, so that the one that waits for a rank is the one that says who did not come.
+WEFT_DEVICE bool hear_own(Rank &me, const Turn &turn, u64 at, u64 &value) {
+    if (me.failed) return false;
+    const u8 *from = packets(me, me.rank, turn, me.rank) + at;
+    u64 a = 0, b = 0;
+    me.until = clock_ns() + 2 * me.team.timeout_ns;
+    for (u32 looks = 1;; looks++) {
+        load_pair(from, a, b);
+        if (are_marked(a, b, turn.flag)) break;
+        if (looks % LOOKS_A_CLOCK == 0 && !me.patient(looks, me.rank)) return false;
+    }
+    value = eight_of(a, b);
+    return true;
+}
+
+WEFT_DEVICE void tell_own(const Rank &me, const Turn &turn, u64 at, u64 value) { store_packets(packets(me, me.rank, turn, me.rank) + at, value, turn.flag); }
+
 // What each warp has found, twice: a block that comes to the next sum but one has left this one.
 struct Partials {
     float of[2][WARPS_MAX];
@@ -64,8 +82,8 @@ struct Share {
     u32 part;
 };
 
-// The same number for all threads of all blocks that share a row, whose order is always the same. `fine` is made that of all threads of the block, false where another block did not come. What blocks tell each other
-// goes by packets in the rank's own heap, where its packets to itself would be; those that share a row do so once in a call, and `turn` tells their sums apart.
+// The same number for all threads of all blocks that share a row, whose order is always the same. `fine` is made that of all threads of the block, false where another block did not come. Blocks that
+// share a row do so once in a call, and `turn` tells their sums apart.
 template <class Join>
 WEFT_DEVICE float over_row(Rank &me, const Turn &call, const Share &share, Partials &partials, u32 &turn, float value, bool &fine, Join join) {
     float *of = partials.of[turn & 1];
@@ -77,19 +95,12 @@ WEFT_DEVICE float over_row(Rank &me, const Turn &call, const Share &share, Parti
     if (share.parts > 1 && fine) {
         __shared__ float all;
         if (threadIdx.x < LANES) {
-            u8 *at = packets(me, me.rank, call, me.rank) + (u64)(turn * BLOCKS_MAX + blockIdx.x - share.part) * 16;
+            u64 at = (u64)(turn * BLOCKS_MAX + blockIdx.x - share.part + lane) * 16, other = 0;
             if (lane == share.part) {
-                store_packets(at + lane * 16, __float_as_uint(value), call.flag);
+                tell_own(me, call, at, __float_as_uint(value));
             } else if (lane < share.parts) {
-                u64 a = 0, b = 0;
-                // Twice as long as a block waits for another rank, so that it is the one that says who did not come.
-                me.until = clock_ns() + 2 * me.team.timeout_ns;
-                for (u32 looks = 1; fine; looks++) {
-                    load_pair(at + lane * 16, a, b);
-                    if (are_marked(a, b, call.flag)) break;
-                    if (looks % LOOKS_A_CLOCK == 0) fine = me.patient(looks, me.rank);
-                }
-                value = __uint_as_float((u32)eight_of(a, b));
+                fine = hear_own(me, call, at, other);
+                value = __uint_as_float((u32)other);
             }
             value = over_warp(lane < share.parts ? value : 0.0f, join);
             if (lane == 0) all = value;

@@ -285,9 +285,10 @@ pub struct FusedNorms {
 impl FusedNorms {
     /// The driver compiles the kernels when they are first asked for.
     pub fn new(team: &Arc<Team>) -> Result<FusedNorms, CollectiveError> {
+        // Of rows that have no elements, so that nothing is looked at.
         let nothing = FusedView::new(&FusedNorm {
             rows: 0,
-            hidden: VECTOR_ELEMENTS,
+            hidden: 0,
             datatype: Datatype::Bf16,
             epsilon: 0.0,
             output: Rounded::Same,
@@ -530,7 +531,10 @@ mod tests {
                         let choice = choose(&norm, ranks, None, most).unwrap();
                         let what = format!("{ranks} ranks, {norm:?}, {choice:?}");
                         assert!((1..=most).contains(&choice.blocks), "{what}");
-                        assert!(choice.parts <= PARTS_MAX && choice.blocks.is_multiple_of(choice.parts), "{what}");
+                        assert!(
+                            choice.parts <= PARTS_MAX && choice.blocks.is_multiple_of(choice.parts),
+                            "{what}"
+                        );
                         assert!(
                             choice.way == Way::Bulk || norm.bytes().rows <= Layout::ONE_HOP_BYTES_MAX,
                             "{what}"

@@ -219,7 +219,7 @@ fn a_thousand_there_and_back_do_not_meet_each_other() {
                             for nth in 0..turns {
                                 turn(rank, nth, handle);
                                 // Whoever runs too far ahead fills the driver's queues, and keeps the others from theirs.
-                                if nth % 50 == 49 {
+                                if nth % 20 == 19 {
                                     seats[rank].stream.synchronize().expect("an end");
                                 }
                             }
