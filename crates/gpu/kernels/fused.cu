@@ -151,14 +151,14 @@ WEFT_DEVICE bool finish_row(Rank &me, const Turn &at_call, const Fused &call, co
 }
 
 // One word of every rank and of the residual becomes one. The residual comes last.
-template <class E, class Word>
+template <class E, u32 WIDTH, class Word>
 WEFT_DEVICE u32 sum_words(u32 ranks, u32 residual, Word word) {
     float wide[2];
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
         wide[half] = E::widen(word(0), half);
 #pragma unroll
-        for (u32 rank = 1; rank < RANKS_MAX; rank++) {
+        for (u32 rank = 1; rank < WIDTH; rank++) {
             if (rank < ranks) wide[half] = __fadd_rn(wide[half], E::widen(word(rank), half));
         }
         wide[half] = __fadd_rn(wide[half], E::widen(residual, half));
@@ -209,8 +209,8 @@ WEFT_DEVICE void fused_packets(const Team &team, const Fused &call) {
             fine = receive(me, turn, at * 16, eight);
             if (!fine) break;
             Few<2> sum;
-            sum.word[0] = sum_words<E>(team.ranks, (u32)residual, [&](u32 rank) { return (u32)eight[rank]; });
-            sum.word[1] = sum_words<E>(team.ranks, (u32)(residual >> 32), [&](u32 rank) { return (u32)(eight[rank] >> 32); });
+            sum.word[0] = sum_words<E, RANKS_MAX>(team.ranks, (u32)residual, [&](u32 rank) { return (u32)eight[rank]; });
+            sum.word[1] = sum_words<E, RANKS_MAX>(team.ranks, (u32)(residual >> 32), [&](u32 rank) { return (u32)(eight[rank] >> 32); });
             store_few(local.residual_out + at * 8, sum);
             *own = sum;
             squares += squares_of<E, 2>(sum);
@@ -219,6 +219,41 @@ WEFT_DEVICE void fused_packets(const Team &team, const Fused &call) {
         if (!fine) break;
     }
     end_call(me);
+}
+
+// Sums what a thread has of a row over the ranks, keeps it, and writes it to all as the residual. AT_ONCE units of WIDTH ranks are on their way before the first is used. Tells the sum of the squares.
+template <class E, u32 WIDTH, u32 AT_ONCE>
+WEFT_DEVICE float sum_row(const Mine<4> &mine, u32 ranks, const volatile u64 *in, u64 residual, const volatile Results &results, u32 row) {
+    float squares = 0;
+    Few<4> *own = mine.own();
+    for (u32 unit = mine.first; unit < mine.units; unit += AT_ONCE * mine.stride, own += AT_ONCE * THREADS) {
+        u64 at = ((u64)row * mine.units + unit) * 16;
+        uint4 got[AT_ONCE][WIDTH], last[AT_ONCE];
+#pragma unroll
+        for (u32 a = 0; a < AT_ONCE; a++) {
+            u64 here = at + (u64)a * mine.stride * 16;
+            bool there = a == 0 || unit + a * mine.stride < mine.units;
+#pragma unroll
+            for (u32 rank = 0; rank < WIDTH; rank++) {
+                got[a][rank] = make_uint4(0, 0, 0, 0);
+                if (rank < ranks && there) got[a][rank] = load_vector(in[rank] + here);
+            }
+            last[a] = make_uint4(0, 0, 0, 0);
+            if (there) last[a] = load_vector(residual + here);
+        }
+#pragma unroll
+        for (u32 a = 0; a < AT_ONCE; a++) {
+            if (a > 0 && unit + a * mine.stride >= mine.units) break;
+            Few<4> sum;
+#pragma unroll
+            for (u32 w = 0; w < 4; w++) sum.word[w] = sum_words<E, WIDTH>(ranks, word_of(last[a], w), [&](u32 rank) { return word_of(got[a][rank], w); });
+            own[a * THREADS] = sum;
+            squares += squares_of<E, 4>(sum);
+            u64 here = at + (u64)a * mine.stride * 16;
+            for (u32 target = 0; target < ranks; target++) store_few(results.residual_out[target] + here, sum);
+        }
+    }
+    return squares;
 }
 
 template <class E>
@@ -255,26 +290,15 @@ WEFT_DEVICE void fused_bulk(const Team &team, const Fused &call) {
             results.count = ranks;
         }
         __syncthreads();
-        const volatile u64 *inputs = in;
-        const volatile Results &to = results;
         fine = true;
         for (u32 row = begin; fine && row < call.rows; row += step) {
             float squares = 0;
-            Few<4> *own = mine.own();
-            for (u32 unit = mine.first; unit < mine.units; unit += mine.stride, own += THREADS) {
-                u64 at = ((u64)row * mine.units + unit) * 16;
-                uint4 got[RANKS_MAX];
-#pragma unroll
-                for (u32 rank = 0; rank < RANKS_MAX; rank++) {
-                    if (rank < ranks) got[rank] = load_vector(inputs[rank] + at);
-                }
-                uint4 residual = load_vector(local.residual + at);
-                Few<4> sum;
-#pragma unroll
-                for (u32 w = 0; w < 4; w++) sum.word[w] = sum_words<E>(ranks, word_of(residual, w), [&](u32 rank) { return word_of(got[rank], w); });
-                *own = sum;
-                squares += squares_of<E, 4>(sum);
-                for (u32 target = 0; target < ranks; target++) store_few(to.residual_out[target] + at, sum);
+            if (ranks <= 2) {
+                squares = sum_row<E, 2, 3>(mine, ranks, in, local.residual, results, row);
+            } else if (ranks <= 4) {
+                squares = sum_row<E, 4, 2>(mine, ranks, in, local.residual, results, row);
+            } else {
+                squares = sum_row<E, 8, 1>(mine, ranks, in, local.residual, results, row);
             }
             fine = finish_row<E, 4>(me, turn, call, share, mine, results, partials, sums, row, squares, true);
         }
