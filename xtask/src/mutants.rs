@@ -213,7 +213,7 @@ impl Tree {
                 cargo.args(["--status-level", "fail", "--final-status-level", "fail"]);
             }
             _ => {
-                cargo.args(["run", "--quiet", "-p", "xtask", "--", "seeds", WORLDS]);
+                cargo.args(["run", "--quiet", "-p", "xtask", "--", "seeds", WORLDS, "--fail-fast"]);
             }
         }
         let done = cargo.output().map_err(|source| command::Error::NotStarted {
