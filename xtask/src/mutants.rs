@@ -39,6 +39,8 @@ pub enum Error {
     List(#[from] toml::de::Error),
     #[error("{name:?}: what it changes is in {} {found} times, where it must be once", file.display())]
     NotThere { name: String, file: PathBuf, found: usize },
+    #[error("{name:?} does not compile: {said}")]
+    NotCompiled { name: String, said: String },
     #[error("without any mutant, {check} fails: {said}")]
     AlreadyFailing { check: String, said: String },
 }
@@ -143,9 +145,9 @@ impl Tree {
         fs::write(path, content).map_err(failed)
     }
 
-    /// The file as the mutant has it, and as it is.
+    /// The file as the mutant has it, and as it is in the copy: whoever works on the tree meanwhile changes nothing here.
     fn changed(&self, mutant: &Mutant) -> Result<(String, String), Error> {
-        let path = root().join(&mutant.file);
+        let path = self.path.join(&mutant.file);
         let text = fs::read_to_string(&path).map_err(|source| Error::File { path, source })?;
         match text.matches(&mutant.from).count() {
             1 => Ok((text.replacen(&mutant.from, &mutant.to, 1), text)),
@@ -196,7 +198,8 @@ impl Tree {
     fn caught(&self, mutant: &Mutant) -> Result<Option<String>, Error> {
         let mut cargo = Command::new("cargo");
         cargo.current_dir(&self.path).env("CARGO_TARGET_DIR", &self.built);
-        cargo.env("CARGO_INCREMENTAL", "0").env("CARGO_PROFILE_DEV_DEBUG", "0");
+        // A mutant is a line: what was built for the one before serves for most of it.
+        cargo.env("CARGO_INCREMENTAL", "1").env("CARGO_PROFILE_DEV_DEBUG", "0");
         cargo.env_remove("RUSTC_WRAPPER").env("CARGO_TERM_COLOR", "never");
         match mutant {
             Mutant {
@@ -224,6 +227,13 @@ impl Tree {
             return Ok(None);
         }
         let said = [done.stdout, done.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        // What is not even built has been noticed by nobody.
+        if said.iter().any(|text| text.contains("could not compile")) {
+            return Err(Error::NotCompiled {
+                name: mutant.name.clone(),
+                said: first_complaint(&said),
+            });
+        }
         Ok(Some(first_complaint(&said)))
     }
 }
