@@ -215,7 +215,7 @@ impl Bench {
         let took = self.time(stream, |bench| bench.dispatch(stream))?;
         let moved = read + tokens * u64::from(TOP_K) * 8 + sent * (row + scales + beside);
         print!(
-            "moe {ranks} {} {layout} {elements}: {sent} rows; dispatch {took:.1}, {} MB, floor {:.1}, {:.0} %",
+            "moe {ranks} {} {layout} {elements}: {sent} rows; dispatch {took:.1}, {} MiB, floor {:.1}, {:.0} %",
             settings.tokens_max,
             moved >> 20,
             floor(moved),
@@ -225,7 +225,7 @@ impl Bench {
             let took = self.time(stream, |bench| bench.combine(stream))?;
             let moved = read + sent * row;
             print!(
-                "; combine {took:.1}, {} MB, floor {:.1}, {:.0} %",
+                "; combine {took:.1}, {} MiB, floor {:.1}, {:.0} %",
                 moved >> 20,
                 floor(moved),
                 100.0 * floor(moved) / took

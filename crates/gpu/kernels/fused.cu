@@ -33,6 +33,9 @@ struct Fused {
 };
 
 
+// As the host has it.
+static_assert(sizeof(FusedLocal) == 72 && sizeof(Fused) == 8 * 72 + 64 + 24, "the view of a call");
+
 extern __shared__ uint4 kept[];
 
 // Where one rank's results are, or those of all.

@@ -46,6 +46,9 @@ struct Combine {
     u32 width;
 };
 
+// As the host has them.
+static_assert(sizeof(Dispatch) == 8 * 120 + 40 && sizeof(Combine) == 8 * 48 + 8, "the views of calls");
+
 static constexpr u32 TOP_K_MAX = 16;
 static constexpr u32 EXPERTS_MAX = 1024;
 static constexpr u32 SLOT_TOKENS_MAX = 256;
