@@ -32,16 +32,26 @@ pub struct Request {
 
 #[derive(Debug)]
 enum Work {
-    /// With another agent.
-    There {
-        peer: Peer,
-        direction: Direction,
-        legs: Vec<Leg>,
-        /// For the notification that comes with it.
-        prepared: Mutex<(Option<Vec<u8>>, Prepared)>,
-    },
-    /// Within this one.
-    Here { moves: Vec<Move>, copies: Vec<Prepared> },
+    There(Box<There>),
+    Here(Here),
+}
+
+/// With another agent.
+#[derive(Debug)]
+struct There {
+    peer: Peer,
+    direction: Direction,
+    legs: Vec<Leg>,
+    /// For the notification that comes with it.
+    prepared: Mutex<(Option<Vec<u8>>, Prepared)>,
+}
+
+/// Within this one.
+#[derive(Debug)]
+struct Here {
+    moves: Vec<Move>,
+    /// Where one side is a device's.
+    copies: Vec<Prepared>,
 }
 
 /// Spans of two registrations.
@@ -99,36 +109,20 @@ impl Request {
         if under_way.transfers.iter().any(|transfer| !transfer.is_ended()) {
             return Err(Trouble::UnderWay);
         }
-        *under_way = UnderWay {
-            posted: true,
-            ..UnderWay::default()
-        };
+        *under_way = UnderWay::default();
         match &self.work {
-            Work::There {
-                peer,
-                direction,
-                legs,
-                prepared,
-            } => {
-                let mut prepared = prepared.lock().unwrap_or_else(PoisonError::into_inner);
-                if prepared.0.as_deref() != notification {
-                    *prepared = (
-                        notification.map(<[u8]>::to_vec),
-                        describe(peer, *direction, legs, notification)?,
-                    );
-                }
-                under_way.transfers.push(prepared.1.post()?);
-            }
-            Work::Here { moves, copies } => {
-                under_way.tell_self = notification.map(<[u8]>::to_vec);
-                for one in moves {
+            Work::There(there) => under_way.transfers.push(there.post(notification)?),
+            Work::Here(here) => {
+                for one in &here.moves {
                     one.make()?;
                 }
-                for copy in copies {
+                for copy in &here.copies {
                     under_way.transfers.push(copy.post()?);
                 }
+                under_way.tell_self = notification.map(<[u8]>::to_vec);
             }
         }
+        under_way.posted = true;
         under_way.look(engine)
     }
 
@@ -150,14 +144,23 @@ impl Request {
             }
         }
         for transfer in &under_way.transfers {
-            match transfer.wait() {
-                // Whether anything is still under way is not known then.
-                Err(error @ (weft::Error::Stopped | weft::Error::Forked(_))) => return Err(error.into()),
-                // However else it ends, it ends.
-                _ => {}
+            // Whether anything is still under way is not known then. However else it ends, it ends.
+            if let Err(error @ (weft::Error::Stopped | weft::Error::Forked(_))) = transfer.wait() {
+                return Err(error.into());
             }
         }
         Ok(())
+    }
+}
+
+impl There {
+    fn post(&self, notification: Option<&[u8]>) -> Result<Transfer, Trouble> {
+        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        if prepared.0.as_deref() != notification {
+            let described = describe(&self.peer, self.direction, &self.legs, notification)?;
+            *prepared = (notification.map(<[u8]>::to_vec), described);
+        }
+        Ok(prepared.1.post()?)
     }
 }
 
@@ -237,12 +240,12 @@ fn there<'a>(
     }
     let notification = wanted.notification.map(<[u8]>::to_vec);
     let prepared = describe(&peer, wanted.direction, &legs, wanted.notification)?;
-    Ok(Work::There {
+    Ok(Work::There(Box::new(There {
         peer,
         direction: wanted.direction,
         legs,
         prepared: Mutex::new((notification, prepared)),
-    })
+    })))
 }
 
 /// Adds a span, unless the list would hold more bytes than can be counted.
@@ -313,5 +316,5 @@ fn here<'a>(
         Ok(copy.spans(from_spans, to_spans).prepare()?)
     });
     let copies = prepared.collect::<Result<Vec<_>, Trouble>>()?;
-    Ok(Work::Here { moves, copies })
+    Ok(Work::Here(Here { moves, copies }))
 }

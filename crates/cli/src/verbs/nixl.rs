@@ -1,7 +1,8 @@
 //! `weft nixl`: what puts Weft under programs that use NIXL, as variables to set.
 //!
 //! NIXL loads every back end from one directory. This makes one, with links to NIXL's own plug-ins and to the shared object that this command is in, which is a
-//! plug-in, too; and it looks first whether the NIXL that is there calls what Weft's has ([`weft_nixl::interface`]).
+//! plug-in, too; and it looks first whether the NIXL that is there calls what Weft's has ([`weft_nixl::interface`]). Plug-ins look for their libraries by the way
+//! from where they are, so what lies around NIXL's own directory is linked around the new one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -85,14 +86,17 @@ struct Installed {
 impl Nixl {
     pub fn run(self) -> Result<(), Complaint> {
         if !weft_nixl::SUPPORTED {
-            return Err(Complaint::new(Exit::Failed, "Weft's back end of NIXL is there for x86-64 only."));
+            return Err(Complaint::new(
+                Exit::Failed,
+                "Weft's back end of NIXL is there for x86-64 only.",
+            ));
         }
         let library = match &self.library {
             Some(path) => path.clone(),
             None => own_library()?,
         };
-        let library = fs::canonicalize(&library)
-            .or_complain(Exit::Usage, || format!("{} is not a file.", library.display()))?;
+        let library =
+            fs::canonicalize(&library).or_complain(Exit::Usage, || format!("{} is not a file.", library.display()))?;
         let installed = match &self.plugins {
             Some(plugins) => Installed {
                 version: "of unknown version".to_owned(),
@@ -102,12 +106,14 @@ impl Nixl {
         };
         let theirs = plugins(&installed.plugins)?;
         check(&installed, &theirs)?;
-        let links = links(&theirs, &self.others, &library);
+        let around = Around::of(&installed.plugins)?;
+        let mut links = around.links()?;
+        links.extend(plugin_links(&theirs, &self.others, &library, &around.inner));
         let directory = match &self.dir {
             Some(directory) => directory.clone(),
             None => cache()?.join(mark(&links)),
         };
-        let directory = make(&directory, &links)?;
+        let directory = make(&directory, &links, &around.inner)?;
         self.tell(&installed, &directory)
     }
 
@@ -130,14 +136,19 @@ impl Nixl {
         match self.others.is_empty() {
             true => {
                 outln!("# Then name the back end {OWN}, alone:");
-                outln!(r#"#   vLLM     "kv_connector_extra_config": {{"backends": ["{OWN}"]}} in --kv-transfer-config"#);
+                outln!(
+                    r#"#   vLLM     "kv_connector_extra_config": {{"backends": ["{OWN}"]}} in --kv-transfer-config"#
+                );
                 outln!("#   SGLang   export SGLANG_DISAGGREGATION_NIXL_BACKEND={OWN}");
                 outln!("#   LMCache  nixl_backends: [\"{OWN}\"]");
                 outln!("# Programs that do not let one choose: weft nixl --as ucx");
             }
             false => {
                 for other in &self.others {
-                    outln!("# {} is Weft there. Both ends of a transfer must have it so.", other.name());
+                    outln!(
+                        "# {} is Weft there. Both ends of a transfer must have it so.",
+                        other.name()
+                    );
                 }
             }
         }
@@ -156,7 +167,9 @@ impl Other {
 
 /// The shared object that has the plug-in in it: the Python package's, if this is inside of it, else the one that cargo has built with the program.
 fn own_library() -> Result<PathBuf, Complaint> {
-    let program = std::env::current_exe().or_complain(Exit::Failed, || "The system does not say where this program is.".to_owned())?;
+    let program = std::env::current_exe().or_complain(Exit::Failed, || {
+        "The system does not say where this program is.".to_owned()
+    })?;
     let here = own_library as fn() -> Result<PathBuf, Complaint> as usize;
     let maps = fs::read_to_string("/proc/self/maps")
         .or_complain(Exit::Failed, || "The system does not say what is loaded.".to_owned())?;
@@ -166,7 +179,11 @@ fn own_library() -> Result<PathBuf, Complaint> {
     }
     const FILE: &str = "libweft_nixl.so";
     let beside = program.parent().unwrap_or(Path::new("."));
-    let places = [beside.join(FILE), beside.join("deps").join(FILE), beside.join("../lib").join(FILE)];
+    let places = [
+        beside.join(FILE),
+        beside.join("deps").join(FILE),
+        beside.join("../lib").join(FILE),
+    ];
     places.into_iter().find(|place| place.exists()).ok_or_else(|| {
         Complaint::new(Exit::Failed, format!("There is no {FILE} beside {}.", program.display()))
             .try_this("the Python package has it inside: pip install . ; or cargo build --release -p weft-nixl, and --library FILE")
@@ -177,7 +194,10 @@ fn own_library() -> Result<PathBuf, Complaint> {
 fn carrier(line: &str, address: usize) -> Option<PathBuf> {
     let (range, rest) = line.split_once(' ')?;
     let (begin, end) = range.split_once('-')?;
-    let (begin, end) = (usize::from_str_radix(begin, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
+    let (begin, end) = (
+        usize::from_str_radix(begin, 16).ok()?,
+        usize::from_str_radix(end, 16).ok()?,
+    );
     let path = &rest[rest.find('/')?..];
     (begin..end).contains(&address).then(|| PathBuf::from(path))
 }
@@ -190,14 +210,18 @@ fn ask(python: &Path) -> Result<Installed, Complaint> {
     let said = String::from_utf8_lossy(&output.stdout);
     // NIXL may print when it is loaded.
     let told = said.lines().rev().find_map(|line| line.strip_prefix("WEFT "));
-    let told: Told = told.and_then(|told| serde_json::from_str(told).ok()).unwrap_or_default();
+    let told: Told = told
+        .and_then(|told| serde_json::from_str(told).ok())
+        .unwrap_or_default();
     match (told.version, told.library.as_deref().and_then(Path::parent)) {
         (Some(version), Some(directory)) => Ok(Installed {
             version,
             plugins: directory.join("plugins"),
         }),
         _ => {
-            let why = told.missing.unwrap_or_else(|| String::from_utf8_lossy(&output.stderr).trim().to_owned());
+            let why = told
+                .missing
+                .unwrap_or_else(|| String::from_utf8_lossy(&output.stderr).trim().to_owned());
             let complaint = Complaint::new(Exit::Failed, format!("NIXL is not installed for {shown}: {why}"));
             Err(complaint.try_this("pip install nixl; or name the Python that has it: weft nixl --python PROGRAM; or its plug-ins: --plugins DIR"))
         }
@@ -230,69 +254,137 @@ fn check(installed: &Installed, theirs: &BTreeMap<String, PathBuf>) -> Result<()
             Err(unlike) => {
                 let sentence = format!("NIXL {} has another interface than this back end.", installed.version);
                 let complaint = Complaint::new(Exit::Failed, sentence).because(&unlike);
-                return Err(complaint.try_this(format!("a NIXL from 1.0 to 1.5, or a newer Weft. Looked at: {}", path.display())));
+                return Err(complaint.try_this(format!(
+                    "a NIXL from 1.0 to 1.5, or a newer Weft. Looked at: {}",
+                    path.display()
+                )));
             }
         }
     }
-    let sentence = format!("There is no plug-in in {} that tells which interface NIXL has.", installed.plugins.display());
+    let sentence = format!(
+        "There is no plug-in in {} that tells which interface NIXL has.",
+        installed.plugins.display()
+    );
     Err(Complaint::new(Exit::Failed, sentence))
 }
 
-/// What is linked, by name: NIXL's own plug-ins, but those in whose place Weft is wanted.
-fn links(theirs: &BTreeMap<String, PathBuf>, others: &[Other], library: &Path) -> BTreeMap<String, PathBuf> {
-    let mut links = theirs.clone();
+/// What is linked: paths below the new directory, and what they lead to.
+type Links = BTreeMap<PathBuf, PathBuf>;
+
+/// NIXL's directory of plug-ins, and where it lies.
+struct Around {
+    /// The directory with NIXL's own libraries.
+    libraries: PathBuf,
+    /// The directory with that one.
+    site: PathBuf,
+    /// The way from the last to the plug-ins: the same in the new directory.
+    inner: PathBuf,
+}
+
+impl Around {
+    fn of(plugins: &Path) -> Result<Around, Complaint> {
+        let failed = || format!("{} is not a directory.", plugins.display());
+        let plugins = fs::canonicalize(plugins).or_complain(Exit::Usage, failed)?;
+        let libraries = plugins.parent().unwrap_or(Path::new("/")).to_owned();
+        let site = libraries.parent().unwrap_or(Path::new("/")).to_owned();
+        let inner = plugins.strip_prefix(&site).unwrap_or(Path::new("plugins")).to_owned();
+        Ok(Around { libraries, site, inner })
+    }
+
+    /// NIXL's libraries, and those that wheels bring along in directories of their own.
+    fn links(&self) -> Result<Links, Complaint> {
+        let mut links = Links::new();
+        for (directory, wanted) in [
+            (
+                &self.libraries,
+                (|name: &str| name.starts_with("lib") && name.contains(".so")) as fn(&str) -> bool,
+            ),
+            (&self.site, |name: &str| {
+                name.ends_with(".libs") && !name.starts_with('.')
+            }),
+        ] {
+            let failed = || format!("{} cannot be listed.", directory.display());
+            for entry in fs::read_dir(directory).or_complain(Exit::Failed, failed)? {
+                let entry = entry.or_complain(Exit::Failed, failed)?;
+                let path = entry.path();
+                if wanted(&entry.file_name().to_string_lossy())
+                    && let Ok(inner) = path.strip_prefix(&self.site)
+                {
+                    links.insert(inner.to_owned(), path.clone());
+                }
+            }
+        }
+        Ok(links)
+    }
+}
+
+/// NIXL's own plug-ins, but those in whose place Weft is wanted, and Weft.
+fn plugin_links(theirs: &BTreeMap<String, PathBuf>, others: &[Other], library: &Path, inner: &Path) -> Links {
+    let mut links: Links = theirs
+        .iter()
+        .map(|(name, path)| (inner.join(name), path.clone()))
+        .collect();
     for name in others.iter().map(|other| other.name()).chain([OWN]) {
-        links.insert(format!("libplugin_{name}.so"), library.to_owned());
+        links.insert(inner.join(format!("libplugin_{name}.so")), library.to_owned());
     }
     links
 }
 
 /// Where directories of plug-ins are kept.
 fn cache() -> Result<PathBuf, Complaint> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    let complaint = || Complaint::new(Exit::Usage, "Neither HOME nor XDG_CACHE_HOME is set.").try_this("weft nixl --dir DIR");
+    let complaint =
+        || Complaint::new(Exit::Usage, "Neither HOME nor XDG_CACHE_HOME is set.").try_this("weft nixl --dir DIR");
     Ok(cache.ok_or_else(complaint)?.join("weft/nixl"))
 }
 
 /// A name for a directory with these links, so that those of different installations do not meet.
-fn mark(links: &BTreeMap<String, PathBuf>) -> String {
+fn mark(links: &Links) -> String {
     let mut hasher = DefaultHasher::new();
     links.hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 
-/// Makes the directory, or makes it right. Programs may be reading it meanwhile, so every name changes at once or not at all.
-fn make(directory: &Path, links: &BTreeMap<String, PathBuf>) -> Result<PathBuf, Complaint> {
+/// Makes the directory, or makes it right, and tells where in it the plug-ins are. Programs may be reading it meanwhile, so every name changes at once or not at all.
+fn make(directory: &Path, links: &Links, inner: &Path) -> Result<PathBuf, Complaint> {
     let failed = || format!("{} cannot be made.", directory.display());
-    fs::create_dir_all(directory).or_complain(Exit::Failed, failed)?;
+    fs::create_dir_all(directory.join(inner)).or_complain(Exit::Failed, failed)?;
     let directory = fs::canonicalize(directory).or_complain(Exit::Failed, failed)?;
-    for (name, target) in links {
-        let (link, new) = (directory.join(name), directory.join(format!(".{name}.{}", std::process::id())));
+    for (path, target) in links {
+        let link = directory.join(path);
         if fs::read_link(&link).is_ok_and(|now| now == *target) {
             continue;
         }
-        match fs::symlink_metadata(&link) {
-            Ok(there) if !there.is_symlink() => {
-                return Err(Complaint::new(Exit::Usage, format!("{} is no link, and stays as it is.", link.display())).try_this("another --dir"));
-            }
-            _ => {}
+        if fs::symlink_metadata(&link).is_ok_and(|there| !there.is_symlink()) {
+            let complaint = Complaint::new(
+                Exit::Usage,
+                format!("{} is no link, and stays as it is.", link.display()),
+            );
+            return Err(complaint.try_this("another --dir"));
         }
+        let new = link.with_extension(format!("new-{}", std::process::id()));
         match fs::remove_file(&new) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).or_complain(Exit::Failed, failed),
             _ => {}
         }
-        symlink(target, &new).and_then(|()| fs::rename(&new, &link)).or_complain(Exit::Failed, failed)?;
+        let linked = symlink(target, &new).and_then(|()| fs::rename(&new, &link));
+        linked.or_complain(Exit::Failed, failed)?;
     }
     // Links to plug-ins that are no more; nothing else is touched.
-    for entry in fs::read_dir(&directory).or_complain(Exit::Failed, failed)?.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
+    let plugins = directory.join(inner);
+    for entry in fs::read_dir(&plugins).or_complain(Exit::Failed, failed)?.flatten() {
+        let name = entry.file_name();
         let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
-        if is_link && name.starts_with("libplugin_") && !links.contains_key(&name) {
+        if is_link && name.to_string_lossy().starts_with("libplugin_") && !links.contains_key(&inner.join(&name)) {
             fs::remove_file(entry.path()).or_complain(Exit::Failed, failed)?;
         }
     }
-    Ok(directory)
+    Ok(plugins)
 }
 
 /// As a shell takes it.
@@ -307,9 +399,18 @@ mod tests {
     #[test]
     fn the_file_behind_an_address_is_found() {
         let line = "7f0000001000-7f0000002000 r-xp 00001000 08:01 42      /usr/lib/a b/_weft.abi3.so";
-        assert_eq!(carrier(line, 0x7f00_0000_1000), Some(PathBuf::from("/usr/lib/a b/_weft.abi3.so")));
+        assert_eq!(
+            carrier(line, 0x7f00_0000_1000),
+            Some(PathBuf::from("/usr/lib/a b/_weft.abi3.so"))
+        );
         assert_eq!(carrier(line, 0x7f00_0000_2000), None);
-        assert_eq!(carrier("7f0000001000-7f0000002000 rw-p 00000000 00:00 0 [heap]", 0x7f00_0000_1000), None);
+        assert_eq!(
+            carrier(
+                "7f0000001000-7f0000002000 rw-p 00000000 00:00 0 [heap]",
+                0x7f00_0000_1000
+            ),
+            None
+        );
         assert_eq!(carrier("", 0), None);
     }
 
@@ -321,11 +422,15 @@ mod tests {
     #[test]
     fn weft_takes_the_place_of_others_only_where_it_is_wanted() {
         let theirs = BTreeMap::from([("libplugin_UCX.so".to_owned(), PathBuf::from("/nixl/libplugin_UCX.so"))]);
-        let plain = links(&theirs, &[], Path::new("/weft.so"));
-        assert_eq!(plain["libplugin_UCX.so"], Path::new("/nixl/libplugin_UCX.so"));
-        assert_eq!(plain["libplugin_WEFT.so"], Path::new("/weft.so"));
-        let hidden = links(&theirs, &[Other::Ucx], Path::new("/weft.so"));
-        assert_eq!(hidden["libplugin_UCX.so"], Path::new("/weft.so"));
+        let (library, inner) = (Path::new("/weft.so"), Path::new("lib/plugins"));
+        let plain = plugin_links(&theirs, &[], library, inner);
+        assert_eq!(
+            plain[Path::new("lib/plugins/libplugin_UCX.so")],
+            Path::new("/nixl/libplugin_UCX.so")
+        );
+        assert_eq!(plain[Path::new("lib/plugins/libplugin_WEFT.so")], library);
+        let hidden = plugin_links(&theirs, &[Other::Ucx], library, inner);
+        assert_eq!(hidden[Path::new("lib/plugins/libplugin_UCX.so")], library);
         assert_ne!(mark(&plain), mark(&hidden));
     }
 }
