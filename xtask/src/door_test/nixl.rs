@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
+use clap::ValueEnum;
 use serde_json::Value;
 
 use crate::command::{self, Error, output, root};
@@ -60,14 +61,15 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
             in_place_of_ucx: plugin_directory(&environment, &["--as", "ucx"])?,
         };
         println!("NIXL {version}: `weft nixl` finds the interface as it should be");
-        let parts: [(Part, Show); 4] = [
-            (Part::Contract, Door::contract),
-            (Part::Theirs, Door::theirs),
-            (Part::Faults, Door::faults),
-            (Part::Speed, Door::speed),
-        ];
-        for (part, show) in parts {
-            if wanted(part) && !show(&door, arguments)? {
+        for part in Part::value_variants() {
+            let as_it_should_be = match part {
+                _ if !wanted(*part) => continue,
+                Part::Contract => door.contract()?,
+                Part::Theirs => door.theirs(arguments)?,
+                Part::Faults => door.faults()?,
+                Part::Speed => door.speed(arguments)?,
+            };
+            if !as_it_should_be {
                 failed.push(format!("{part:?} with NIXL {version}"));
             }
         }
@@ -80,8 +82,6 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         }
     })
 }
-
-type Show = fn(&Door<'_>, &Arguments) -> Result<bool, Error>;
 
 /// NIXL with Weft as one of its back ends.
 struct Door<'a> {
@@ -128,7 +128,7 @@ impl Door<'_> {
         }
     }
 
-    fn contract(&self, _: &Arguments) -> Result<bool, Error> {
+    fn contract(&self) -> Result<bool, Error> {
         println!("\nevery function that NIXL calls, as WEFT:");
         self.script(&self.beside, "contract.py", &["WEFT"])
     }
@@ -165,7 +165,7 @@ impl Door<'_> {
         Ok(well)
     }
 
-    fn faults(&self, _: &Arguments) -> Result<bool, Error> {
+    fn faults(&self) -> Result<bool, Error> {
         println!("\nfaults:");
         self.script(&self.beside, "faults.py", &[])
     }
