@@ -1,7 +1,7 @@
-"""NIXL's side: its Python interface, UCX inside, tuned as it runs best here.
+"""NIXL's side: its Python interface, with the back end that NIXL_BACKEND names inside: UCX, tuned as it runs best here, or WEFT.
 
-On one host neither process has a progress thread and the target polls; over TCP the target has one. A progress thread at the
-initiator only takes turns with the polling caller.
+With UCX on one host neither process has a progress thread and the target polls; over TCP the target has one. A progress thread
+at the initiator only takes turns with the polling caller. Weft's back end has a thread of its own, and its target need not poll.
 """
 
 import contextlib
@@ -14,8 +14,13 @@ import workload
 from workload import Region, orders, serve
 
 
+BACKEND = os.environ.get("NIXL_BACKEND", "UCX")
+
+
 def environment(case):
     os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
+    if BACKEND == "WEFT":
+        os.environ["WEFT_TRANSPORTS"] = case.transport
     os.environ["UCX_NET_DEVICES"] = "lo"
     if case.transport == "tcp":
         os.environ["UCX_TLS"] = "tcp,self"
@@ -24,7 +29,7 @@ def environment(case):
 def agent(name, progress_thread):
     from nixl._api import nixl_agent, nixl_agent_config
 
-    return nixl_agent(name, nixl_agent_config(enable_prog_thread=progress_thread, backends=["UCX"]))
+    return nixl_agent(name, nixl_agent_config(enable_prog_thread=progress_thread, backends=[BACKEND]))
 
 
 def descriptors(address, case):
@@ -35,7 +40,7 @@ def descriptors(address, case):
 def target(case, control):
     environment(case)
     # The figure for an idle agent is that of the default, which has a progress thread.
-    progress_thread = case.transport == "tcp" or case.what == "idle"
+    progress_thread = case.transport == "tcp" or case.what == "idle" or BACKEND == "WEFT"
     me = agent("target", progress_thread)
     region = Region(case.block * case.batch)
     me.register_memory([(region.address, region.nbytes, 0, "")], "DRAM")

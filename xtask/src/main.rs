@@ -5,6 +5,7 @@ mod command;
 mod compare;
 mod deny;
 mod docs;
+mod door_test;
 mod fuzz;
 mod gpu_test;
 mod kernels;
@@ -63,6 +64,8 @@ enum Task {
     Screenshot(screenshot::Arguments),
     /// Runs vLLM's prefill and decode apart, over Weft, against a single instance, and installs what it needs.
     VllmTest(vllm_test::Arguments),
+    /// Runs Weft inside of somebody else's stack, end to end, and installs what it needs.
+    DoorTest(door_test::Arguments),
     /// Builds the pages of the repository as a site, with the API, and checks their links; installs mdbook where it is missing.
     Docs(docs::Arguments),
     /// Makes the table beside perftest; inside one of those machines.
@@ -96,6 +99,7 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::GpuTest(arguments) => gpu_test::run(arguments)?,
         Task::Kernels(arguments) => kernels::run(arguments)?,
         Task::Screenshot(arguments) => screenshot::take(arguments)?,
+        Task::DoorTest(arguments) => door_test::run(arguments)?,
         Task::Docs(arguments) => docs::build(arguments)?,
         Task::RdmaMeasure(arguments) => rdma_test::measure(arguments)?,
     })

@@ -58,6 +58,7 @@ enum Verb {
     Copy(verbs::copy::Copy),
     List(verbs::list::List),
     Show(verbs::show::Show),
+    Nixl(verbs::nixl::Nixl),
     Completions(verbs::completions::Completions),
     Man(verbs::man::Man),
     #[command(hide = true)]
@@ -104,6 +105,7 @@ fn obey(command: Command) -> Result<(), Complaint> {
         Verb::Copy(verb) => verb.run(&settings),
         Verb::List(verb) => verb.run(&settings),
         Verb::Show(verb) => verb.run(),
+        Verb::Nixl(verb) => verb.run(),
         Verb::Completions(verb) => verb.run(),
         Verb::Man(verb) => verb.run(),
         Verb::Partner(verb) => verb.run(&settings),

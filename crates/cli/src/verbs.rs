@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod explain;
 pub mod list;
 pub mod man;
+pub mod nixl;
 pub mod partner;
 pub mod plan_serving;
 pub mod plan_training;

@@ -31,6 +31,7 @@ fn help_says_what_the_snapshot_says() {
         &["copy", "--help"],
         &["list", "--help"],
         &["show", "--help"],
+        &["nixl", "--help"],
         &["completions", "--help"],
         &["man", "--help"],
     ]) {
