@@ -34,10 +34,16 @@ fn main() {
     println!("{blocks} blocks, {memory:.1} bytes each, place in line included");
     println!("insert           {:8.2} M/s", blocks as f64 / took.as_secs_f64() / 1e6);
 
-    let warm = (0..200).map(|_| timed(|| index.prefix(black_box(&kept[0])))).min().unwrap_or_default();
+    let warm = (0..200)
+        .map(|_| timed(|| index.prefix(black_box(&kept[0]))))
+        .min()
+        .unwrap_or_default();
     println!("prefix of {CHAIN}, warm {:8.2} µs", warm.as_secs_f64() * 1e6);
     let cold: Duration = kept[1..].iter().map(|ids| timed(|| index.prefix(black_box(ids)))).sum();
-    println!("prefix of {CHAIN}, cold {:8.2} µs", cold.as_secs_f64() * 1e6 / (kept.len() - 1) as f64);
+    println!(
+        "prefix of {CHAIN}, cold {:8.2} µs",
+        cold.as_secs_f64() * 1e6 / (kept.len() - 1) as f64
+    );
 
     evictions(blocks, &mut seeded);
 }
@@ -88,9 +94,16 @@ fn evictions(blocks: usize, seeded: &mut Seeded) {
     }
     let clock = clock_cost();
     let each = |total: Duration, count: u32| total.as_secs_f64() * 1e9 / f64::from(count.max(1)) - clock;
-    println!("eviction: decide {:8.0} ns, remove {:.0} ns, of {evicted}", each(deciding, evicted), each(leaving, evicted));
+    println!(
+        "eviction: decide {:8.0} ns, remove {:.0} ns, of {evicted}",
+        each(deciding, evicted),
+        each(leaving, evicted)
+    );
     let touched = (requests * CHAIN) as f64;
-    println!("touch            {:8.0} ns a block, shadows included", touching.as_secs_f64() * 1e9 / touched);
+    println!(
+        "touch            {:8.0} ns a block, shadows included",
+        touching.as_secs_f64() * 1e9 / touched
+    );
 }
 
 fn chain(seeded: &mut Seeded, ids: &mut [BlockId]) {

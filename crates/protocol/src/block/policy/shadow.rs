@@ -6,6 +6,9 @@ use super::super::{BlockId, Slot};
 use super::Touch;
 use super::ranked::{HeadStarts, QUEUES, lowest, queue_of};
 
+/// Blocks of a long request that are kept until it is over even in the smallest store, so that none leaves before it was looked at.
+const SLACK: usize = 1024;
+
 /// Follows a sample of the blocks. Ranking keeps prefixes whole, so that a block that is there is a hit whatever came before it, and a sample
 /// of blocks hits as often as all of them.
 #[derive(Clone, Debug)]
@@ -25,7 +28,7 @@ pub(super) struct Shadow {
 impl Shadow {
     /// Of a store of `capacity` blocks, of which `blocks` are in the sample.
     pub(super) fn new(starts: HeadStarts, capacity: usize, blocks: usize) -> Shadow {
-        let most = 2 * blocks + 64;
+        let most = 2 * blocks + SLACK;
         Shadow {
             offsets: starts.offsets(capacity),
             hits: 0,
