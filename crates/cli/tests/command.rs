@@ -20,6 +20,8 @@ fn help_says_what_the_snapshot_says() {
         &["bench", "transfer", "--help"],
         &["bench", "collective", "--help"],
         &["explain", "--help"],
+        &["explain", "fetch", "--help"],
+        &["bench", "store", "--help"],
         &["validate", "--help"],
         &["sim", "run", "--help"],
         &["sim", "serving", "--help"],
@@ -67,6 +69,10 @@ fn explanations_say_what_the_snapshot_says() {
         "explain reduce-scatter --ranks 3 --algorithm ring --render text",
         "explain broadcast --ranks 3 --algorithm direct --render json",
         "explain all-gather --ranks 2 --algorithm ring --render svg",
+        "explain fetch --model llama-3.1-8b --tokens 8192 --tier nvme",
+        "explain fetch --model llama-3.1-8b --tokens 8192 --tier object",
+        "explain fetch --model llama-3.1-70b --gpus 8 --tokens 32768 --there 30000 --tier nvme --bandwidth 12GB/s",
+        "explain fetch --model llama-3.1-8b --tokens 100 --tier object --latency 10s --json",
     ] {
         let said = output(&question.split(' ').collect::<Vec<_>>());
         assert!(said.status.success(), "{question}: {}", text(&said.stderr));
@@ -87,6 +93,18 @@ fn what_cannot_be_explained_exits_2_and_a_wrong_schedule_exits_1() {
         (
             "explain all-reduce --platform /nonexistent/platform.toml",
             "cannot be read",
+        ),
+        (
+            "explain fetch --model lama --tokens 10 --tier dram",
+            "lama is no model that is known",
+        ),
+        (
+            "explain fetch --model llama-3.1-8b --tokens 0 --tier dram",
+            "0 is not in 1..=10000000",
+        ),
+        (
+            "explain fetch --model llama-3.1-8b --tokens 10 --tier tape",
+            "invalid value 'tape'",
         ),
     ] {
         let said = output(&question.split(' ').collect::<Vec<_>>());

@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod atomic;
+pub mod block;
 pub mod conformance;
 pub mod error;
 pub mod faulty;

@@ -15,6 +15,7 @@ pub mod scenario;
 pub mod seat;
 pub mod seeds;
 pub mod serving;
+pub mod store;
 pub mod trace;
 pub mod traffic;
 pub mod training;

@@ -1,6 +1,7 @@
-//! `weft bench`: how fast this machine moves memory and does collectives, and how fast it should.
+//! `weft bench`: how fast this machine moves memory and does collectives, and how fast it should; what stores would hit.
 
 pub mod collective;
+pub mod store;
 pub mod transfer;
 
 use clap::Subcommand;
@@ -14,6 +15,7 @@ use crate::ends::Overrides;
 pub enum Bench {
     Transfer(transfer::Transfer),
     Collective(collective::Collective),
+    Store(store::Store),
 }
 
 impl Bench {
@@ -21,6 +23,7 @@ impl Bench {
         match self {
             Bench::Transfer(verb) => verb.run(overrides),
             Bench::Collective(verb) => verb.run(overrides),
+            Bench::Store(verb) => verb.run(),
         }
     }
 }

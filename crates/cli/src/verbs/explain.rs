@@ -1,9 +1,11 @@
-//! `weft explain`: which algorithm a collective would run, why, and what it would do step by step.
+//! `weft explain`: which algorithm a collective would run, why, and what it would do step by step; and whether a fetch pays.
+
+mod fetch;
 
 use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use console::style;
 use serde::Serialize;
 use weft_plan::algorithms::Grid;
@@ -28,7 +30,10 @@ const RUNNERS_UP: usize = 8;
 /// function, from the platform file that the setting `platform` names. Whether ranks work in place has no part in the choice, because
 /// each decides that for itself: times are those of separate buffers. `ring/16` is a ring in 16 portions that follow each other.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Explain {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// Which collective
     #[arg(value_parser = PossibleValuesParser::new(Collective::NAMES), required_unless_present = "schedule")]
     collective: Option<String>,
@@ -70,6 +75,12 @@ pub struct Explain {
     json: bool,
 }
 
+/// What is explained besides collectives.
+#[derive(Debug, Subcommand)]
+enum Other {
+    Fetch(fetch::Fetch),
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Form {
     /// One line a rank and step
@@ -92,6 +103,9 @@ struct Subject {
 
 impl Explain {
     pub fn run(self) -> Result<(), Complaint> {
+        if let Some(Other::Fetch(fetch)) = self.other {
+            return fetch.run();
+        }
         if let Some(path) = &self.schedule {
             return self.explain_file(path);
         }

@@ -21,6 +21,7 @@
 mod engine;
 mod error;
 mod exchange;
+mod fetch;
 mod hand_off;
 mod latency;
 pub mod measured;
@@ -32,6 +33,7 @@ mod worker;
 
 pub use engine::Engine;
 pub use error::ServingError;
+pub use fetch::{Fetch, FetchCost, FetchError, Recompute};
 pub use hand_off::{nics, token_bytes};
 pub use latency::{Deployment, Estimate, Lengths, Limit, Load, Pool};
 pub use memory::{Room, room};
