@@ -17,7 +17,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 31 >> 3) as u8 ^ (i >> 12) as u8).collect()
+    (0..len).map(|i| ((i * 31) >> 3) as u8 ^ (i >> 12) as u8).collect()
 }
 
 const LEN: usize = 8 << 20;
