@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod discover;
 mod far_clock;
+pub mod file;
 pub mod fork;
 pub mod harness;
 pub mod kernels;
@@ -26,6 +27,7 @@ use weft_plan::{LinkCost, Platform, Time};
 use weft_protocol::{Failure, PathId, Progress, Refusal, RegionKey, Transport};
 
 pub use clock::Clock;
+pub use file::{FileHere, FileHereOptions, FileMemory, FileOptions};
 pub use memory::{HostMemory, Seen};
 pub use shared_memory::{SharedMemory, SharedMemoryOptions};
 

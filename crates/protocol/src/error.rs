@@ -66,11 +66,19 @@ pub enum Refusal {
     /// A file that memory was mapped from has become shorter, or the memory was unmapped while it was registered.
     #[error("the memory of the region is not there any more")]
     NoMemory,
+    /// A file system, or what somebody may use of it, is full.
+    #[error("there is no room left where the bytes were to go")]
+    NoRoom,
+    #[error("what the bytes were to be written to is read-only")]
+    ReadOnly,
+    /// An input/output error: a disk failed, or was pulled.
+    #[error("the device failed")]
+    DeviceFailed,
 }
 
 impl Refusal {
     /// Every refusal, at the place of its code.
-    pub const ALL: [Refusal; 11] = [
+    pub const ALL: [Refusal; 14] = [
         Refusal::UnknownKey,
         Refusal::StaleEpoch,
         Refusal::Released,
@@ -82,6 +90,9 @@ impl Refusal {
         Refusal::Unsupported,
         Refusal::Misaligned,
         Refusal::NoMemory,
+        Refusal::NoRoom,
+        Refusal::ReadOnly,
+        Refusal::DeviceFailed,
     ];
 
     /// Its number on every wire.

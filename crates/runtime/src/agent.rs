@@ -1,11 +1,13 @@
 //! The agent: one per process is usual, several are fine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use weft_fabric::cuda::{CudaMemory, Device, DeviceMemory};
+use weft_fabric::file::{FileMemory, FileOptions};
 use weft_fabric::fork::{Forked, OfProcess};
 use weft_fabric::memory::{AllocateOptions, HostMemory, HugePages};
 use weft_fabric::{Clock, Live};
@@ -279,6 +281,21 @@ impl Agent {
         self.register_at(Arc::new(CudaMemory::new(Arc::new(memory))), place)
     }
 
+    /// Opens a file or a block device and registers it: [`copy`](Agent::copy) moves bytes between it and memory, of the host or, through the host's, of a
+    /// device, another file, or a peer. See [docs/files.md]. The call waits for the file system; nobody else does.
+    ///
+    /// [docs/files.md]: https://github.com/weft-ai/weft/blob/main/docs/files.md
+    pub fn open_file(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<Memory, Error> {
+        self.shared()?;
+        self.register_file(FileMemory::open(path, options)?)
+    }
+
+    /// Registers a file that has been opened.
+    pub fn register_file(&self, file: FileMemory) -> Result<Memory, Error> {
+        self.give_stage()?;
+        self.register_at(Arc::new(file), Place::File)
+    }
+
     /// Host memory for transfers that no transport carries at once.
     fn give_stage(&self) -> Result<(), Error> {
         let mut stage = self.inner.stage.lock().unwrap_or_else(PoisonError::into_inner);
@@ -298,7 +315,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Copies between two memories of this agent, of which one is a device's: an ordinary transfer, with a deadline and a checksum. What no transport
+    /// Copies between two memories of this agent, of which one is a device's or a file: an ordinary transfer, with a deadline and a checksum. What no transport
     /// of this agent carries, as from host memory to host memory, is [`PeerError::NoRoute`](crate::PeerError::NoRoute) when it is posted.
     pub fn copy<'a>(&self, from: &'a Memory, to: &'a Memory) -> Result<CopyBuilder<'a>, Error> {
         let settings = &self.inner.settings;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use thiserror::Error as ThisError;
 use weft_fabric::arena::ArenaError;
 use weft_fabric::cuda::GpuError;
+use weft_fabric::file::FileError;
 use weft_fabric::fork::Forked;
 use weft_fabric::memory::MemoryError;
 use weft_plan::Rank;
@@ -22,6 +23,12 @@ use crate::hand_off::HandOffError;
 use crate::observe::ObserveError;
 use crate::rendezvous::RendezvousError;
 use crate::settings::{SecretError, SettingsError};
+
+impl From<FileError> for Error {
+    fn from(error: FileError) -> Error {
+        Error::File(Arc::new(error))
+    }
+}
 
 /// Why a call did not do what it was asked to.
 #[derive(Clone, Debug, ThisError)]
@@ -69,6 +76,9 @@ pub enum Error {
     /// The device, or the way to it: the reason says what is missing.
     #[error(transparent)]
     Gpu(#[from] GpuError),
+    /// A file is no place: fix the call, or make room.
+    #[error(transparent)]
+    File(Arc<FileError>),
     #[error("{name:?} cannot be borrowed: {why}")]
     NotBorrowable { name: String, why: &'static str },
     /// The owner may have changed or taken back what was borrowed: borrow it again.

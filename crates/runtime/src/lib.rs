@@ -37,6 +37,7 @@ pub use peer::{CopyBuilder, Peer, Prepared, Remote, TransferBuilder};
 pub use seal::Seal;
 pub use transfer::Transfer;
 pub use weft_fabric::cuda::{AfterStream, Device, DeviceMemory, GpuError, StreamEvent};
+pub use weft_fabric::file::{Direct, FileError, FileMemory, FileOptions};
 pub use weft_fabric::fork;
 pub use weft_fabric::memory::{DmaBufMemory, HostMemory};
 pub use weft_plan::algorithms::Algorithm;

@@ -385,6 +385,7 @@ pub struct CopyBuilder<'a> {
     spans: Option<(Spans, Spans)>,
     deadline: Duration,
     checksum: bool,
+    commit: bool,
     after: Option<Arc<dyn Ready>>,
 }
 
@@ -398,6 +399,7 @@ impl<'a> CopyBuilder<'a> {
             spans: None,
             deadline,
             checksum,
+            commit: false,
             after: None,
         }
     }
@@ -417,6 +419,12 @@ impl<'a> CopyBuilder<'a> {
     /// See [`TransferBuilder::checksum`].
     pub fn checksum(mut self, on: bool) -> CopyBuilder<'a> {
         self.checksum = on;
+        self
+    }
+
+    /// See [`TransferBuilder::commit`]: a file is synchronised, and gets its name where it is to [replace](crate::FileOptions::replace) another.
+    pub fn commit(mut self) -> CopyBuilder<'a> {
+        self.commit = true;
         self
     }
 
@@ -448,6 +456,7 @@ impl<'a> CopyBuilder<'a> {
             transfer = transfer.spans(from, to);
         }
         transfer.more.after = self.after;
+        transfer.more.commit = self.commit;
         let mut prepared = transfer.prepare()?;
         // The memory that it is copied to stays registered, too.
         prepared.memory = prepared.memory.iter().cloned().chain([self.to.inner.clone()]).collect();

@@ -34,7 +34,8 @@ pub use secret::SecretError;
 pub(crate) use secret::long_enough;
 pub use sources::{Origin, SettingsError, Sources};
 pub use value::{
-    AlgorithmChoice, AtomicsChoice, ForeignMemory, Hidden, NoAlgorithmChoice, RendezvousChoice, TransportChoice, When,
+    AlgorithmChoice, AtomicsChoice, FileIo, ForeignMemory, Hidden, NoAlgorithmChoice, RendezvousChoice,
+    TransportChoice, When,
 };
 
 use sources::Chosen;
@@ -167,6 +168,14 @@ settings! {
     /// How long a worker stays on a GPU after a copy, so that the next one needs no launch, once several have followed each other as soon; meanwhile it
     /// keeps up to half of each multiprocessor. 0s means never.
     gpu_stay: Duration = "gpu.stay", "20us", within 0..=1_000_000;
+    /// By what files are reached; auto is io_uring where there is one, and threads for file systems in user space.
+    file_io: FileIo = "file.io", "auto";
+    /// Requests to files that the kernel has at a time, of one agent.
+    file_depth: usize = "file.depth", "64", within 1..=4096;
+    /// Host memory that is registered with io_uring, and so pinned, at most; the system's own limit (memlock) may be lower. 0B means none.
+    file_registered: Bytes = "file.registered", "64MiB", within 0..=1_099_511_627_776;
+    /// Memory for what goes to or from files and is not aligned.
+    file_staging: Bytes = "file.staging", "8MiB", within 1_048_576..=4_294_967_296;
     /// When a request ends with an error if it names no deadline of its own.
     deadline: Duration = "deadline", "30s", within 1_000..=17_280_000_000_000_000;
     /// How often a session that has nothing to say shows that it lives.

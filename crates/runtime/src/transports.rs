@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use weft_fabric::cuda::CudaHere;
+use weft_fabric::file::{FileHere, FileHereOptions, Means};
 use weft_fabric::shared_memory::Foreign;
 use weft_fabric::tcp::{Tcp, TcpOptions, TlsOptions};
 use weft_fabric::verbs::{AtomicsBy, Mtu, OnDemandPaging, RailOptions, RegistrationOptions, Verbs, VerbsOptions};
@@ -15,7 +16,7 @@ use weft_protocol::agent::{Reach, Slot};
 use weft_protocol::region::Epoch;
 
 use crate::error::Error;
-use crate::settings::{AtomicsChoice, ForeignMemory, Settings, TransportChoice, When, long_enough};
+use crate::settings::{AtomicsChoice, FileIo, ForeignMemory, Settings, TransportChoice, When, long_enough};
 
 /// Equal at two agents that can share memory: the same boot of the same host, and the same network namespace, which is where the
 /// sockets that hand memory over have their names.
@@ -85,6 +86,14 @@ pub(crate) fn start(
             }
         }
     }
+    // Nothing is asked of the kernel before a file is opened, unless it must be io_uring.
+    let files = FileHere::start(epoch, file_options(settings)).map_err(failed("file"))?;
+    slots.push(Slot {
+        reach: Reach::Here,
+        preference: 0,
+        paths: 1,
+        transport: Box::new(files),
+    });
     if CudaHere::is_likely() {
         // Nothing is loaded before a device's memory is registered.
         let transport = CudaHere::start(epoch, settings.gpu_stay).map_err(failed("cuda"))?;
@@ -131,6 +140,18 @@ fn verbs(settings: &Settings, secret: &[u8], epoch: Epoch, clock: Clock) -> Resu
         }
     }
     Ok(started)
+}
+
+fn file_options(settings: &Settings) -> FileHereOptions {
+    FileHereOptions::default()
+        .means(match settings.file_io {
+            FileIo::Auto => Means::Auto,
+            FileIo::IoUring => Means::Ring,
+            FileIo::Threads => Means::Thread,
+        })
+        .depth(settings.file_depth)
+        .registered_bytes(settings.file_registered.0)
+        .staging_bytes(settings.file_staging.0)
 }
 
 fn verbs_options(settings: &Settings) -> VerbsOptions {
@@ -239,7 +260,7 @@ mod tests {
             return;
         }
         let default = started(&Sources::default()).expect("absence is ordinary");
-        assert_eq!(default, ["shared_memory", "tcp"]);
+        assert_eq!(default, ["shared_memory", "tcp", "file"]);
         for (key, value) in [("transports", "verbs,tcp"), ("verbs.devices", "mlx5_0")] {
             let refused = started(&Sources::default().set(key, value));
             assert!(
@@ -276,7 +297,7 @@ mod tests {
             .iter()
             .map(|slot| (slot.transport.capabilities().name, slot.preference))
             .collect();
-        assert_eq!(order, [("tcp", 0), ("shared_memory", 1)]);
+        assert_eq!(order[..2], [("tcp", 0), ("shared_memory", 1)]);
     }
 
     #[test]
@@ -288,6 +309,12 @@ mod tests {
             (ours.traffic_class, ours.service_level, ours.mtu),
             (theirs.traffic_class, theirs.service_level, theirs.mtu)
         );
+    }
+
+    #[test]
+    fn files_are_by_default_reached_as_the_transport_means_them_to_be() {
+        let settings = Settings::from_sources(&Sources::default()).expect("the defaults are valid");
+        assert_eq!(file_options(&settings), FileHereOptions::default());
     }
 
     #[test]

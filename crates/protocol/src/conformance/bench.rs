@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use weft_plan::{Spans, Time};
 
-use super::{Ends, Harness, Side};
+use super::{Harness, Side};
 use crate::error::{Failure, Loss};
 use crate::leg::{Direction, Leg};
 use crate::memory::{Digest, HostBytes, Memory};
@@ -25,6 +25,8 @@ pub(super) struct Bench<'h> {
     pub random: Seeded,
     /// A frozen target is not polled.
     pub frozen: bool,
+    /// There is one end, which is both: its transport has no peers.
+    alone: bool,
     next_slot: u32,
     next_op: u64,
 }
@@ -59,17 +61,25 @@ impl<'h> Bench<'h> {
     }
 
     pub fn unconnected(harness: &'h mut dyn Harness) -> Bench<'h> {
-        let ends = harness.ends();
-        let Ends {
-            initiator,
-            initiator_epoch,
-            target,
-            target_epoch,
-        } = ends;
+        let alone = harness.has_no_peers();
+        let (initiator, target) = match alone {
+            true => {
+                let (transport, epoch) = harness.alone().expect("an end without a peer");
+                (End::new(Some(transport), epoch), End::new(None, epoch))
+            }
+            false => {
+                let ends = harness.ends();
+                (
+                    End::new(Some(ends.initiator), ends.initiator_epoch),
+                    End::new(Some(ends.target), ends.target_epoch),
+                )
+            }
+        };
         Bench {
             harness,
-            initiator: End::new(initiator, initiator_epoch),
-            target: End::new(target, target_epoch),
+            initiator,
+            target,
+            alone,
             near: PathId(0),
             far: PathId(0),
             random: Seeded::new(0x5eed),
@@ -83,15 +93,19 @@ impl<'h> Bench<'h> {
     pub fn connect(&mut self) -> (PathId, PathId) {
         let (near, far) = self.meet();
         self.initiator.transport().vouch(near);
-        self.target.transport().vouch(far);
+        self.end(Side::Target).transport().vouch(far);
         (near, far)
     }
 
     /// Opens one more path, whose ends do not know each other.
     pub fn meet(&mut self) -> (PathId, PathId) {
         let now = self.harness.now();
-        let address = self.target.transport().capabilities().address.clone();
+        let address = self.end(Side::Target).transport().capabilities().address.clone();
         let near = self.initiator.transport().open(&address, now).expect("open starts");
+        if self.alone {
+            self.until("a path to open", |b| b.initiator.opened.contains(&near));
+            return (near, near);
+        }
         let before = self.target.accepted.len();
         self.until("a path to open", |b| {
             b.initiator.opened.contains(&near) && b.target.accepted.len() > before
@@ -103,6 +117,17 @@ impl<'h> Bench<'h> {
     pub fn region(&mut self, side: Side, len: u64, access: Access) -> (Region, RemoteRegion) {
         let memory = self.harness.memory(side, len);
         self.fill_random(&*memory);
+        self.registered(side, memory, access)
+    }
+
+    /// Memory as the harness made it.
+    pub fn region_untouched(&mut self, side: Side, len: u64) -> (Region, RemoteRegion) {
+        let memory = self.harness.memory(side, len);
+        self.registered(side, memory, Access::READ_WRITE)
+    }
+
+    fn registered(&mut self, side: Side, memory: Arc<dyn Memory>, access: Access) -> (Region, RemoteRegion) {
+        let len = memory.len();
         let place = self.harness.place(side);
         let slot = self.next_slot;
         self.next_slot += 1;
@@ -146,10 +171,15 @@ impl<'h> Bench<'h> {
         (leg, far)
     }
 
+    /// Whether there is nobody at the far end.
+    pub fn is_alone(&self) -> bool {
+        self.alone
+    }
+
     pub fn end(&mut self, side: Side) -> &mut End {
         match side {
-            Side::Initiator => &mut self.initiator,
-            Side::Target => &mut self.target,
+            Side::Target if !self.alone => &mut self.target,
+            Side::Initiator | Side::Target => &mut self.initiator,
         }
     }
 
@@ -298,8 +328,18 @@ impl<'h> Bench<'h> {
         digest.finish()
     }
 
-    /// A message each way shows that the path works.
+    /// A message each way shows that the path works; where nobody hears one, a move there and back.
     pub fn assert_usable(&mut self) {
+        if self.alone {
+            let (leg, far) = self.whole_leg(1000);
+            for direction in [Direction::Write, Direction::Read] {
+                self.carry_leg(direction, &leg);
+                let same = self.contents(&*leg.local().memory) == self.contents(&*far.memory);
+                assert!(same, "{direction:?} on a path that should be usable");
+                self.fill_random(&*far.memory);
+            }
+            return;
+        }
         for (side, path) in [(Side::Initiator, self.near), (Side::Target, self.far)] {
             let op = self.op(Body::Message(Arc::from(*b"still here")));
             let other = match side {
@@ -314,9 +354,9 @@ impl<'h> Bench<'h> {
 }
 
 impl End {
-    fn new(transport: Box<dyn Transport>, epoch: Epoch) -> End {
+    fn new(transport: Option<Box<dyn Transport>>, epoch: Epoch) -> End {
         End {
-            transport: Some(transport),
+            transport,
             epoch,
             opened: Vec::new(),
             accepted: Vec::new(),

@@ -193,10 +193,12 @@ fn ended_path(harness: &mut dyn Harness, ender: End) {
             End::Far => bench.target.transport().close(far_path),
             End::Death => bench.target.transport = None,
         }
+        let one_end = ender == End::Death || bench.is_alone();
         bench.until("both ends to learn of the loss", |b| {
-            b.initiator.lost.contains_key(&near_path) && (ender == End::Death || b.target.lost.contains_key(&far_path))
+            b.initiator.lost.contains_key(&near_path) && (one_end || b.target.lost.contains_key(&far_path))
         });
         let (near_loss, far_loss) = match ender {
+            End::Near if one_end => (Loss::Closed, None),
             End::Near => (Loss::Closed, Some(Loss::ClosedByPeer)),
             End::Far => (Loss::ClosedByPeer, Some(Loss::Closed)),
             End::Death => (Loss::ClosedByPeer, None),
@@ -236,12 +238,12 @@ fn ended_path(harness: &mut dyn Harness, ender: End) {
 }
 
 /// Memory that has been written over by its owner, who must find it as it is.
-struct Fences {
+pub(super) struct Fences {
     stamped: Vec<(Arc<dyn Memory>, Vec<u8>)>,
 }
 
 impl Fences {
-    fn hold(&self, bench: &Bench<'_>) {
+    pub(super) fn hold(&self, bench: &Bench<'_>) {
         for (memory, wanted) in &self.stamped {
             assert!(
                 bench.contents(&**memory) == *wanted,
@@ -252,7 +254,7 @@ impl Fences {
 }
 
 /// Checks the bytes of the operations that succeeded, then writes over both sides, as an owner may after a completion.
-fn stamp(
+pub(super) fn stamp(
     bench: &mut Bench<'_>,
     ops: &[Op],
     direction: Direction,

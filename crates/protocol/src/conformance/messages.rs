@@ -80,8 +80,8 @@ pub fn arrivals_follow_their_data(harness: &mut dyn Harness) {
     let mut seen = 0;
     let mut distinct = BTreeSet::new();
     bench.until("all arrivals", |b| {
-        while seen < b.target.arrivals.len() {
-            let Arrival { tag: found, index } = b.target.arrivals[seen];
+        while seen < b.end(Side::Target).arrivals.len() {
+            let Arrival { tag: found, index } = b.end(Side::Target).arrivals[seen];
             seen += 1;
             assert_eq!(found, tag, "an arrival under a tag that nobody used");
             let Some(Body::Move(part)) = ops.get(index as usize).map(|op| &op.body) else {

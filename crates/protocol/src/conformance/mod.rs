@@ -44,6 +44,7 @@ mod endings;
 mod messages;
 mod moves;
 mod refusals;
+mod troubles;
 
 use std::sync::Arc;
 
@@ -59,6 +60,7 @@ pub use endings::*;
 pub use messages::*;
 pub use moves::*;
 pub use refusals::*;
+pub use troubles::*;
 
 /// What the suite needs to know of a transport's world.
 pub trait Harness {
@@ -87,6 +89,17 @@ pub trait Harness {
     /// A fresh end that moves bytes among its own places, and its life; none where the transport is for peers.
     fn alone(&mut self) -> Option<(Box<dyn Transport>, Epoch)> {
         None
+    }
+    /// Whether the transport has no peers at all. Then the one end of [`alone`](Harness::alone) is both ends of a case, and the cases are those of
+    /// [`CASES_ALONE`].
+    fn has_no_peers(&self) -> bool {
+        false
+    }
+    /// What the target's memory suffers from that is made from now on; with none, nothing that was made suffers any more. False where the harness
+    /// cannot bring that about.
+    fn trouble(&mut self, trouble: Option<Trouble>) -> bool {
+        let _ = trouble;
+        false
     }
     /// The clock that both ends are given.
     fn now(&mut self) -> Time;
@@ -136,6 +149,10 @@ macro_rules! conformance_tests {
     (@table $($case:ident)*) => {
         /// Every case by its name.
         pub const CASES: &[Case] = &[$((stringify!($case), $case)),*];
+    };
+    (@table_alone $($case:ident)*) => {
+        /// The cases of a transport that has no peers.
+        pub const CASES_ALONE: &[Case] = &[$((stringify!($case), $case)),*];
     };
     (@tests ($harness:expr) $($case:ident)*) => {
         $(
@@ -210,7 +227,60 @@ macro_rules! conformance_tests {
             commits_make_writes_last
             commits_without_the_right_are_refused
             own_places_are_moved_between
+            short_moves_are_completed
+            full_place_is_told
+            vanished_bytes_are_told
+            read_only_place_is_told
+            failing_device_is_told
+            stuck_device_delays_nobody_else
+            cancel_of_what_is_stuck_is_a_fence
         }
+    };
+    // Those of a transport that has no peers; NOT_ALONE says why of the others.
+    (@each_alone $($then:tt)*) => {
+        $crate::conformance_tests! {
+            $($then)*
+            read_contiguous
+            write_contiguous
+            read_strided
+            write_strided
+            read_paged
+            write_paged
+            mismatched_spans
+            empty_moves
+            single_bytes
+            many_spans
+            large_moves
+            several_regions
+            two_paths_at_once
+            checksums_are_those_of_the_far_bytes
+            arrivals_follow_their_data
+            unknown_key_is_refused
+            wrong_secret_is_refused
+            stale_epoch_is_refused
+            released_region_is_refused
+            release_under_traffic_is_a_fence
+            released_near_side_is_refused
+            out_of_bounds_is_refused
+            refusal_leaves_the_path_usable
+            past_deadline_touches_nothing
+            cancelled_reads_are_fenced
+            cancelled_writes_are_fenced
+            full_queue_accepts_a_prefix
+            close_completes_what_is_open
+            commits_make_writes_last
+            own_places_are_moved_between
+            short_moves_are_completed
+            full_place_is_told
+            vanished_bytes_are_told
+            read_only_place_is_told
+            failing_device_is_told
+            stuck_device_delays_nobody_else
+            cancel_of_what_is_stuck_is_a_fence
+        }
+    };
+    (alone $harness:expr) => {
+        $crate::conformance_tests!(@each_alone @tests ($harness));
     };
     (# $attribute:tt $harness:expr) => {
         $crate::conformance_tests!(@each @tests_with $attribute ($harness));
@@ -221,6 +291,87 @@ macro_rules! conformance_tests {
 }
 
 conformance_tests!(@each @table);
+conformance_tests!(@each_alone @table_alone);
+
+/// The cases that do not apply to a transport without peers, each with the reason.
+pub const NOT_ALONE: &[(&str, &str)] = &[
+    (
+        "both_directions_at_once",
+        "nobody accepts a path, so nobody moves from its other end",
+    ),
+    ("messages_are_echoed", "nobody is there to hear a message"),
+    ("largest_message_arrives_whole", "nobody is there to hear a message"),
+    ("strangers_wait_to_be_vouched_for", "nobody else can open a path"),
+    (
+        "unreadable_region_is_refused",
+        "the owner may read its own regions whatever peers may",
+    ),
+    (
+        "unwritable_region_is_refused",
+        "the owner may write its own regions whatever peers may",
+    ),
+    (
+        "commits_without_the_right_are_refused",
+        "the owner may commit its own regions whatever peers may",
+    ),
+    (
+        "frozen_target_cannot_delay_a_read",
+        "nobody is there to freeze; stuck_device_delays_nobody_else is about a frozen device",
+    ),
+    (
+        "frozen_target_cannot_delay_a_write",
+        "nobody is there to freeze; stuck_device_delays_nobody_else is about a frozen device",
+    ),
+    (
+        "close_by_the_peer_completes_what_is_open",
+        "there is no peer to close a path",
+    ),
+    ("death_of_the_peer_completes_what_is_open", "there is no peer to die"),
+    (
+        "unreachable_peer_is_lost",
+        "there is no peer that could be out of reach",
+    ),
+    (
+        "atomics_return_what_was_there",
+        "a place that is no memory has no words that are operated on",
+    ),
+    (
+        "atomics_follow_a_model",
+        "a place that is no memory has no words that are operated on",
+    ),
+    (
+        "atomics_of_two_paths_and_the_owner_sum_exactly",
+        "a place that is no memory has no words that are operated on",
+    ),
+    (
+        "atomics_without_the_right_are_refused",
+        "a place that is no memory has no words that are operated on",
+    ),
+    (
+        "misaligned_atomics_are_refused",
+        "a place that is no memory has no words that are operated on",
+    ),
+    (
+        "atomics_past_their_deadline_touch_nothing",
+        "a place that is no memory has no words that are operated on",
+    ),
+    (
+        "frozen_target_cannot_delay_an_atomic",
+        "a place that is no memory has no words that are operated on",
+    ),
+    (
+        "cancelled_atomics_are_told_honestly",
+        "a place that is no memory has no words that are operated on",
+    ),
+    (
+        "atomics_on_a_closed_path_are_told_honestly",
+        "a place that is no memory has no words that are operated on",
+    ),
+    (
+        "atomics_of_a_dead_peer_are_told_honestly",
+        "a place that is no memory has no words that are operated on",
+    ),
+];
 
 #[cfg(test)]
 mod tests {
@@ -301,6 +452,54 @@ mod tests {
         fn idle(&mut self) {
             self.now = self.now.saturating_add(Time::from_us(200));
         }
+    }
+
+    #[test]
+    fn every_case_applies_to_a_transport_without_peers_or_says_why_not() {
+        for (name, _) in CASES {
+            let applies = CASES_ALONE.iter().any(|(alone, _)| alone == name);
+            let reason = NOT_ALONE.iter().any(|(not, why)| not == name && !why.is_empty());
+            assert!(applies != reason, "{name}");
+        }
+        assert_eq!(CASES.len(), CASES_ALONE.len() + NOT_ALONE.len());
+    }
+
+    /// The reference as an end without peers.
+    struct Alone(OverLoopback);
+
+    impl Harness for Alone {
+        fn ends(&mut self) -> Ends {
+            unreachable!("it has no peers")
+        }
+        fn has_no_peers(&self) -> bool {
+            true
+        }
+        fn memory(&mut self, side: Side, len: u64) -> Arc<dyn Memory> {
+            self.0.memory(side, len)
+        }
+        fn place(&self, side: Side) -> Place {
+            self.0.place(side)
+        }
+        fn look<'m>(&self, memory: &'m dyn Memory) -> &'m dyn HostBytes {
+            self.0.look(memory)
+        }
+        fn lasting(&self, memory: &dyn Memory) -> Option<Vec<u8>> {
+            self.0.lasting(memory)
+        }
+        fn alone(&mut self) -> Option<(Box<dyn Transport>, Epoch)> {
+            self.0.alone()
+        }
+        fn now(&mut self) -> Time {
+            self.0.now()
+        }
+        fn idle(&mut self) {
+            self.0.idle();
+        }
+    }
+
+    mod alone_with_a_file {
+        use super::*;
+        conformance_tests!(alone Alone(OverLoopback::between(Place::DRAM, Place::File)));
     }
 
     const GPU: Place = Place::Gpu { ordinal: 0 };

@@ -67,7 +67,9 @@ pub fn empty_moves(harness: &mut dyn Harness) {
     let ops = bench.parts(Side::Initiator, Direction::Write, &leg, tag);
     let path = bench.near;
     bench.carry_out(Side::Initiator, path, &ops)[0].expect("an empty write succeeds");
-    bench.until("the arrival of an empty write", |b| !b.target.arrivals.is_empty());
+    bench.until("the arrival of an empty write", |b| {
+        !b.end(Side::Target).arrivals.is_empty()
+    });
 }
 
 pub fn single_bytes(harness: &mut dyn Harness) {

@@ -289,6 +289,6 @@ fn expect_refusal(
         bench.contents(&*far.memory) == far_before,
         "a refused {direction:?} changed far memory"
     );
-    assert!(bench.target.arrivals.is_empty(), "a refused move arrived");
+    assert!(bench.end(Side::Target).arrivals.is_empty(), "a refused move arrived");
     bench.assert_usable();
 }

@@ -311,6 +311,9 @@ fn refusal_word(refusal: Refusal) -> &'static str {
         Refusal::Unsupported => "unsupported",
         Refusal::Misaligned => "misaligned",
         Refusal::NoMemory => "no_memory",
+        Refusal::NoRoom => "no_room",
+        Refusal::ReadOnly => "read_only",
+        Refusal::DeviceFailed => "device_failed",
     }
 }
 

@@ -89,6 +89,15 @@ pub enum AtomicsChoice {
     Host,
 }
 
+/// By what files are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileIo {
+    Auto,
+    /// An agent does not start where there is none.
+    IoUring,
+    Threads,
+}
+
 /// How memory that Weft did not allocate crosses between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForeignMemory {
@@ -333,6 +342,26 @@ impl Value for AtomicsChoice {
             AtomicsChoice::Auto => "auto",
             AtomicsChoice::Device => "device",
             AtomicsChoice::Host => "host",
+        }
+        .to_owned()
+    }
+}
+
+impl Value for FileIo {
+    const KIND: &'static str = "auto, io_uring or threads";
+    fn parse(raw: &Raw) -> Option<FileIo> {
+        match raw.one()? {
+            "auto" => Some(FileIo::Auto),
+            "io_uring" => Some(FileIo::IoUring),
+            "threads" => Some(FileIo::Threads),
+            _ => None,
+        }
+    }
+    fn text(&self) -> String {
+        match self {
+            FileIo::Auto => "auto",
+            FileIo::IoUring => "io_uring",
+            FileIo::Threads => "threads",
         }
         .to_owned()
     }
