@@ -25,8 +25,8 @@ pub use agent::{Agent, AgentBuilder, Arrival, Notification, RailCounters};
 pub use atomic::{AtomicBuilder, AtomicOperation};
 pub use borrow::Borrowed;
 pub use communicator::{
-    Call, CallError, CollectiveFailed, Communicator, JoinOptions, Member, Operator, Part, Pending, QuantizedOptions,
-    Schedule, ShrinkOptions, Way,
+    Call, CallError, CollectiveFailed, Communicator, DeviceCause, DeviceTeam, DeviceTeamOptions, JoinOptions, Member,
+    NoTeam, Operator, Part, Pending, QuantizedOptions, Schedule, ShrinkOptions, Way,
 };
 pub use driver::Turns;
 pub use error::{AtomicFailed, Error, TransferFailed};
@@ -35,6 +35,7 @@ pub use memory::Memory;
 pub use peer::{CopyBuilder, Peer, Prepared, Remote, TransferBuilder};
 pub use seal::Seal;
 pub use transfer::Transfer;
+pub use weft_fabric::cuda as gpu;
 pub use weft_fabric::cuda::{AfterStream, Device, DeviceMemory, GpuError, StreamEvent};
 pub use weft_fabric::fork;
 pub use weft_fabric::memory::{DmaBufMemory, HostMemory};
