@@ -13,7 +13,7 @@ use crate::waiting::waiting;
 
 /// One rank of a team. Calls return when they are on the stream, not when they are done.
 #[derive(Debug)]
-#[pyclass(frozen, module = "weft")]
+#[pyclass(frozen, module = "weft", name = "_Team")]
 pub struct Team {
     inner: Mutex<Option<Arc<DeviceTeam>>>,
 }

@@ -410,7 +410,7 @@ def on_ranks(name, size, limit=60, dead=()):
     for rank, words in enumerate(told):
         lines = [line for line in words.strip().splitlines() if "Warning" not in line]
         if lines and (not well or rank == 0 or dead):
-            print("\n".join(f"  {rank}| {line}" for line in lines[-12:]), flush=True)
+            print("\n".join(f"  {rank}| {line}" for line in lines[-20:]), flush=True)
     return well
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 import weft
-from weft._weft import Team
+from weft._weft import _Team as Team
 
 from ._tensors import (
     _ALL_GATHER,
@@ -35,6 +35,8 @@ from ._tensors import (
 # What a call answers that goes through host memory instead.
 STAGED = object()
 _REDUCED, _OPERATORS = (frozenset(numbers) for numbers in Team.reduced())
+# The handle of a device's current stream, without an object around it.
+_stream_of = torch._C._cuda_getCurrentRawStream if hasattr(torch._C, "_cuda_getCurrentRawStream") else None
 # The longest sleep between two looks at the device, for those who wait on the host.
 _LOOK = 0.001
 
@@ -110,6 +112,7 @@ class Devices:
         self._deadline = deadline
         self._size = communicator.size
         self._device: torch.device | None = None
+        self._index = 0
         self._team: Team | None = None
         # Why there is no team, where there is none.
         self.reason: str | None = None
@@ -196,7 +199,7 @@ class Devices:
     def barrier(self, asynchronous: bool) -> DeviceWork | None:
         """Of ranks that are a team already. Without `asynchronous` the host waits too, unless this is being captured."""
         assert self._team is not None and self._device is not None
-        self._team.barrier(torch.cuda.current_stream(self._device).cuda_stream)
+        self._team.barrier(_stream_of(self._index))
         if not asynchronous and torch.cuda.is_current_stream_capturing():
             return None
         work = DeviceWork(self._team, self._device, [], self._deadline)
@@ -228,6 +231,7 @@ class Devices:
             self._communicator, index, deadline=self._deadline, ranks_a_device=self._crowd
         )
         self.reason = reason or None
+        self._index = index
         self._device = torch.device("cuda", index)
 
     def _put(
@@ -241,7 +245,7 @@ class Devices:
     ) -> None:
         assert self._team is not None
         datatype = _U8 if dtype is None else _DATATYPES[dtype][0]
-        stream = torch.cuda.current_stream(self._device).cuda_stream
+        stream = _stream_of(self._index)
         self._team.call(kind, source, target, datatype, operator, root, stream)
 
     def _work(self, results: list[Tensor], asynchronous: bool) -> DeviceWork | None:

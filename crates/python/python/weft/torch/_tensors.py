@@ -116,6 +116,8 @@ def _check(tensor: Tensor) -> None:
 
 def _dense(tensor: Tensor) -> Tensor:
     """The tensor, or a copy on its own device whose elements lie one after the other."""
+    if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        return tensor
     if tensor.layout is not torch.strided:
         raise ValueError("weft moves dense tensors only")
     return tensor.resolve_conj().resolve_neg().contiguous()
