@@ -47,7 +47,8 @@ def reduced(every, op):
         else:
             total = torch.maximum(total, row)
     if op == dist.ReduceOp.AVG:
-        total = total / len(every) if every.dtype.is_floating_point else total // len(every)
+        # By a tensor, since torch multiplies by the reciprocal of a number.
+        total = total / torch.full_like(total, len(every))
     return total.to(every.dtype)
 
 
@@ -374,7 +375,7 @@ def rank_main(name, rank, size, store):
     # Half of the tests name the devices.
     backend = "cpu:weft,cuda:weft" if name in ("moves", "staged") else "weft"
     # A deadline that is long for a call, and short for whoever waits for the tests.
-    timeout = timedelta(seconds=12)
+    timeout = timedelta(seconds=float(os.environ.get("WEFT_TEST_TIMEOUT", 12)))
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
     try:
         globals()[name](rank, size)
