@@ -111,7 +111,7 @@ impl Communicator {
             Err(why) => (Card::refusal(&why), None),
         };
         let cards = self.tell_all(&card.to_bytes(), options.deadline)?;
-        let cards: Vec<Card> = cards.iter().map(|bytes| Card::from_bytes(bytes)).collect();
+        let cards: Vec<Card> = cards.iter().map(Card::from_bytes).collect();
         if let Some(none) = first_refusal(&cards) {
             return Ok(Err(none));
         }
@@ -125,7 +125,7 @@ impl Communicator {
         };
         // Nobody uses anything before all have mapped it, and nobody closes its door before that either.
         let told = self.tell_all(&told.to_bytes(), options.deadline)?;
-        let told: Vec<Card> = told.iter().map(|bytes| Card::from_bytes(bytes)).collect();
+        let told: Vec<Card> = told.iter().map(Card::from_bytes).collect();
         if let Some(none) = first_refusal(&told) {
             return Ok(Err(none));
         }
@@ -274,7 +274,7 @@ impl DeviceTeam {
     pub fn check(&self) -> Result<(), Error> {
         let carrier = self.carrier()?;
         let checked = carrier.team().check(carrier.rank());
-        checked.or_else(|error| Err(self.explain(error)))
+        checked.map_err(|error| self.explain(error))
     }
 
     /// Who is to blame for what a call was refused for.
