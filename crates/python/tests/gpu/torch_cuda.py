@@ -375,7 +375,7 @@ def rank_main(name, rank, size, store):
     # Half of the tests name the devices.
     backend = "cpu:weft,cuda:weft" if name in ("moves", "staged") else "weft"
     # A deadline that is long for a call, and short for whoever waits for the tests.
-    timeout = timedelta(seconds=float(os.environ.get("WEFT_TEST_TIMEOUT", 12)))
+    timeout = timedelta(seconds=12)
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
     try:
         globals()[name](rank, size)
