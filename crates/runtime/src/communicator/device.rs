@@ -222,13 +222,12 @@ fn blocks(cards: &[Card]) -> u32 {
     };
     let each = cards.iter().map(|card| {
         let together = of_device(card);
-        // Ranks that have a device each are taken to have it alone.
-        let ranks = if together > 1 {
-            together.max(card.ranks_a_device)
-        } else {
-            1
-        };
-        card.blocks / (ranks * GROUPS_AT_ONCE).max(1)
+        // Ranks that have a device each are taken to have it alone. Where several processes share one, a multiprocessor that has blocks of one takes none of another's while they last: ranks that
+        // come early and have more blocks in all than there are multiprocessors leave no room for whoever comes late.
+        match together.max(card.ranks_a_device) {
+            ranks if together > 1 => card.multiprocessors / (ranks * GROUPS_AT_ONCE),
+            _ => card.blocks / GROUPS_AT_ONCE,
+        }
     });
     each.min().unwrap_or(1).max(1)
 }
