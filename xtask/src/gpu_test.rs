@@ -93,6 +93,7 @@ echo "== bench"
 if ls ./*.whl > /dev/null 2>&1; then
     echo "== Python"
     python3 -m pip install --quiet --no-deps --no-index --upgrade --target site ./*.whl && PYTHONPATH=site python3 tensors.py || failed=1
+    PYTHONPATH=site python3 torch_cuda.py || failed=1
 fi
 exit $failed
 "#;
@@ -131,10 +132,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
             "--out",
         ]);
         run_command(maturin.arg(&out).current_dir(root()))?;
-        copy(
-            &root().join("crates/python/tests/gpu/tensors.py"),
-            &out.join("tensors.py"),
-        )?;
+        for script in ["tensors.py", "torch_cuda.py"] {
+            copy(&root().join("crates/python/tests/gpu").join(script), &out.join(script))?;
+        }
     }
     let script = out.join("run");
     let text = SCRIPT.replace("@tests@", &TESTS.map(|(_, test)| test).join(" "));

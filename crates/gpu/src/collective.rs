@@ -130,7 +130,7 @@ impl Collective {
     }
 
     /// What is wrong with a rank's buffers, if anything is.
-    fn check(&self, rank: usize, ranks: usize, buffers: &Buffers) -> Result<(), CollectiveError> {
+    pub(crate) fn check(&self, rank: usize, ranks: usize, buffers: &Buffers) -> Result<(), CollectiveError> {
         let (input, output) = self.bytes(ranks)?;
         let mut input_counts = true;
         match *self {
@@ -523,7 +523,7 @@ impl Team {
 }
 
 /// Whether kernels of other ranks read a rank's input, and write its output, in bulk.
-fn reached_by_others(collective: &Collective, rank: usize) -> (bool, bool) {
+pub(crate) fn reached_by_others(collective: &Collective, rank: usize) -> (bool, bool) {
     match *collective {
         Collective::AllReduce { .. } => (true, true),
         Collective::ReduceScatter { .. } => (true, false),

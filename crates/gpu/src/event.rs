@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUevent, CUevent_flags_enum as Flags, CUresult, CUstream};
+use cudarc::driver::sys::{
+    self, CUevent, CUevent_flags_enum as Flags, CUresult, CUstream, CUstreamCaptureStatus as CaptureStatus,
+};
 
 use crate::device::{Device, GpuError, check};
 
@@ -68,6 +70,93 @@ impl Drop for StreamEvent {
     fn drop(&mut self) {
         if let Ok(_entered) = self.device.enter() {
             // SAFETY: made in `record`; the driver keeps it for as long as anything waits for it.
+            unsafe { sys::cuEventDestroy_v2(self.event) };
+        }
+    }
+}
+
+/// A moment that is set again and again, on one stream after the other.
+pub(crate) struct Mark {
+    device: Arc<Device>,
+    event: CUevent,
+}
+
+// SAFETY: events have no thread affinity.
+unsafe impl Send for Mark {}
+
+impl fmt::Debug for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mark(gpu:{})", self.device.ordinal())
+    }
+}
+
+impl Mark {
+    pub fn new(device: &Arc<Device>) -> Result<Mark, GpuError> {
+        let _entered = device.enter()?;
+        let mut event = std::ptr::null_mut();
+        let flags = Flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the device is entered.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        Ok(Mark {
+            device: device.clone(),
+            event,
+        })
+    }
+
+    /// Where the stream is now.
+    ///
+    /// # Safety
+    /// The stream must be one of this device's.
+    pub unsafe fn set(&self, stream: u64) -> Result<(), GpuError> {
+        let _entered = self.device.enter()?;
+        // SAFETY: the caller's promise.
+        check("cuEventRecord", unsafe {
+            sys::cuEventRecord(self.event, stream as CUstream)
+        })
+    }
+
+    /// What comes on the stream from now on comes after the moment.
+    ///
+    /// # Safety
+    /// As for [`set`](Mark::set).
+    pub unsafe fn comes_before(&self, stream: u64) -> Result<(), GpuError> {
+        let _entered = self.device.enter()?;
+        // SAFETY: the caller's promise.
+        check("cuStreamWaitEvent", unsafe {
+            sys::cuStreamWaitEvent(stream as CUstream, self.event, 0)
+        })
+    }
+
+    /// Which capture of a graph the stream is part of; 0 for none.
+    ///
+    /// # Safety
+    /// As for [`set`](Mark::set).
+    pub unsafe fn capture_of(&self, stream: u64) -> Result<u64, GpuError> {
+        let _entered = self.device.enter()?;
+        let (mut status, mut id) = (CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+        let nothing = std::ptr::null_mut();
+        // SAFETY: the caller's promise; what is not asked for has no place to be written to.
+        check("cuStreamGetCaptureInfo", unsafe {
+            sys::cuStreamGetCaptureInfo_v2(
+                stream as CUstream,
+                &mut status,
+                &mut id,
+                nothing,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+        })?;
+        Ok(match status {
+            CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => 0,
+            _ => id,
+        })
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.device.enter() {
+            // SAFETY: made in `new`; the driver keeps it for as long as anything waits for it.
             unsafe { sys::cuEventDestroy_v2(self.event) };
         }
     }

@@ -15,6 +15,7 @@
 //! # Ok::<(), weft_gpu::GpuError>(())
 //! ```
 
+mod carrier;
 mod choice;
 pub mod collective;
 mod copier;
@@ -32,6 +33,7 @@ mod stream;
 pub mod team;
 mod worker;
 
+pub use carrier::{Carrier, PIECE_BYTES};
 pub use choice::Way;
 pub use collective::{Buffers, Collective, CollectiveError, Collectives, DeviceSlice};
 pub use copier::{Copied, Copier, KeptList, PIECES_MAX, Piece, PieceList, SLOTS, Ticket};

@@ -253,7 +253,17 @@ impl DeviceMemory {
         file: Option<BorrowedFd<'_>>,
         writable: bool,
     ) -> Result<DeviceMemory, GpuError> {
-        let device = &Device::by_identity(DeviceMemory::identity_in(bytes))?;
+        let device = Device::by_identity(DeviceMemory::identity_in(bytes))?;
+        DeviceMemory::import_for(&device, bytes, file, writable)
+    }
+
+    /// The same for kernels of `device`, which may be another than the one whose memory it is, as long as it reaches that.
+    pub fn import_for(
+        device: &Arc<Device>,
+        bytes: &[u8; EXPORT_BYTES],
+        file: Option<BorrowedFd<'_>>,
+        writable: bool,
+    ) -> Result<DeviceMemory, GpuError> {
         let _entered = device.enter()?;
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
         let (offset, size, len) = (word(8), word(16), word(24));

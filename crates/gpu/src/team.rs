@@ -49,6 +49,8 @@ const WINDOW_SHIFT: u32 = 56;
 #[derive(Debug)]
 pub struct Heap {
     memory: DeviceMemory,
+    /// Loaded with the heap, so that ranks that have told each other of their heaps can go on without waiting for the driver.
+    kernels: Arc<Kernels>,
     layout: Layout,
     settings: TeamSettings,
 }
@@ -59,14 +61,27 @@ impl Heap {
             return Err(CollectiveError::BadSettings);
         }
         let layout = Layout::new(settings.data_bytes)?;
+        let kernels = Kernels::shared(device)?;
         let memory = DeviceMemory::allocate(device, layout.bytes)?;
         memory.zero(layout.zeroed_bytes())?;
         memory.write(Layout::CALLS_AT, &Layout::FIRST_CALL.to_le_bytes())?;
         Ok(Heap {
             memory,
+            kernels,
             layout,
             settings,
         })
+    }
+
+    /// The same with so many blocks of this rank's launches at most, where that becomes known only after the ranks have met; it has to be the same for all of them.
+    pub fn with_blocks_a_rank(mut self, blocks: u32) -> Heap {
+        self.settings.blocks_a_rank = Some(blocks.max(1));
+        self
+    }
+
+    /// How many blocks of all ranks together the device has on it at the same time.
+    pub fn blocks_on_device(&self) -> u32 {
+        self.memory.device().multiprocessors() * self.kernels.blocks_a_multiprocessor()
     }
 
     /// What the other ranks map.
@@ -195,9 +210,10 @@ impl Team {
         own: Vec<Heap>,
         peers: Vec<DeviceMemory>,
     ) -> Result<Arc<Team>, CollectiveError> {
-        let kernels = Kernels::shared(device)?;
+        let kernels = own[0].kernels.clone();
         let (here, layout, settings) = (own.len(), own[0].layout, own[0].settings);
         let host = Pinned::allocate(device, here * HOST_CONTROL_BYTES)?;
+        let fit = own[0].blocks_on_device() / ranks as u32;
         let far = !peers.is_empty();
         let mut heaps = peers;
         let after = heaps.split_off(rank);
@@ -207,7 +223,6 @@ impl Team {
         for (address, heap) in addresses.iter_mut().zip(&heaps) {
             *address = heap.address();
         }
-        let fit = device.multiprocessors() * kernels.blocks_a_multiprocessor() / ranks as u32;
         let blocks_max = settings
             .blocks_a_rank
             .unwrap_or(fit)
@@ -269,6 +284,14 @@ impl Team {
             host: self.view.host + (nth * HOST_CONTROL_BYTES) as u64,
             ..self.view
         })
+    }
+    /// Bytes of every heap that are the application's.
+    pub fn data_bytes(&self) -> u64 {
+        self.layout.bytes - self.layout.data_at
+    }
+    /// Whether some ranks are in other processes, which reach nothing but heaps and what is registered.
+    pub(crate) fn is_far(&self) -> bool {
+        self.view.far != 0
     }
     /// Where the application's part of a rank's heap lies, as this process maps it.
     pub fn data(&self, rank: usize) -> Result<u64, CollectiveError> {

@@ -17,10 +17,11 @@ use crate::errors::{invalid, raise};
 use crate::memory::duration;
 use crate::waiting::waiting;
 use elements::{Elements, operator};
-use request::{Kind, Request};
+use request::Request;
 
 pub use pending::Pending;
 pub use raw::numbers;
+pub use request::Kind;
 
 /// One rank of a group of processes that call the same things in the same order.
 ///
@@ -642,6 +643,10 @@ impl Communicator {
 }
 
 impl Communicator {
+    pub fn inner(&self) -> &weft::Communicator {
+        &self.inner
+    }
+
     /// Another group of the same agent.
     fn beside(&self, py: Python<'_>, inner: weft::Communicator) -> Communicator {
         let agent = self.agent.clone_ref(py);

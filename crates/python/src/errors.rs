@@ -87,6 +87,7 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
             }
             _ => InvalidCall::new_err(text),
         },
+        weft::Error::Device { rank, cause, .. } => device_failed(py, *rank, *cause, text),
         weft::Error::Gpu(_) => GpuError::new_err(text),
         weft::Error::NotBorrowable { .. } => NotBorrowable::new_err(text),
         weft::Error::LeaseEnded => LeaseEnded::new_err(text),
@@ -196,6 +197,23 @@ fn collective_failed(py: Python<'_>, failed: &CollectiveFailed, text: String) ->
         let others = failed.others.iter();
         let others: Vec<(u32, String)> = others.map(|(rank, status)| (rank.0, status.call.to_string())).collect();
         value.setattr("others", others)
+    })
+}
+
+/// A call between GPUs that was wrong from the beginning is the caller's; what has failed is the group's.
+fn device_failed(py: Python<'_>, rank: Option<weft::Rank>, cause: weft::DeviceCause, text: String) -> PyErr {
+    let cause = match cause {
+        weft::DeviceCause::Lost => "lost",
+        weft::DeviceCause::Late => "late",
+        weft::DeviceCause::Withdrew => "withdrew",
+        weft::DeviceCause::Refused => return invalid(text),
+    };
+    with(py, CollectiveError::new_err(text), |value| {
+        value.setattr("rank", rank.map(|rank| rank.0))?;
+        value.setattr("cause", cause)?;
+        value.setattr("step", 0)?;
+        value.setattr("called", py.None())?;
+        value.setattr("others", Vec::<(u32, String)>::new())
     })
 }
 

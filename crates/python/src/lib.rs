@@ -19,6 +19,7 @@ mod pages;
 mod peer;
 mod seal;
 mod spans;
+mod team;
 mod transfer;
 mod waiting;
 
@@ -44,6 +45,8 @@ mod _weft {
     use super::peer::{Peer, Prepared, Region};
     #[pymodule_export]
     use super::seal::Seal;
+    #[pymodule_export]
+    use super::team::Team;
     #[pymodule_export]
     use super::transfer::{Summary, Transfer};
 

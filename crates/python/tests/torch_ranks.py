@@ -276,7 +276,9 @@ def grouped(rank, size):
     assert tensor.item() == sum(range(rank % 2, size, 2))
     again = dist.new_group(backend="weft")
     dist.broadcast(tensor, 0, group=again)
-    dist.monitored_barrier(timeout=timedelta(seconds=30))
+    # Until torch 2.14 this is Gloo's alone.
+    if weft.torch.Backend is not weft.torch.Calls:
+        dist.monitored_barrier(timeout=timedelta(seconds=30))
     assert dist.get_backend() == "weft" and dist.get_backend(again) == "weft"
     dist.destroy_process_group(again)
 

@@ -15,6 +15,7 @@ mod choice;
 #[cfg(test)]
 mod conformance;
 mod conversation;
+mod device;
 mod exchange;
 mod failure;
 mod inbox;
@@ -49,6 +50,7 @@ use state::{Ended, State};
 
 pub use bootstrap::{JoinOptions, Member};
 pub use call::Call;
+pub use device::{DeviceCause, DeviceTeam, DeviceTeamOptions, NoTeam};
 pub use failure::CollectiveFailed;
 pub use membership::ShrinkOptions;
 pub use pending::Pending;

@@ -18,7 +18,7 @@ use weft_protocol::session::{SessionError, SessionLoss};
 use weft_protocol::transfer::{SubmitError, TransferError};
 use weft_protocol::{Failure, LegError, Refusal};
 
-use crate::communicator::{CallError, CollectiveFailed};
+use crate::communicator::{CallError, CollectiveFailed, DeviceCause};
 use crate::hand_off::HandOffError;
 use crate::observe::ObserveError;
 use crate::rendezvous::RendezvousError;
@@ -87,6 +87,14 @@ pub enum Error {
     /// The communicator is of no further use: shrink it.
     #[error(transparent)]
     Collective(Box<CollectiveFailed>),
+    /// A call between GPUs has failed, and so has its team. What its calls were to write is anything.
+    #[error("{why}")]
+    Device {
+        /// Who is to blame, where that is known.
+        rank: Option<Rank>,
+        cause: DeviceCause,
+        why: String,
+    },
     #[error(transparent)]
     Call(#[from] CallError),
     #[error("the ranks that are left of {group:?} have gone on without this one")]

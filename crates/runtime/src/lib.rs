@@ -26,8 +26,8 @@ pub use agent::{Agent, AgentBuilder, Arrival, Notification, RailCounters};
 pub use atomic::{AtomicBuilder, AtomicOperation};
 pub use borrow::Borrowed;
 pub use communicator::{
-    Call, CallError, CollectiveFailed, Communicator, JoinOptions, Member, Operator, Part, Pending, QuantizedOptions,
-    Schedule, ShrinkOptions, Way,
+    Call, CallError, CollectiveFailed, Communicator, DeviceCause, DeviceTeam, DeviceTeamOptions, JoinOptions, Member,
+    NoTeam, Operator, Part, Pending, QuantizedOptions, Schedule, ShrinkOptions, Way,
 };
 pub use driver::Turns;
 pub use error::{AtomicFailed, Error, TransferFailed};
@@ -36,6 +36,7 @@ pub use memory::Memory;
 pub use peer::{CopyBuilder, Peer, Prepared, Remote, TransferBuilder};
 pub use seal::Seal;
 pub use transfer::Transfer;
+pub use weft_fabric::cuda as gpu;
 pub use weft_fabric::cuda::{AfterStream, Device, DeviceMemory, GpuError, StreamEvent};
 pub use weft_fabric::file::{Direct, FileError, FileMemory, FileOptions};
 pub use weft_fabric::fork;

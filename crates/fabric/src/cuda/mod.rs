@@ -20,7 +20,10 @@ use crate::memory::{HostMemory, page_bytes};
 
 pub use here::CudaHere;
 pub(crate) use here::carriages;
-pub use weft_gpu::{Device, DeviceMemory, GpuError, StreamEvent};
+pub use weft_gpu::{
+    Buffers, Carrier, Collective, CollectiveError, Device, DeviceMemory, DeviceSlice, EXPORT_BYTES, GpuError, Heap,
+    PIECE_BYTES, RANKS_MAX, StreamEvent, Team, TeamSettings,
+};
 
 /// What one launch copies at most, so that a deadline and a cancel need not wait long for what is under way.
 const LAUNCH_BYTES_MAX: u64 = 256 << 20;

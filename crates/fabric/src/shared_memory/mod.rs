@@ -24,6 +24,7 @@ mod address;
 mod atomics;
 mod bouncer;
 mod devices;
+mod exchange;
 mod foreign;
 mod frame;
 mod ledger;
@@ -66,6 +67,7 @@ use target::BorrowedMapping;
 use worker::Worker;
 
 pub use address::host_identity;
+pub use exchange::DescriptorExchange;
 pub(crate) use frame::check as check_frame;
 
 /// How to move memory between processes of one host.

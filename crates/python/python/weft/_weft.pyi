@@ -685,6 +685,40 @@ class Communicator:
     ) -> Pending | None:
         """A collective on addresses and lengths, which the caller vouches for."""
 
+class _Team:
+    """The ranks of a group as a team on GPUs: what `weft.torch` puts on streams. The numbers are those of `Communicator._raw`; memory and streams are the caller's to vouch for."""
+
+    @staticmethod
+    def form(
+        communicator: Communicator,
+        device: int,
+        *,
+        deadline: float,
+        ranks_a_device: int = 1,
+        piece_bytes: int | None = None,
+    ) -> tuple[_Team | None, str]:
+        """Every rank calls it. Or the reason why there can be no team, which is the same on all ranks."""
+    @staticmethod
+    def reduced() -> tuple[list[int], list[int]]:
+        """What kernels reduce: the numbers of datatypes and of operators."""
+    def call(
+        self,
+        kind: int,
+        input: tuple[int, int],
+        output: tuple[int, int],
+        datatype: int,
+        operator: int,
+        root: int,
+        stream: int,
+    ) -> None:
+        """Puts a collective on a stream."""
+    def barrier(self, stream: int) -> None:
+        """Puts a barrier on a stream."""
+    def check(self) -> None:
+        """Raises what has become of the team, if it is not whole any more."""
+    def close(self) -> None:
+        """Waits for the kernels of this rank, and lets go of the heaps."""
+
 class Pending:
     """A call under way. It goes on by itself; dropping it does not end it. `await pending` waits for its end."""
 

@@ -7,10 +7,13 @@ else. What may be set is set by the environment, as `WEFT_LISTEN` or `WEFT_TRANS
 
 import torch.distributed as dist
 
-from ._backend import Backend, Group, Work
+from ._backend import Backend, Calls
+from ._device import DeviceWork
+from ._group import Group
 from ._rendezvous import create
+from ._work import Work
 
-__all__ = ["Backend", "Group", "Work", "register"]
+__all__ = ["Backend", "Calls", "DeviceWork", "Group", "Work", "register"]
 
 
 def register() -> None:
@@ -18,7 +21,7 @@ def register() -> None:
     if not dist.is_available():
         raise RuntimeError("this torch was built without torch.distributed")
     if "WEFT" not in dist.Backend._plugins:
-        dist.Backend.register_backend("weft", create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend("weft", create, extended_api=True, devices=["cpu", "cuda"])
 
 
 register()

@@ -10,8 +10,11 @@ from torch._C._distributed_c10d import ProcessGroup
 
 import weft
 
-from ._backend import FAREWELL, Backend, Group
+from ._backend import HAS_BACKENDS, Backend
+from ._device import ranks_a_device
+from ._group import Group
 from ._messages import Mailroom, Threads
+from ._work import FAREWELL
 
 
 class Home:
@@ -26,7 +29,13 @@ class Home:
         self.agent = weft.Agent(name, listen=listen, secret=secret, log=log)
         self.mailroom = Mailroom(self.agent)
         # At the latest when the interpreter ends.
+        self._ranks = 1
         self._closing = weakref.finalize(self, _leave, self.agent, self.mailroom.threads)
+
+    def crowd(self, ranks: int) -> int:
+        """How many ranks may share a GPU with this one, by the largest group that it is in."""
+        self._ranks = max(self._ranks, ranks)
+        return ranks_a_device(self._ranks)
 
     def card(self) -> str:
         return json.dumps([self.agent.name, self.agent.address, self.agent.epoch])
@@ -105,5 +114,6 @@ def create(options, backend_options: object = None) -> Backend | ProcessGroup:
     backend.options.group_name = options.group_id
     # A group of its own spares every call the way through torch's dispatcher. One with other backends for other devices needs that way,
     # and is named after one of those.
-    alone = options.process_group is None or options.process_group.name() == "custom"
+    beside = getattr(options, "process_group", None)
+    alone = not HAS_BACKENDS or beside is None or beside.name() == "custom"
     return Group(options.store, rank, size, backend) if alone else backend
