@@ -25,6 +25,7 @@ mod layout;
 mod memory;
 mod module;
 mod pinned;
+pub mod ring;
 mod stream;
 pub mod team;
 mod worker;
@@ -34,7 +35,7 @@ pub use collective::{Buffers, Collective, CollectiveError, Collectives, DeviceSl
 pub use copier::{Copied, Copier, KeptList, PIECES_MAX, Piece, PieceList, SLOTS, Ticket};
 pub use device::{Device, GpuError, device_count, is_likely};
 pub use event::StreamEvent;
-pub use layout::{RANKS_MAX, SIGNALS};
+pub use layout::{Layout, RANKS_MAX, SIGNALS};
 pub use memory::{DeviceMemory, EXPORT_BYTES, Export};
 pub use module::{Launch, Module};
 pub use pinned::{Pinned, PinnedRange, is_pinned};

@@ -16,6 +16,7 @@ pub mod leg;
 pub mod loopback;
 pub mod memory;
 mod numbered;
+pub mod proxy;
 pub mod recorded;
 pub mod region;
 pub mod seeded;

@@ -14,6 +14,7 @@ mod interrupt;
 mod memory;
 pub mod observe;
 mod peer;
+pub mod proxy;
 pub mod rendezvous;
 mod report;
 mod seal;
@@ -35,7 +36,9 @@ pub use memory::Memory;
 pub use peer::{CopyBuilder, Peer, Prepared, Remote, TransferBuilder};
 pub use seal::Seal;
 pub use transfer::Transfer;
-pub use weft_fabric::cuda::{AfterStream, Device, DeviceMemory, GpuError, StreamEvent};
+pub use weft_fabric::cuda::{
+    AfterStream, Device, DeviceMemory, GpuError, Launch, Module, Stream, StreamEvent, TeamView,
+};
 pub use weft_fabric::fork;
 pub use weft_fabric::memory::{DmaBufMemory, HostMemory};
 pub use weft_plan::algorithms::Algorithm;

@@ -4,6 +4,7 @@
 //! the device; a copy that was begun is looked after until it has ended, and until then neither side of it is let go.
 
 mod here;
+mod proxied;
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -20,7 +21,12 @@ use crate::memory::{HostMemory, page_bytes};
 
 pub use here::CudaHere;
 pub(crate) use here::carriages;
-pub use weft_gpu::{Device, DeviceMemory, GpuError, StreamEvent};
+pub use proxied::ProxiedTeam;
+pub use weft_gpu::ring;
+pub use weft_gpu::{
+    CollectiveError, Device, DeviceMemory, GpuError, Launch, Layout, Module, RANKS_MAX, SIGNALS, Stream, StreamEvent,
+    TeamView,
+};
 
 /// What one launch copies at most, so that a deadline and a cancel need not wait long for what is under way.
 const LAUNCH_BYTES_MAX: u64 = 256 << 20;
