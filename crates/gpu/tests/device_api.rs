@@ -21,6 +21,7 @@ struct Case {
     stride: u32,
     groups: u32,
     report: u64,
+    apart: u64,
 }
 
 /// What a rank's kernel tells: `Report` there.
@@ -163,6 +164,7 @@ fn case(bytes: u32, to_shift: u32, from_shift: u32) -> Case {
         stride: (bytes + 32).next_multiple_of(128),
         groups: u32::MAX,
         report: 0,
+        apart: 0,
     }
 }
 

@@ -17,6 +17,8 @@ struct Case {
     u32 groups;
     // Words of this rank's, see `Report`.
     u64 report;
+    // Memory of the device's that is in no heap, for what is put from there and got to there; for times, where they are told. None where it is zero.
+    u64 apart;
 };
 
 struct Report {
@@ -62,6 +64,11 @@ WEFT_DEVICE void compare(Report *report, const u8 *with, u32 bytes, u32 rank, u3
 
 WEFT_DEVICE u8 *buffer(const Rank &me, const Case &test, u32 group, u32 which) { return me.data() + (u64)(group * BUFFERS + which) * test.stride; }
 
+// One that no peer reaches, where there is such memory.
+WEFT_DEVICE u8 *own_buffer(const Rank &me, const Case &test, u32 group, u32 which) {
+    return test.apart == 0 ? buffer(me, test, group, which) : (u8 *)test.apart + (u64)(me.rank * test.groups + group) * test.stride;
+}
+
 // Bytes go round: each rank puts to the next what that looks for, and hears back before it writes to the same place again. Even rounds by `put_signal`, odd ones by a put,
 // a quiet and a signal.
 template <class Group>
@@ -72,7 +79,7 @@ WEFT_DEVICE void exchange(const Team &team, const Case &test) {
     if (group >= test.groups || !me.begin()) return;
     u32 next = (me.rank + 1) % team.ranks, before = (me.rank + team.ranks - 1) % team.ranks;
     u64 *came = me.signals() + group * WORDS, *taken = came + 1;
-    u8 *from = buffer(me, test, group, 2) + test.from_shift;
+    u8 *from = own_buffer(me, test, group, 2) + test.from_shift;
     for (u32 round = 1; round <= test.rounds; round++) {
         u8 *to = buffer(me, test, group, round % 2) + test.to_shift;
         fill<Group>(from, test.bytes, me.rank, group, round);
@@ -87,6 +94,9 @@ WEFT_DEVICE void exchange(const Team &team, const Case &test) {
         if (!wait<Group>(me, came, round, before)) return;
         compare<Group>(report, to, test.bytes, before, group, round);
         signal<Group>(me, before, taken, round);
+        // What was put may be read until here.
+        if (!quiet(me)) return;
+        Group::sync();
     }
 }
 
@@ -97,7 +107,7 @@ WEFT_DEVICE void collect(const Team &team, const Case &test) {
     Report *report = (Report *)test.report + me.rank;
     u32 group = group_index<Group>();
     if (group >= test.groups || !me.begin()) return;
-    u8 *own = buffer(me, test, group, 0) + test.from_shift, *got = buffer(me, test, group, 1) + test.to_shift;
+    u8 *own = buffer(me, test, group, 0) + test.from_shift, *got = own_buffer(me, test, group, 1) + test.to_shift;
     for (u32 round = 1; round <= test.rounds; round++) {
         fill<Group>(own, test.bytes, me.rank, group, round);
         if (!barrier<Group>(me, group)) return;
@@ -127,23 +137,56 @@ WEFT_DEVICE void count(const Team &team, const Case &test) {
     if (!wait<Group>(me, word, (u64)test.rounds * test.groups * team.ranks, (me.rank + 1) % team.ranks)) return;
 }
 
-// Two ranks hand a few bytes back and forth; of the others none takes part.
+// The first rank and the last hand a few bytes back and forth; of the others none takes part. How long each round took is told in cycles.
 template <class Group>
 WEFT_DEVICE void ping_pong(const Team &team, const Case &test) {
     Rank me(team, blockIdx.y);
     Report *report = (Report *)test.report + me.rank;
-    if (me.rank > 1 || group_index<Group>() > 0 || !me.begin()) return;
-    u32 other = 1 - me.rank;
+    u32 last = team.ranks - 1;
+    if ((me.rank != 0 && me.rank != last) || group_index<Group>() > 0 || !me.begin()) return;
+    u32 other = last - me.rank;
     u64 *word = me.signals(), began = 0;
+    long long began_cycles = 0;
+    u32 *took = (u32 *)test.apart;
     u8 *from = buffer(me, test, 0, 2), *to = buffer(me, test, 0, 0);
     u32 warm = test.rounds / 10;
     for (u32 round = 1; round <= test.rounds + warm; round++) {
-        if (round == warm + 1) began = clock_ns();
+        if (round == warm + 1) {
+            began = clock_ns();
+            began_cycles = clock64();
+        }
+        long long before = clock64();
         if (me.rank == 0) put_signal<Group>(me, other, to, from, test.bytes, word, round);
         if (!wait<Group>(me, word, round, other)) return;
-        if (me.rank == 1) put_signal<Group>(me, other, to, from, test.bytes, word, round);
+        if (me.rank != 0) put_signal<Group>(me, other, to, from, test.bytes, word, round);
+        if (took != nullptr && me.rank == 0 && round > warm && Group::index() == 0) took[round - warm - 1] = (u32)(clock64() - before);
     }
-    if (Group::index() == 0) report->took_ns = clock_ns() - began;
+    if (Group::index() == 0) {
+        report->took_ns = clock_ns() - began;
+        report->sum = clock64() - began_cycles;
+    }
+    quiet(me);
+}
+
+// The first rank puts to the last again and again, and waits until all of it is there; the last waits to hear of that.
+template <class Group>
+WEFT_DEVICE void flood(const Team &team, const Case &test) {
+    Rank me(team, blockIdx.y);
+    Report *report = (Report *)test.report + me.rank;
+    u32 last = team.ranks - 1, group = group_index<Group>();
+    if ((me.rank != 0 && me.rank != last) || group >= test.groups || !me.begin()) return;
+    u64 *word = me.signals() + 16 + group;
+    if (me.rank == last) {
+        wait<Group>(me, word, 1, 0);
+        return;
+    }
+    u8 *from = own_buffer(me, test, group, 2), *to = buffer(me, test, group, 0);
+    u64 began = clock_ns();
+    // Not always to the same place, if there is room: what overlaps goes one after the other.
+    u32 places = 2 * (u64)test.stride >= 4 * (u64)test.bytes ? 4 : 1;
+    for (u32 round = 0; round < test.rounds; round++) put<Group>(me, last, to + (u64)(round % places) * test.bytes, from, test.bytes);
+    signal<Group>(me, last, word, 1);
+    if (quiet(me) && Group::index() == 0) atomicMax(&report->took_ns, clock_ns() - began);
 }
 
 // A wait for what nobody sends.
@@ -165,3 +208,4 @@ SCOPES(exchange)
 SCOPES(collect)
 SCOPES(count)
 SCOPES(ping_pong)
+SCOPES(flood)

@@ -98,8 +98,9 @@ impl Worker {
                 busy_until = now.saturating_add(self.busy);
             }
             if now < busy_until {
-                turns.get_or_insert_with(|| agent.take_turns());
+                let turns = turns.get_or_insert_with(|| agent.take_turns());
                 if !stirred {
+                    turns.turn();
                     cpu::look_again();
                 }
             } else {
