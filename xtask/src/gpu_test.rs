@@ -25,15 +25,21 @@ pub struct Arguments {
 }
 
 /// Test programs, by package and name.
-const TESTS: [(&str, &str); 6] = [
+const TESTS: [(&str, &str); 8] = [
     ("weft-gpu", "device"),
     ("weft-gpu", "collective"),
+    ("weft-gpu", "device_api"),
     ("weft-fabric", "cuda_conformance"),
     ("weft-fabric", "cuda_processes"),
     ("weft", "gpu"),
+    ("weft", "proxy_gpu"),
     ("weft", "hand_off"),
 ];
-const EXAMPLES: [(&str, &str); 2] = [("weft-gpu", "copies"), ("weft-gpu", "collectives")];
+const EXAMPLES: [(&str, &str); 3] = [
+    ("weft-gpu", "copies"),
+    ("weft-gpu", "collectives"),
+    ("weft", "kernel_put"),
+];
 const BYTES_MAX: u64 = 40 << 20;
 
 const SCRIPT: &str = r#"#!/bin/sh
@@ -65,6 +71,11 @@ if [ "$1" = transfers ]; then
     done
     exit $failed
 fi
+echo "== kernel_put, two processes that share the card by MPS"
+CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY="$CUDA_MPS_PIPE_DIRECTORY"
+nvidia-cuda-mps-control -d && ./kernel_put || failed=1
+echo quit | nvidia-cuda-mps-control
+unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 echo "== bench"
 ./weft bench transfer --transport shared_memory.gpu,shared_memory.gpu_host,tcp.gpu --block 4KiB,16KiB,64KiB,64MiB --batch 1,1024,4096 --max-bytes 256MiB || failed=1
 if ls ./*.whl > /dev/null 2>&1; then

@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -244,6 +244,16 @@ fn first_peer(agent: &Agent) -> Result<Peer, Error> {
     })
 }
 
+/// What the first process does, with the second.
+fn first(over: &str, second: &mut Child, device: Option<&Arc<Device>>) -> Result<(), Error> {
+    let mut address = String::new();
+    let stdout = second.stdout.take().expect("its output");
+    BufReader::new(stdout).read_line(&mut address).expect("its address");
+    let agent = agent(over, 0)?;
+    let peer = agent.connect(address.trim())?;
+    measure(&agent, 0, &peer, device, over)
+}
+
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let threads = arguments.iter().any(|argument| argument == "--threads");
@@ -261,12 +271,7 @@ fn main() -> Result<(), Error> {
             .stdout(Stdio::piped())
             .spawn()
             .expect("the second process starts");
-        let mut address = String::new();
-        let stdout = second.stdout.take().expect("its output");
-        BufReader::new(stdout).read_line(&mut address).expect("its address");
-        let agent = agent(over, 0)?;
-        let peer = agent.connect(address.trim())?;
-        let measured = measure(&agent, 0, &peer, device.as_ref(), over);
+        let measured = first(over, &mut second, device.as_ref());
         if measured.is_err() {
             let _ = second.kill();
         }

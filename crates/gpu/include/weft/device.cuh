@@ -86,6 +86,7 @@ struct Team {
 };
 
 // The ring, and what lies beside it. Whoever changes any of it changes `ring.rs` too.
+namespace proxy {
 
 static constexpr u32 SLOTS = 256;
 static constexpr u32 INLINE_BYTES = 192;
@@ -139,6 +140,8 @@ struct Claims {
     // Whether somebody still reads what a request has brought.
     u64 held[SLOTS];
 };
+
+}  // namespace proxy
 
 // Plain words of the machine.
 
@@ -233,8 +236,8 @@ struct Rank {
     // Where something lies in this rank's heap, and whether all of it does.
     WEFT_DEVICE u64 place(const void *mine) const { return (u64)mine - team.heaps[rank]; }
     WEFT_DEVICE bool holds(const void *mine, u64 bytes) const { return place(mine) <= team.heap_bytes && bytes <= team.heap_bytes - place(mine); }
-    WEFT_DEVICE Ring *ring() const { return (Ring *)team.ring; }
-    WEFT_DEVICE Claims *claims() const { return (Claims *)team.claims; }
+    WEFT_DEVICE proxy::Ring *ring() const { return (proxy::Ring *)team.ring; }
+    WEFT_DEVICE proxy::Claims *claims() const { return (proxy::Claims *)team.claims; }
 
     // The words for signals, all zero at first, and the memory that is the application's.
     WEFT_DEVICE u64 *signals() const { return (u64 *)(heap(rank) + team.signals_at); }
@@ -327,6 +330,7 @@ WEFT_DEVICE void copy(void *to, const void *from, u64 bytes) {
 }
 
 // Behind the proxy. One thread of a group asks; all of it brings the bytes.
+namespace proxy {
 
 static constexpr u64 NO_TICKET = ~0ull;
 
@@ -472,6 +476,8 @@ static __device__ __noinline__ u64 post_fetch_add(Rank &me, u32 peer, u64 *word,
     return before;
 }
 
+}  // namespace proxy
+
 // Writes `bytes` from memory of this rank's to where `to` lies in a peer's heap. They are there for the peer after `quiet` and a signal, or by `put_signal`. Behind the proxy, bytes of this
 // rank's heap may still be read until `quiet`; any others have been by the end of the call.
 template <class Group>
@@ -480,7 +486,7 @@ WEFT_DEVICE void put(Rank &me, u32 peer, void *to, const void *from, u64 bytes) 
         copy<Group>(me.of(peer, (u8 *)to), from, bytes);
     } else {
         Group::sync();
-        aside(me, [&](Rank &me) { post_put<Group>(me, peer, to, from, bytes, nullptr, 0); });
+        proxy::aside(me, [&](Rank &me) { proxy::post_put<Group>(me, peer, to, from, bytes, nullptr, 0); });
     }
 }
 
@@ -490,15 +496,15 @@ WEFT_DEVICE void get(Rank &me, u32 peer, void *to, const void *from, u64 bytes) 
     if (me.reaches(peer)) {
         copy<Group>(to, me.of(peer, (const u8 *)from), bytes);
     } else {
-        aside(me, [&](Rank &me) { post_get<Group>(me, peer, to, from, bytes); });
+        proxy::aside(me, [&](Rank &me) { proxy::post_get<Group>(me, peer, to, from, bytes); });
     }
 }
 
 // What the calling thread has put is there, for everybody who hears of it from this thread later. False where it never will be.
 WEFT_DEVICE bool quiet(Rank &me) {
     if (me.asked != 0) {
-        aside(me, [](Rank &me) {
-            if (wait_completed(me, me.asked, me.rank)) me.asked = 0;
+        proxy::aside(me, [](Rank &me) {
+            if (proxy::wait_completed(me, me.asked, me.rank)) me.asked = 0;
         });
     }
     me.fence();
@@ -511,7 +517,7 @@ WEFT_DEVICE void signal(Rank &me, u32 peer, u64 *word, u64 value) {
     Group::sync();
     if (Group::index() == 0) {
         if (!me.reaches(peer)) {
-            aside(me, [&](Rank &me) { post_signal(me, peer, word, value); });
+            proxy::aside(me, [&](Rank &me) { proxy::post_signal(me, peer, word, value); });
         } else if (quiet(me)) {
             store_relaxed(me.of(peer, word), value);
         }
@@ -526,7 +532,7 @@ WEFT_DEVICE void put_signal(Rank &me, u32 peer, void *to, const void *from, u64 
         signal<Group>(me, peer, word, value);
     } else {
         Group::sync();
-        aside(me, [&](Rank &me) { post_put<Group>(me, peer, to, from, bytes, word, value); });
+        proxy::aside(me, [&](Rank &me) { proxy::post_put<Group>(me, peer, to, from, bytes, word, value); });
     }
 }
 
@@ -548,7 +554,7 @@ WEFT_DEVICE bool wait(Rank &me, const u64 *word, u64 value, u32 peer) {
 WEFT_DEVICE u64 fetch_add(Rank &me, u32 peer, u64 *word, u64 value) {
     u64 before;
     if (me.team.ring != 0) {
-        aside(me, [&](Rank &me) { before = post_fetch_add(me, peer, word, value); });
+        proxy::aside(me, [&](Rank &me) { before = proxy::post_fetch_add(me, peer, word, value); });
         return before;
     }
     me.fence();
@@ -577,9 +583,9 @@ WEFT_DEVICE bool barrier(Rank &me, u32 which = 0) {
         // Those behind the proxy first: it takes them longer, and keeps them behind what was put. The others are told when that is there.
         u64 asked = me.asked;
         if (me.team.ring != 0) {
-            aside(me, [&](Rank &me) {
+            proxy::aside(me, [&](Rank &me) {
                 for (u32 peer = 0; peer < me.team.ranks; peer++) {
-                    if (!me.reaches(peer)) post_signal(me, peer, &words->came[me.rank], round);
+                    if (!me.reaches(peer)) proxy::post_signal(me, peer, &words->came[me.rank], round);
                 }
             });
             u64 told = me.asked;
