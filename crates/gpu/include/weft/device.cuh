@@ -405,7 +405,8 @@ static __device__ __noinline__ void post_put(Rank &me, u32 peer, void *to, const
             return;
         }
         Slot *slot = &me.ring()->slots[ticket % SLOTS];
-        asked.local = part <= INLINE_BYTES ? INLINE : own ? HEAP : STAGE;
+        // The heap is the host's: the proxy reads it sooner than this would over the bus.
+        asked.local = own ? HEAP : part <= INLINE_BYTES ? INLINE : STAGE;
         asked.from = own ? me.place(from) : 0;
         asked.bytes = part;
         if (asked.local != HEAP) copy<Group>(asked.local == INLINE ? slot->carried : me.ring()->stages[ticket % SLOTS], from, part);

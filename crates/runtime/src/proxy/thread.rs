@@ -20,6 +20,8 @@ use crate::transfer::Transfer;
 
 /// How often it looks at what is not in the ring: peers that are gone, words of failure, deadlines.
 const LOOK_AROUND: Time = Time::from_us(100);
+/// So many looks at the ring for nothing between two turns of the agent, of which each asks all its transports.
+const LOOKS_A_TURN: u32 = 8;
 /// What words of peers were last known to hold: so many are remembered.
 const KNOWN_MAX: usize = 4096;
 /// How long peers have to hear that this one has given up.
@@ -86,6 +88,7 @@ impl Worker {
         let mut turns: Option<Turns<'_>> = None;
         let mut busy_until = self.clock.now();
         let mut look_around_at = self.clock.now();
+        let mut looks = 0u32;
         while !self.state.stop.load(Ordering::Acquire) && self.core.failure().is_none() {
             let now = self.clock.now();
             let stirred = self.take_requests(now) | self.post() | self.look_at_posted();
@@ -99,8 +102,11 @@ impl Worker {
             }
             if now < busy_until {
                 let turns = turns.get_or_insert_with(|| agent.take_turns());
-                if !stirred {
+                looks = if stirred { 0 } else { looks + 1 };
+                if looks % LOOKS_A_TURN == 1 {
                     turns.turn();
+                }
+                if !stirred {
                     cpu::look_again();
                 }
             } else {
