@@ -25,21 +25,27 @@ pub struct Arguments {
 }
 
 /// Test programs, by package and name.
-const TESTS: [(&str, &str); 8] = [
+const TESTS: [(&str, &str); 10] = [
     ("weft-gpu", "device"),
     ("weft-gpu", "collective"),
     ("weft-gpu", "device_api"),
+    ("weft-gpu", "fused_norm"),
+    ("weft-gpu", "experts"),
     ("weft-fabric", "cuda_conformance"),
     ("weft-fabric", "cuda_processes"),
     ("weft", "gpu"),
     ("weft", "proxy_gpu"),
     ("weft", "hand_off"),
 ];
-const EXAMPLES: [(&str, &str); 3] = [
+const EXAMPLES: [(&str, &str); 5] = [
     ("weft-gpu", "copies"),
     ("weft-gpu", "collectives"),
+    ("weft-gpu", "fused"),
+    ("weft-gpu", "moe"),
     ("weft", "kernel_put"),
 ];
+/// Runs examples, and torch beside them.
+const BESIDE: &str = "crates/gpu/examples/beside.py";
 const BYTES_MAX: u64 = 40 << 20;
 
 const SCRIPT: &str = r#"#!/bin/sh
@@ -76,6 +82,20 @@ CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_
 nvidia-cuda-mps-control -d && ./kernel_put || failed=1
 echo quit | nvidia-cuda-mps-control
 unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+echo "== fused, moe"
+if python3 -c "import torch" 2> /dev/null; then
+    python3 beside.py ./fused ./moe || failed=1
+else
+    ./fused && ./moe || failed=1
+fi
+if command -v compute-sanitizer > /dev/null; then
+    for tool in memcheck racecheck synccheck; do
+        for test in fused_norm experts; do
+            echo "== $tool $test"
+            compute-sanitizer --tool $tool --error-exitcode 1 "./$test" --test-threads=1 --exact one_launch_for_all_ranks || failed=1
+        done
+    done
+fi
 echo "== bench"
 ./weft bench transfer --transport shared_memory.gpu,shared_memory.gpu_host,tcp.gpu --block 4KiB,16KiB,64KiB,64MiB --batch 1,1024,4096 --max-bytes 256MiB || failed=1
 if ls ./*.whl > /dev/null 2>&1; then
@@ -100,6 +120,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         let program = built(cargo().args(["build", "--release", "-p", package, "--example", example]))?;
         take(&program, &out.join(example))?;
     }
+    copy(&root().join(BESIDE), &out.join("beside.py"))?;
     let program = built(cargo().args(["build", "--release", "-p", "weft-cli"]))?;
     take(&program, &out.join("weft"))?;
     if !arguments.no_wheel {

@@ -84,13 +84,7 @@ fn look(write: bool) -> Result<Vec<String>, Error> {
 /// The text without what the compiler makes of where the source lies and of the headers around it: twice eight digits, in the names of functions that are
 /// internal to it.
 fn anywhere(text: &str) -> String {
-    let marks = [
-        "_INTERNAL_",
-        "_collective_cu_",
-        "_api_cu_",
-        "_proxied_cu_",
-        "_relay_cu_",
-    ];
+    let marks = ["_INTERNAL_", "_collective_cu_", "_fused_cu_", "_moe_cu_", "_api_cu_"];
     marks
         .iter()
         .fold(text.to_owned(), |text, mark| without_digits_after(&text, mark))

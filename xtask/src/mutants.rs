@@ -4,7 +4,7 @@
 //! the tree, so that nothing here changes, and what was built for one is used for the next. A mutant that nothing notices is a test that cannot
 //! fail.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -24,7 +24,10 @@ const TABLE_ENDS: &str = "<!-- mutants: end -->";
 pub struct Arguments {
     /// Only those whose name contains one of these.
     names: Vec<String>,
-    /// Put the table into docs/testing.md.
+    /// Only those that have no row in the table of docs/testing.md.
+    #[arg(long)]
+    missing: bool,
+    /// Put what was found into that table. Rows of mutants that were not tried stay as they are.
     #[arg(long)]
     write: bool,
 }
@@ -39,6 +42,8 @@ pub enum Error {
     List(#[from] toml::de::Error),
     #[error("{name:?}: what it changes is in {} {found} times, where it must be once", file.display())]
     NotThere { name: String, file: PathBuf, found: usize },
+    #[error("{name:?} does not compile: {said}")]
+    NotCompiled { name: String, said: String },
     #[error("without any mutant, {check} fails: {said}")]
     AlreadyFailing { check: String, said: String },
 }
@@ -75,10 +80,13 @@ struct Verdict {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     let list = root().join("xtask/mutants.toml");
     let text = fs::read_to_string(&list).map_err(|source| Error::File { path: list, source })?;
-    let mut mutants = toml::from_str::<List>(&text)?.mutant;
+    let all = toml::from_str::<List>(&text)?.mutant;
+    let rows = Table::read()?.rows();
+    let mut mutants = all.clone();
     mutants.retain(|mutant| {
         let named = |name: &String| mutant.name.contains(name.as_str());
-        arguments.names.is_empty() || arguments.names.iter().any(named)
+        let wanted = arguments.names.is_empty() || arguments.names.iter().any(named);
+        wanted && !(arguments.missing && rows.contains_key(&mutant.name))
     });
     let tree = Tree::new()?;
     for mutant in &mutants {
@@ -94,7 +102,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     let missed = verdicts.iter().filter(|verdict| verdict.caught.is_none()).count();
     println!("{} of {} mutants caught", verdicts.len() - missed, verdicts.len());
     if arguments.write {
-        write_table(&verdicts)?;
+        Table::read()?.write(&all, &verdicts)?;
     }
     Ok(match missed {
         0 => ExitCode::SUCCESS,
@@ -143,9 +151,9 @@ impl Tree {
         fs::write(path, content).map_err(failed)
     }
 
-    /// The file as the mutant has it, and as it is.
+    /// The file as the mutant has it, and as it is in the copy: whoever works on the tree meanwhile changes nothing here.
     fn changed(&self, mutant: &Mutant) -> Result<(String, String), Error> {
-        let path = root().join(&mutant.file);
+        let path = self.path.join(&mutant.file);
         let text = fs::read_to_string(&path).map_err(|source| Error::File { path, source })?;
         match text.matches(&mutant.from).count() {
             1 => Ok((text.replacen(&mutant.from, &mutant.to, 1), text)),
@@ -196,7 +204,8 @@ impl Tree {
     fn caught(&self, mutant: &Mutant) -> Result<Option<String>, Error> {
         let mut cargo = Command::new("cargo");
         cargo.current_dir(&self.path).env("CARGO_TARGET_DIR", &self.built);
-        cargo.env("CARGO_INCREMENTAL", "0").env("CARGO_PROFILE_DEV_DEBUG", "0");
+        // A mutant is a line: what was built for the one before serves for most of it.
+        cargo.env("CARGO_INCREMENTAL", "1").env("CARGO_PROFILE_DEV_DEBUG", "0");
         cargo.env_remove("RUSTC_WRAPPER").env("CARGO_TERM_COLOR", "never");
         match mutant {
             Mutant {
@@ -213,7 +222,7 @@ impl Tree {
                 cargo.args(["--status-level", "fail", "--final-status-level", "fail"]);
             }
             _ => {
-                cargo.args(["run", "--quiet", "-p", "xtask", "--", "seeds", WORLDS]);
+                cargo.args(["run", "--quiet", "-p", "xtask", "--", "seeds", WORLDS, "--fail-fast"]);
             }
         }
         let done = cargo.output().map_err(|source| command::Error::NotStarted {
@@ -224,6 +233,13 @@ impl Tree {
             return Ok(None);
         }
         let said = [done.stdout, done.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        // What is not even built has been noticed by nobody.
+        if said.iter().any(|text| text.contains("could not compile")) {
+            return Err(Error::NotCompiled {
+                name: mutant.name.clone(),
+                said: first_complaint(&said),
+            });
+        }
         Ok(Some(first_complaint(&said)))
     }
 }
@@ -262,6 +278,11 @@ impl Verdict {
             None => format!("MISSED  {} ({:.0} s)", self.name, self.seconds),
         }
     }
+
+    fn row(&self) -> String {
+        let caught = self.caught.as_deref().unwrap_or("**nobody**").replace('|', "\\|");
+        format!("| {} | `{}` | {caught} |", self.name, self.file.display())
+    }
 }
 
 /// Removes what an earlier copy has left and git knows no more: a module that has moved would be there twice.
@@ -277,21 +298,49 @@ fn sweep(folder: &Path, known: &HashSet<PathBuf>) {
     }
 }
 
-fn write_table(verdicts: &[Verdict]) -> Result<(), Error> {
-    let path = root().join("docs/testing.md");
-    let failed = |source| Error::File {
-        path: path.clone(),
-        source,
-    };
-    let page = fs::read_to_string(&path).map_err(failed)?;
-    let (Some(begin), Some(end)) = (page.find(TABLE_BEGINS), page.find(TABLE_ENDS)) else {
-        return Err(failed(std::io::ErrorKind::InvalidData.into()));
-    };
-    let mut table = String::from("\n| mutant | in | caught by |\n|---|---|---|\n");
-    for verdict in verdicts {
-        let caught = verdict.caught.as_deref().unwrap_or("**nobody**").replace('|', "\\|");
-        table += &format!("| {} | `{}` | {caught} |\n", verdict.name, verdict.file.display());
+/// The page with the table of what was caught, and by whom.
+struct Table {
+    path: PathBuf,
+    page: String,
+    /// What is between the two marks.
+    rows: std::ops::Range<usize>,
+}
+
+impl Table {
+    fn read() -> Result<Table, Error> {
+        let path = root().join("docs/testing.md");
+        let failed = |source| Error::File {
+            path: path.clone(),
+            source,
+        };
+        let page = fs::read_to_string(&path).map_err(failed)?;
+        let (Some(begin), Some(end)) = (page.find(TABLE_BEGINS), page.find(TABLE_ENDS)) else {
+            return Err(failed(std::io::ErrorKind::InvalidData.into()));
+        };
+        let rows = begin + TABLE_BEGINS.len()..end;
+        Ok(Table { path, page, rows })
     }
-    let page = format!("{}{table}{}", &page[..begin + TABLE_BEGINS.len()], &page[end..]);
-    fs::write(&path, page).map_err(failed)
+
+    /// The rows by their mutant's name.
+    fn rows(&self) -> BTreeMap<String, String> {
+        let rows = self.page[self.rows.clone()].lines();
+        rows.filter_map(|row| Some((row.strip_prefix("| ")?.split_once(" |")?.0.to_owned(), row.to_owned())))
+            .collect()
+    }
+
+    /// Writes what was found, in the order of the list. What is no mutant any more has no row any more.
+    fn write(&self, all: &[Mutant], verdicts: &[Verdict]) -> Result<(), Error> {
+        let mut rows = self.rows();
+        rows.extend(verdicts.iter().map(|verdict| (verdict.name.clone(), verdict.row())));
+        let mut table = String::from("\n| mutant | in | caught by |\n|---|---|---|\n");
+        for row in all.iter().filter_map(|mutant| rows.get(&mutant.name)) {
+            table += row;
+            table.push('\n');
+        }
+        let (before, after) = (&self.page[..self.rows.start], &self.page[self.rows.end..]);
+        fs::write(&self.path, format!("{before}{table}{after}")).map_err(|source| Error::File {
+            path: self.path.clone(),
+            source,
+        })
+    }
 }

@@ -26,6 +26,9 @@ pub struct Arguments {
     /// Print everything that happened in the first seed that fails, or in the only one.
     #[arg(long)]
     trace: bool,
+    /// Begin no further seed once one has failed. Seeds begin in order, so the first that fails is the same as without.
+    #[arg(long)]
+    fail_fast: bool,
 }
 
 pub fn run(arguments: &Arguments) -> ExitCode {
@@ -84,7 +87,7 @@ fn play(arguments: &Arguments) -> Vec<Outcome> {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= end {
+                    if seed >= end || arguments.fail_fast && failed.load(Ordering::Relaxed) > 0 {
                         return;
                     }
                     let outcome = seeds::run(seed, Detail::HashOnly);

@@ -41,6 +41,10 @@ pub enum CollectiveError {
     Misaligned { address: u64, bytes: u64 },
     #[error("input and output overlap other than in place")]
     Overlap,
+    #[error("rows of {hidden} elements: a multiple of {multiple} is needed, and at most {most}")]
+    BadRow { hidden: u64, multiple: u64, most: u64 },
+    #[error("a scale or an epsilon that is no number, or not above nothing")]
+    BadNumber,
     #[error("no kernel reduces {datatype}")]
     NotReduced { datatype: Datatype },
     #[error("this way does not take so many bytes, or not this collective")]

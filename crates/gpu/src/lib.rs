@@ -15,29 +15,36 @@
 //! # Ok::<(), weft_gpu::GpuError>(())
 //! ```
 
+mod application;
 mod choice;
 pub mod collective;
 mod copier;
 mod device;
 mod event;
+pub mod fused;
 mod kernels;
 mod layout;
 mod memory;
 mod module;
+pub mod moe;
+mod moe_shape;
 mod pinned;
 pub mod ring;
 mod stream;
 pub mod team;
 mod worker;
 
+pub use application::{Launch, Module};
 pub use choice::Way;
 pub use collective::{Buffers, Collective, CollectiveError, Collectives, DeviceSlice};
 pub use copier::{Copied, Copier, KeptList, PIECES_MAX, Piece, PieceList, SLOTS, Ticket};
 pub use device::{Device, GpuError, device_count, is_likely};
 pub use event::StreamEvent;
+pub use fused::{FusedBuffers, FusedNorm, FusedNorms, Rounded};
 pub use layout::{Layout, RANKS_MAX, SIGNALS};
 pub use memory::{DeviceMemory, EXPORT_BYTES, Export};
-pub use module::{Launch, Module};
+pub use moe::{CombineBuffers, DispatchBuffers, Moe, MoeHandle};
+pub use moe_shape::{DispatchBytes, MoeError, MoeSettings, MoeShape, Received, Sent};
 pub use pinned::{Pinned, PinnedRange, is_pinned};
 pub use stream::{Graph, Moment, Stream};
 pub use team::{Heap, Team, TeamSettings, TeamView};

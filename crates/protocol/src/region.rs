@@ -1,6 +1,6 @@
 //! Registered memory: keys that cannot be guessed, and the check that every target makes before it touches a byte.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl Access {
 }
 
 /// The right to touch a region. Whoever presents it must have been told it: the secret is 128 random bits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionKey {
     pub epoch: Epoch,
     pub slot: u32,
@@ -80,7 +80,8 @@ pub struct RemoteRegion {
 #[derive(Debug)]
 pub struct RegionTable {
     epoch: Epoch,
-    regions: HashMap<u32, Region>,
+    /// In order, because every operation looks one up, and hashing takes longer than finding one among thousands.
+    regions: BTreeMap<u32, Region>,
     released: ReleasedKeys,
 }
 
@@ -123,7 +124,7 @@ impl RegionTable {
     pub fn new(epoch: Epoch) -> RegionTable {
         RegionTable {
             epoch,
-            regions: HashMap::new(),
+            regions: BTreeMap::new(),
             released: ReleasedKeys::default(),
         }
     }

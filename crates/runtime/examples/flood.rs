@@ -5,6 +5,9 @@
 //! The owner of the memory may have 1,024 descriptors. Strangers are processes of their own, three at a time: they connect and go, as fast
 //! as 3,600 times a second together; they stay and say nothing; they say a byte now and then; they say who they are not; or they vanish
 //! without a word, so that the owner's end stays open (needs root).
+//!
+//! Strangers, and whoever turns them away, need the processor too. So each crowd comes twice: to a bystander, an agent that has nothing to do
+//! with the reads but runs on the same cores, and then to the owner. The last ratio, owner over bystander, is what the crowd costs at the door itself.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -62,44 +65,91 @@ fn own() -> Result<(), Failed> {
 
 fn compare(seconds: u64) -> Result<(), Failed> {
     println!(
-        "{:38} {:>9} {:>9} {:>9} {:>7}",
+        "{:48} {:>9} {:>9} {:>9} {:>7}   p50, p99 ÷ alone   p50, p99 ÷ bystander",
         "reads of 4 KiB", "p50 µs", "p99 µs", "worst ms", "reads"
     );
     let mut alone = None;
     for (kind, words) in KINDS {
-        let mut owner = start(&["own"])?;
-        let mut address = String::new();
-        BufReader::new(owner.stdout.take().ok_or("no output")?).read_line(&mut address)?;
-        let address = address.trim();
-        let reader = agent("reader")?;
-        let peer = reader.connect(address)?;
-        let strangers = strangers(kind, address)?;
-        // They need a moment to become a crowd.
-        std::thread::sleep(Duration::from_millis(500));
-        let (times, failed) = read_for(&reader, &peer, Duration::from_secs(seconds))?;
-        let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
-        let (p50, p99) = (at(0.5), at(0.99));
-        let beside = *alone.get_or_insert((p50, p99));
+        if *kind == "none" {
+            let seen = measure(kind, Target::Owner, seconds)?;
+            seen.print(words, *alone.get_or_insert((seen.p50, seen.p99)), None);
+            continue;
+        }
+        let alone = alone.ok_or("nobody was alone first")?;
+        let bystander = measure(kind, Target::Bystander, seconds)?;
+        bystander.print(&format!("{words}: elsewhere"), alone, None);
+        let seen = measure(kind, Target::Owner, seconds)?;
+        seen.print(&format!("{words}: here"), alone, Some((bystander.p50, bystander.p99)));
+    }
+    Ok(())
+}
+
+/// Whom the strangers call.
+#[derive(Clone, Copy, PartialEq)]
+enum Target {
+    Owner,
+    Bystander,
+}
+
+/// What the reader saw, in microseconds.
+struct Seen {
+    p50: f64,
+    p99: f64,
+    worst: f64,
+    reads: usize,
+    failed: usize,
+}
+
+impl Seen {
+    fn print(&self, words: &str, alone: (f64, f64), bystander: Option<(f64, f64)>) {
+        let ratios = |to: (f64, f64)| format!("{:.2} × {:.2} ×", self.p50 / to.0, self.p99 / to.1);
         println!(
-            "{words:38} {p50:9.1} {p99:9.1} {:9.2} {:7}   {:.2} × {:.2} ×{}",
-            at(1.0) / 1e3,
-            times.len(),
-            p50 / beside.0,
-            p99 / beside.1,
-            match failed {
+            "{words:48} {:9.1} {:9.1} {:9.2} {:7}   {}   {}{}",
+            self.p50,
+            self.p99,
+            self.worst / 1e3,
+            self.reads,
+            ratios(alone),
+            bystander.map_or(String::new(), ratios),
+            match self.failed {
                 0 => String::new(),
                 failed => format!("   {failed} reads FAILED"),
             }
         );
-        for mut stranger in strangers {
-            stranger.kill()?;
-            stranger.wait()?;
-        }
-        drop(owner.stdin.take());
-        owner.kill()?;
-        owner.wait()?;
     }
-    Ok(())
+}
+
+fn measure(kind: &str, target: Target, seconds: u64) -> Result<Seen, Failed> {
+    let (owner, address) = owner()?;
+    let (bystander, elsewhere) = self::owner()?;
+    let reader = agent("reader")?;
+    let peer = reader.connect(&address)?;
+    let called = if target == Target::Owner { &address } else { &elsewhere };
+    let strangers = strangers(kind, called)?;
+    // They need a moment to become a crowd.
+    std::thread::sleep(Duration::from_millis(500));
+    let (times, failed) = read_for(&reader, &peer, Duration::from_secs(seconds))?;
+    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
+    let seen = Seen {
+        p50: at(0.5),
+        p99: at(0.99),
+        worst: at(1.0),
+        reads: times.len(),
+        failed,
+    };
+    for mut child in strangers.into_iter().chain([owner, bystander]) {
+        child.kill()?;
+        child.wait()?;
+    }
+    Ok(seen)
+}
+
+/// A process that owns memory, and where it listens.
+fn owner() -> Result<(Child, String), Failed> {
+    let mut owner = start(&["own"])?;
+    let mut address = String::new();
+    BufReader::new(owner.stdout.take().ok_or("no output")?).read_line(&mut address)?;
+    Ok((owner, address.trim().to_owned()))
 }
 
 /// How long each read takes, in microseconds and in their order, and how many failed.

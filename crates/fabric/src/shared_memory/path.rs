@@ -1,6 +1,6 @@
 //! A path: its socket, what waits to be sent, and the operations that are under way.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -54,7 +54,8 @@ pub(super) struct Path {
     pub peer_ring: Option<Ring>,
     /// Regions of ours that the peer was given and so may be inside.
     pub given: HashSet<Entry>,
-    pub targets: HashMap<RegionKey, Arc<Target>>,
+    /// In order, as the regions of a table are, and for the same reason.
+    pub targets: BTreeMap<RegionKey, Arc<Target>>,
     pub asks: HashMap<u32, RegionKey>,
     next_ask: u32,
     /// What [`SharedMemory::request_map`](super::SharedMemory::request_map) has asked for, and the refusals it got.
@@ -131,7 +132,7 @@ impl Path {
             atomics: Atomics::default(),
             peer_ring: None,
             given: HashSet::new(),
-            targets: HashMap::new(),
+            targets: BTreeMap::new(),
             asks: HashMap::new(),
             next_ask: 0,
             wanted: HashMap::new(),
