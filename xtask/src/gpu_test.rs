@@ -25,21 +25,24 @@ pub struct Arguments {
 }
 
 /// Test programs, by package and name.
-const TESTS: [(&str, &str); 8] = [
+const TESTS: [(&str, &str); 10] = [
     ("weft-gpu", "device"),
     ("weft-gpu", "collective"),
+    ("weft-gpu", "device_api"),
     ("weft-gpu", "fused_norm"),
     ("weft-gpu", "experts"),
     ("weft-fabric", "cuda_conformance"),
     ("weft-fabric", "cuda_processes"),
     ("weft", "gpu"),
+    ("weft", "proxy_gpu"),
     ("weft", "hand_off"),
 ];
-const EXAMPLES: [(&str, &str); 4] = [
+const EXAMPLES: [(&str, &str); 5] = [
     ("weft-gpu", "copies"),
     ("weft-gpu", "collectives"),
     ("weft-gpu", "fused"),
     ("weft-gpu", "moe"),
+    ("weft", "kernel_put"),
 ];
 /// Runs examples, and torch beside them.
 const BESIDE: &str = "crates/gpu/examples/beside.py";
@@ -74,6 +77,11 @@ if [ "$1" = transfers ]; then
     done
     exit $failed
 fi
+echo "== kernel_put, two processes that share the card by MPS"
+CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY="$CUDA_MPS_PIPE_DIRECTORY"
+nvidia-cuda-mps-control -d && ./kernel_put || failed=1
+echo quit | nvidia-cuda-mps-control
+unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 echo "== fused, moe"
 if python3 -c "import torch" 2> /dev/null; then
     python3 beside.py ./fused ./moe || failed=1

@@ -24,6 +24,8 @@ const COMPILER: [&str; 5] = [
     "nvidia-cuda-crt==13.0.88",
     "nvidia-nvvm==13.0.88",
 ];
+/// Where sources are: the kernels of the house, and those of tests and examples, which are a user's.
+const PLACES: [&str; 2] = ["crates/gpu/kernels", "crates/gpu/tests/kernels"];
 /// The oldest devices that kernels are for.
 const TARGET: &str = "compute_80";
 /// Those that they are also assembled for, to see that it can be done.
@@ -82,7 +84,7 @@ fn look(write: bool) -> Result<Vec<String>, Error> {
 /// The text without what the compiler makes of where the source lies and of the headers around it: twice eight digits, in the names of functions that are
 /// internal to it.
 fn anywhere(text: &str) -> String {
-    let marks = ["_INTERNAL_", "_collective_cu_", "_fused_cu_", "_moe_cu_"];
+    let marks = ["_INTERNAL_", "_collective_cu_", "_fused_cu_", "_moe_cu_", "_api_cu_"];
     marks
         .iter()
         .fold(text.to_owned(), |text, mark| without_digits_after(&text, mark))
@@ -115,13 +117,13 @@ fn compiler() -> Result<PathBuf, Error> {
 }
 
 fn sources() -> Result<Vec<PathBuf>, Error> {
-    let path = root().join("crates/gpu/kernels");
-    let listed = fs::read_dir(&path).map_err(|source| Error::File { path, source })?;
-    let mut sources: Vec<PathBuf> = listed
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
-        .collect();
+    let mut sources = Vec::new();
+    for place in PLACES {
+        let path = root().join(place);
+        let listed = fs::read_dir(&path).map_err(|source| Error::File { path, source })?;
+        let files = listed.flatten().map(|entry| entry.path());
+        sources.extend(files.filter(|path| path.extension().is_some_and(|extension| extension == "cu")));
+    }
     sources.sort();
     Ok(sources)
 }

@@ -270,6 +270,17 @@ impl HostMemory {
         Ok(u64::from_le(word.load(Ordering::SeqCst)))
     }
 
+    /// Stores a little-endian word in one piece, after everything that this thread has written before.
+    ///
+    /// # Panics
+    /// Where the word lies outside the memory.
+    pub fn write_word(&self, offset: u64, value: u64) -> Result<(), Refusal> {
+        // SAFETY: `at` checked the bounds, and the memory lives as long as `self`.
+        let word = unsafe { word_at(self.at(offset, WORD_BYTES as usize)) }?;
+        word.store(value.to_le(), Ordering::Release);
+        Ok(())
+    }
+
     /// All bytes, copied. For tests and tools; transfers never need it.
     pub fn snapshot(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];

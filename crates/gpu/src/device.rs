@@ -32,6 +32,8 @@ pub enum GpuError {
     BadExport,
     #[error("this process is a child of the one that opened the device")]
     Forked,
+    #[error("the text or the name of a kernel has a zero in it")]
+    BadKernels,
     #[error("{call} failed: {name}")]
     Call { call: &'static str, name: String },
 }

@@ -31,9 +31,17 @@ const DATA_BYTES_MAX: u64 = 1 << 40;
 pub(crate) const TIMED_OUT: u64 = 1;
 pub(crate) const ABORTED: u64 = 2;
 pub(crate) const PEER_GAVE_UP: u64 = 3;
+/// These three come from a proxy alone, which knows more of them than a word says.
+#[cfg(test)]
+const PEER_LOST: u64 = 4;
+#[cfg(test)]
+const REFUSED: u64 = 5;
+#[cfg(test)]
+const BROKEN: u64 = 6;
 
+/// Where the parts of a heap begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub struct Layout {
     pub barriers_at: u64,
     pub ends_at: u64,
     pub records_at: u64,
@@ -45,16 +53,27 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    pub const CALLS_AT: u64 = 0;
+    pub(crate) const CALLS_AT: u64 = 0;
+    /// A word: the first failure that the rank has seen, or has been told of.
+    pub const FAILED_AT: u64 = 8;
     /// The number that the first call has, as kernels count: times 65,536.
-    pub const FIRST_CALL: u64 = 1 << 16;
-    pub const PACKETS_A_RANK: u64 = PACKETS_A_RANK;
+    pub(crate) const FIRST_CALL: u64 = 1 << 16;
+    pub(crate) const PACKETS_A_RANK: u64 = PACKETS_A_RANK;
     /// What one rank can send another by packets in one hop, and in each of two.
-    pub const ONE_HOP_BYTES_MAX: u64 = PACKETS_A_RANK / 2;
-    pub const TWO_HOP_BYTES_MAX: u64 = PACKETS_A_RANK / 4;
+    pub(crate) const ONE_HOP_BYTES_MAX: u64 = PACKETS_A_RANK / 2;
+    pub(crate) const TWO_HOP_BYTES_MAX: u64 = PACKETS_A_RANK / 4;
 
     /// With so many bytes for the application.
     pub fn new(data_bytes: u64) -> Result<Layout, CollectiveError> {
+        Layout::with_packets(data_bytes, PACKETS_A_RANK)
+    }
+
+    /// Of a heap in host memory, over which no collectives go.
+    pub fn of_host(data_bytes: u64) -> Result<Layout, CollectiveError> {
+        Layout::with_packets(data_bytes, 0)
+    }
+
+    fn with_packets(data_bytes: u64, packets_a_rank: u64) -> Result<Layout, CollectiveError> {
         if data_bytes > DATA_BYTES_MAX {
             return Err(CollectiveError::TooLong { bytes: data_bytes });
         }
@@ -70,7 +89,7 @@ impl Layout {
         let records_at = take(PARITIES * BLOCKS_MAX * ranks * RECORD_BYTES);
         let windows_at = take(WINDOWS * ranks * WORD);
         let signals_at = take(SIGNALS * WORD);
-        let packets_at = take(PARITIES * ranks * PACKETS_A_RANK);
+        let packets_at = take(PARITIES * ranks * packets_a_rank);
         let data_at = end.next_multiple_of(DATA_LINE);
         Ok(Layout {
             barriers_at,
@@ -128,7 +147,7 @@ mod tests {
             (
                 header,
                 format!(
-                    "enum Failure : u32 {{ TIMED_OUT = {TIMED_OUT}, ABORTED = {ABORTED}, PEER_GAVE_UP = {PEER_GAVE_UP} }};"
+                    "enum Failure : u32 {{ TIMED_OUT = {TIMED_OUT}, ABORTED = {ABORTED}, PEER_GAVE_UP = {PEER_GAVE_UP}, PEER_LOST = {PEER_LOST}, REFUSED = {REFUSED}, BROKEN = {BROKEN} }};"
                 ),
             ),
             (meeting, format!("BLOCKS_MAX = {BLOCKS_MAX};")),

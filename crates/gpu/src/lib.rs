@@ -15,6 +15,7 @@
 //! # Ok::<(), weft_gpu::GpuError>(())
 //! ```
 
+mod application;
 mod carrier;
 mod choice;
 pub mod collective;
@@ -29,10 +30,12 @@ mod module;
 pub mod moe;
 mod moe_shape;
 mod pinned;
+pub mod ring;
 mod stream;
 pub mod team;
 mod worker;
 
+pub use application::{Launch, Module};
 pub use carrier::{Carrier, PIECE_BYTES};
 pub use choice::Way;
 pub use collective::{Buffers, Collective, CollectiveError, Collectives, DeviceSlice};
@@ -40,7 +43,7 @@ pub use copier::{Copied, Copier, KeptList, PIECES_MAX, Piece, PieceList, SLOTS, 
 pub use device::{Device, GpuError, device_count, is_likely};
 pub use event::StreamEvent;
 pub use fused::{FusedBuffers, FusedNorm, FusedNorms, Rounded};
-pub use layout::{RANKS_MAX, SIGNALS};
+pub use layout::{Layout, RANKS_MAX, SIGNALS};
 pub use memory::{DeviceMemory, EXPORT_BYTES, Export};
 pub use moe::{CombineBuffers, DispatchBuffers, Moe, MoeHandle};
 pub use moe_shape::{DispatchBytes, MoeError, MoeSettings, MoeShape, Received, Sent};

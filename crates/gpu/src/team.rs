@@ -39,8 +39,8 @@ impl Default for TeamSettings {
 
 const DEADLINE_MAX: Duration = Duration::from_secs(3600);
 /// As kernels have it: `HostControl`.
-const HOST_CONTROL_BYTES: usize = 128;
-const HOST_FAILED_AT: usize = 8;
+pub(crate) const HOST_CONTROL_BYTES: usize = 128;
+pub(crate) const HOST_FAILED_AT: usize = 8;
 /// The heap is the first window; number 0 stands for addresses that all ranks share.
 const HEAP_WINDOW: u64 = 1;
 const WINDOW_SHIFT: u32 = 56;
@@ -109,9 +109,12 @@ pub struct TeamView {
     packets_a_rank: u64,
     signals_at: u64,
     data_at: u64,
+    heap_bytes: u64,
+    ring: u64,
+    claims: u64,
 }
 
-const _: () = assert!(size_of::<TeamView>() == 160 && RANKS_MAX == 8);
+const _: () = assert!(size_of::<TeamView>() == 184 && RANKS_MAX == 8);
 
 impl TeamView {
     /// One rank, with a heap of which only the beginning is there: enough for a call of nothing.
@@ -134,8 +137,56 @@ impl TeamView {
             packets_a_rank: 0,
             signals_at: 0,
             data_at: 0,
+            heap_bytes: 0,
+            ring: 0,
+            claims: 0,
         }
     }
+
+    /// Of a team with a proxy: ranks whose heap is at zero are behind it.
+    pub(crate) fn proxied(part: ProxiedPart<'_>) -> TeamView {
+        let ProxiedPart { layout, .. } = part;
+        TeamView {
+            rank: part.rank,
+            ranks: part.ranks,
+            far: 1,
+            timeout_ns: part.deadline.as_nanos() as u64,
+            host: part.host,
+            heaps: part.heaps,
+            barriers_at: layout.barriers_at,
+            ends_at: layout.ends_at,
+            records_at: layout.records_at,
+            windows_at: layout.windows_at,
+            packets_at: layout.packets_at,
+            signals_at: layout.signals_at,
+            data_at: layout.data_at,
+            heap_bytes: layout.bytes,
+            ring: part.ring,
+            claims: part.claims,
+            ..TeamView::alone(0, 0)
+        }
+    }
+
+    /// The same, for another of the ranks that are here.
+    pub(crate) fn of_rank(self, nth: usize) -> TeamView {
+        TeamView {
+            rank: self.rank + nth as u32,
+            host: self.host + (nth * HOST_CONTROL_BYTES) as u64,
+            ..self
+        }
+    }
+}
+
+/// What [`TeamView::proxied`] is made of.
+pub(crate) struct ProxiedPart<'a> {
+    pub rank: u32,
+    pub ranks: u32,
+    pub deadline: Duration,
+    pub layout: &'a Layout,
+    pub host: u64,
+    pub heaps: [u64; RANKS_MAX],
+    pub ring: u64,
+    pub claims: u64,
 }
 
 /// The ranks of this process, and the heaps of all.
@@ -247,6 +298,9 @@ impl Team {
                 packets_a_rank: Layout::PACKETS_A_RANK,
                 signals_at: layout.signals_at,
                 data_at: layout.data_at,
+                heap_bytes: layout.bytes,
+                ring: 0,
+                claims: 0,
             },
             here,
             layout,
@@ -279,11 +333,7 @@ impl Team {
     /// What a kernel of the application is passed for a rank of this process.
     pub fn view(&self, rank: usize) -> Result<TeamView, CollectiveError> {
         let nth = self.local(rank)?;
-        Ok(TeamView {
-            rank: rank as u32,
-            host: self.view.host + (nth * HOST_CONTROL_BYTES) as u64,
-            ..self.view
-        })
+        Ok(self.view.of_rank(nth))
     }
     /// Bytes of every heap that are the application's.
     pub fn data_bytes(&self) -> u64 {
@@ -459,6 +509,9 @@ mod tests {
             "packets_a_rank",
             "signals_at",
             "data_at",
+            "heap_bytes",
+            "ring",
+            "claims",
         ];
         assert_eq!(names, own);
     }

@@ -18,6 +18,7 @@ pub mod loopback;
 pub mod matched;
 pub mod memory;
 mod numbered;
+pub mod proxy;
 pub mod recorded;
 pub mod region;
 pub mod seeded;

@@ -21,6 +21,7 @@ use weft_protocol::{Failure, LegError, Refusal};
 use crate::communicator::{CallError, CollectiveFailed, DeviceCause};
 use crate::hand_off::HandOffError;
 use crate::observe::ObserveError;
+use crate::proxy::TeamFailed;
 use crate::rendezvous::RendezvousError;
 use crate::settings::{SecretError, SettingsError};
 
@@ -120,6 +121,9 @@ pub enum Error {
     /// Something about hand-offs: the call, the cache or the ticket is wrong.
     #[error(transparent)]
     HandOff(#[from] Box<HandOffError>),
+    /// The team of kernels is of no further use: make another.
+    #[error(transparent)]
+    Team(Box<TeamFailed>),
     #[error("no rendezvous is set, so {name:?} cannot be looked up: set `rendezvous`, or connect by address")]
     NoRendezvous { name: String },
     /// A peer is frozen inside the memory: the memory must stay as it is until the peer goes on or is gone.

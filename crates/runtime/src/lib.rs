@@ -15,6 +15,7 @@ pub mod matched;
 mod memory;
 pub mod observe;
 mod peer;
+pub mod proxy;
 pub mod rendezvous;
 mod report;
 mod seal;
@@ -37,7 +38,9 @@ pub use peer::{CopyBuilder, Peer, Prepared, Remote, TransferBuilder};
 pub use seal::Seal;
 pub use transfer::Transfer;
 pub use weft_fabric::cuda as gpu;
-pub use weft_fabric::cuda::{AfterStream, Device, DeviceMemory, GpuError, StreamEvent};
+pub use weft_fabric::cuda::{
+    AfterStream, Device, DeviceMemory, GpuError, Launch, Module, Stream, StreamEvent, TeamView,
+};
 pub use weft_fabric::file::{Direct, FileError, FileMemory, FileOptions};
 pub use weft_fabric::fork;
 pub use weft_fabric::memory::{DmaBufMemory, HostMemory};

@@ -4,6 +4,7 @@
 //! the device; a copy that was begun is looked after until it has ended, and until then neither side of it is let go.
 
 mod here;
+mod proxied;
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -20,9 +21,11 @@ use crate::memory::{HostMemory, page_bytes};
 
 pub use here::CudaHere;
 pub(crate) use here::carriages;
+pub use proxied::ProxiedTeam;
+pub use weft_gpu::ring;
 pub use weft_gpu::{
     Buffers, Carrier, Collective, CollectiveError, Device, DeviceMemory, DeviceSlice, EXPORT_BYTES, GpuError, Heap,
-    PIECE_BYTES, RANKS_MAX, StreamEvent, Team, TeamSettings,
+    Launch, Layout, Module, PIECE_BYTES, RANKS_MAX, SIGNALS, Stream, StreamEvent, Team, TeamSettings, TeamView,
 };
 
 /// What one launch copies at most, so that a deadline and a cancel need not wait long for what is under way.
