@@ -2,6 +2,7 @@
 //!
 //! These installs are large, so none of it runs in the suite; each makes an environment of its own under `target/door`.
 
+mod nccl;
 mod nixl;
 
 use std::process::ExitCode;
@@ -18,10 +19,13 @@ pub struct Arguments {
 enum Door {
     /// Weft as a back end of NIXL: the interface, NIXL's own tests, faults beside UCX, speed beside UCX.
     Nixl(nixl::Arguments),
+    /// Weft's plug-ins for NCCL: the tables that NCCL asks for, and those tables in two processes.
+    Nccl(nccl::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     match &arguments.door {
         Door::Nixl(arguments) => nixl::run(arguments),
+        Door::Nccl(arguments) => nccl::run(arguments),
     }
 }

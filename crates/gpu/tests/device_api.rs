@@ -82,7 +82,7 @@ fn bench() -> Option<&'static Bench> {
 
 /// How many times each case is repeated, less where a sanitizer makes each a thousand times slower.
 fn rounds() -> u32 {
-    let told = std::env::var("WEFT_TEST_ROUNDS").ok();
+    let told = std::env::var("DEVICE_TEST_ROUNDS").ok();
     told.and_then(|rounds| rounds.parse().ok()).unwrap_or(1000)
 }
 

@@ -49,7 +49,7 @@ fn bench() -> Option<&'static Bench> {
 
 /// Fewer where a sanitizer makes each a thousand times slower.
 fn rounds(usual: u32) -> u32 {
-    let told = std::env::var("WEFT_TEST_ROUNDS").ok();
+    let told = std::env::var("PROXY_TEST_ROUNDS").ok();
     told.and_then(|rounds| rounds.parse().ok()).unwrap_or(usual)
 }
 
