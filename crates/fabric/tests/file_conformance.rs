@@ -1,4 +1,4 @@
-//! The public suite over files: by io_uring and by threads, past the page cache and through it, staged, in regular files and in a block device; and with every
+//! The public suite over files: by io_uring and by threads, past the page cache and through it, staged, in regular files; and with every
 //! trouble that a device can have, on a file system of the test's own.
 
 #[path = "fuse/mod.rs"]
