@@ -176,8 +176,11 @@ impl Drop for Module {
     fn drop(&mut self) {
         let Ok(_entered) = self.device.enter() else { return };
         if !self.module.is_null() {
-            // SAFETY: loaded in `load`; whoever had kernels on a stream has waited for them before it let go of these.
-            unsafe { sys::cuModuleUnload(self.module) };
+            // SAFETY: loaded in `load`; none of its kernels is on a stream any more once the device has done all that it has.
+            unsafe {
+                sys::cuCtxSynchronize();
+                sys::cuModuleUnload(self.module);
+            }
         }
     }
 }

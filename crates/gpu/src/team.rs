@@ -430,6 +430,13 @@ impl Team {
         }
     }
 
+    /// Waits until the device has done all that this process has put on it. Kernels of the team end by their deadline, or by an [abort](Team::abort).
+    pub fn wait_for_device(&self) {
+        let Ok(_entered) = self.device.enter() else { return };
+        // SAFETY: it only waits.
+        unsafe { cudarc::driver::sys::cuCtxSynchronize() };
+    }
+
     /// Why a rank of this process has failed, if it has. What is on a stream may still fail: whoever wants to know of a call waits for its stream first.
     pub fn check(&self, rank: usize) -> Result<(), CollectiveError> {
         let nth = self.local(rank)?;
@@ -443,9 +450,8 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
-        let Ok(_entered) = self.device.enter() else { return };
-        // SAFETY: kernels of the team may still be on streams; they end by their deadline, and the heaps stay until then.
-        unsafe { cudarc::driver::sys::cuCtxSynchronize() };
+        // Kernels of the team may still be on streams, and the heaps stay until they have ended.
+        self.wait_for_device();
     }
 }
 

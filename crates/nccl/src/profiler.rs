@@ -65,8 +65,6 @@ struct Context {
     name: String,
     begun: Instant,
     observer: Observer,
-    /// NCCL looks for a profiler in the library of the net too; unless somebody has asked for this one, it listens to nothing.
-    asked: bool,
     /// Where summaries are written to, beside NCCL's log.
     directory: Option<std::path::PathBuf>,
     places: Box<[Place]>,
@@ -168,6 +166,15 @@ unsafe extern "C" fn init(
         let ranks = u32::try_from(ranks).unwrap_or(1).max(1);
         let named = std::env::var_os("NCCL_PROFILER_PLUGIN").is_some();
         let asked = named || options.trace.is_some() || options.metrics.is_some();
+        // NCCL looks for a profiler in the library of the net too; unless somebody has asked for this one, it listens to nothing.
+        if !asked {
+            // SAFETY: NCCL gives the places for both; without a context nothing is asked for, and nothing is kept.
+            unsafe {
+                wanted.write(0);
+                context.write(std::ptr::null_mut());
+            }
+            return Ok(());
+        }
         let place = || Place {
             handle: OnceLock::new(),
             call: Mutex::new(None),
@@ -179,8 +186,7 @@ unsafe extern "C" fn init(
                 .filter(|name| !name.is_empty())
                 .unwrap_or_else(|| format!("{comm:x}")),
             begun: Instant::now(),
-            observer: if asked { observer(&options) } else { Observer::off() },
-            asked,
+            observer: observer(&options),
             directory: options.trace,
             places: (0..PLACES).map(|_| place()).collect(),
             next: AtomicUsize::new(0),
@@ -194,7 +200,7 @@ unsafe extern "C" fn init(
         }
         // SAFETY: NCCL gives the places for both.
         unsafe {
-            wanted.write(if asked { WANTED } else { 0 });
+            wanted.write(WANTED);
             context.write(std::ptr::from_ref(made).cast_mut().cast());
         }
         Ok(())
@@ -245,6 +251,8 @@ unsafe fn begin(context: &'static Context, event: &EventDescription) -> Option<*
                 let bytes = told.count as u64 * size_of_type(told.datatype);
                 Some(context.enter(summary::function(&text(told.function)), "p2p".into(), bytes))
             }
+            // Of an op that is done for another process, the context is an address there.
+            PROXY_OP if u32::try_from(event.of.proxy_op.process) != Ok(std::process::id()) => None,
             PROXY_OP => {
                 let peer = event.of.proxy_op.peer;
                 Some(hand_over(Handle::Op { peer }))
@@ -389,9 +397,6 @@ impl Context {
     }
 
     fn end(&self) {
-        if !self.asked {
-            return;
-        }
         self.places.iter().for_each(|place| self.settle(place, true));
         self.observer.flush();
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use weft::{Access, Agent, Device, DeviceMemory, Error, HostMemory, Memory, Peer, Place, Remote};
@@ -128,7 +128,9 @@ impl Engine {
 
     /// Whether memory of devices can be registered here.
     pub fn has_devices() -> bool {
-        Device::open(0).is_ok()
+        // Not opened: that would make a context on a card which this process may not use.
+        static FOUND: OnceLock<bool> = OnceLock::new();
+        *FOUND.get_or_init(|| weft::gpu::device_count().is_ok_and(|count| count > 0))
     }
 
     pub fn connection(&self) -> Connection {

@@ -130,6 +130,14 @@ impl Team {
     }
 
     /// Waits for the kernels of this rank, and lets go of the heaps.
+    /// Ends all waits of kernels, here and soon at the other ranks. Nothing can be asked of the team afterwards.
+    fn abort(&self) {
+        if let Ok(team) = self.live() {
+            team.abort();
+        }
+    }
+
+    /// Lets go of the team, after all that is on the device.
     fn close(&self, py: Python<'_>) {
         let team = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(team));

@@ -158,15 +158,6 @@ impl Channels {
         })
     }
 
-    /// Tells senders that a memory is about to be released. To be called before [`Memory::release`] where the memory was received into.
-    pub fn forget(&self, memory: &Memory) {
-        let key = memory.inner.region.key;
-        let _ = self.act(|channels, core, now| {
-            channels.forget(core, &key, now);
-            Ok(())
-        });
-    }
-
     fn act<T>(
         &self,
         call: impl FnOnce(&mut protocol::Channels, &mut Core, Time) -> Result<T, ChannelError>,

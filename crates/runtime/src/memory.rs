@@ -196,6 +196,12 @@ impl Memory {
         if let Some(host) = self.inner.host_memory() {
             shared.lock().registrations.forget(host);
         }
+        shared.act(|world, now| {
+            let World { core, channels, .. } = world;
+            if let Some(channels) = channels {
+                channels.forget(core, &region.key, now);
+            }
+        });
         let deadline = after(shared, timeout);
         let try_release = |world: &mut World| {
             match world.core.release(&region.key, shared.clock.now()) {

@@ -314,6 +314,8 @@ impl<'a> TransferBuilder<'a> {
     /// [checksum](TransferBuilder::checksum), also where the settings ask for one, is an error ([`PeerError::ToldUnverified`](crate::PeerError::ToldUnverified)); a
     /// [notification](TransferBuilder::notify) comes after the comparison. A write of more than 32,768 parts (of which a transport takes one at a time, usually
     /// of a megabyte) cannot be told this way either, and no more than 4,096 to one peer at a time.
+    ///
+    /// Numbers from 2³¹ on are those of [channels](crate::matched): an agent that has any takes them for its channels'.
     pub fn arrives(mut self, number: u32) -> TransferBuilder<'a> {
         self.more.arrives = Some(number);
         self

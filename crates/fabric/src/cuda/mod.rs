@@ -26,6 +26,7 @@ pub use weft_gpu::ring;
 pub use weft_gpu::{
     Buffers, Carrier, Collective, CollectiveError, Device, DeviceMemory, DeviceSlice, EXPORT_BYTES, GpuError, Heap,
     Launch, Layout, Module, PIECE_BYTES, RANKS_MAX, SIGNALS, Stream, StreamEvent, Team, TeamSettings, TeamView,
+    device_count,
 };
 
 /// What one launch copies at most, so that a deadline and a cancel need not wait long for what is under way.

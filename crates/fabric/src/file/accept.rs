@@ -22,6 +22,7 @@ impl FileHere {
                     // Memory has nothing to be committed.
                     None => return self.complete(path, op.id, Ok(Done::default())),
                     Some(file) if !file.is_writable() => Err(Refusal::NotWritable.into()),
+                    Some(file) if file.is_spoiled() => Err(Refusal::DeviceFailed.into()),
                     Some(_) => Ok((
                         Work::Commit(Committing {
                             file: Arc::clone(&region.memory),

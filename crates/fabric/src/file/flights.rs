@@ -5,7 +5,7 @@ use std::sync::Arc;
 use weft_protocol::{Failure, Refusal};
 
 use super::kernel::{Act, Ask, Bytes, Target};
-use super::running::{Flight, Flown, LOST, NOBODY, Running, Step, Work, refusal};
+use super::running::{Flight, Flown, LOST, NOBODY, Running, Step, Work, file_of, refusal};
 use super::{FileHere, directory, place, scatter};
 
 /// A request that comes back undone, without anybody having asked for it, is made so often again.
@@ -73,18 +73,28 @@ impl FileHere {
     pub(super) fn on_ended(&mut self, index: u32, result: i32) {
         let flight = &mut self.flights[index as usize];
         let number = flight.of;
+        let failed_sync = flight.act == Flown::Commit(Step::Data)
+            && result < 0
+            && !matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED);
         let Some(running) = self.running.get_mut(&number) else {
+            // Nobody waits for it any more, but the next commit must not say that all is well.
+            if failed_sync && let Some(file) = flight.keeps.as_deref().and_then(file_of) {
+                file.on_spoiled();
+            }
             return self.land(index);
         };
+        if failed_sync && let Work::Commit(commit) = &running.work {
+            commit.file().on_spoiled();
+        }
         let stopped = running.ending.is_some();
         let may_retry = !stopped && flight.retries < RETRIES_MAX;
         match (flight.act, -result) {
             (Flown::Commit(step), ..=0) => {
                 if let Work::Commit(commit) = &mut running.work {
-                    if step == Step::Name
-                        && let Some(naming) = commit.file().naming()
-                    {
-                        naming.on_taken();
+                    match (step, commit.file().naming()) {
+                        (Step::Name, Some(naming)) => naming.on_taken(),
+                        (Step::Directory, Some(naming)) => naming.on_lasting(),
+                        _ => {}
                     }
                     commit.next = commit.after(step);
                     running.incomplete |= stopped && commit.next.is_some();
@@ -128,7 +138,9 @@ impl FileHere {
                 self.fail(number, Refusal::DeviceFailed.into());
                 self.land(index);
             }
-            (Flown::Read | Flown::Write, libc::EINVAL | libc::EOPNOTSUPP) if flight.past && may_retry => {
+            (Flown::Read | Flown::Write, libc::EINVAL | libc::EOPNOTSUPP)
+                if flight.past && may_retry && !running.is_only_direct() =>
+            {
                 flight.past = false;
                 flight.retries += 1;
                 if let Work::Move(moving) = &running.work {

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 use weft_protocol::memory::Digest;
@@ -140,6 +140,9 @@ pub struct FileMemory {
     no_direct: Option<NoDirect>,
     /// What the file was found to refuse, whatever it says of itself.
     past_refused: AtomicBool,
+    only_direct: bool,
+    /// What was written may be lost, whatever the system says of later attempts to make it last.
+    spoiled: AtomicBool,
     writable: bool,
     staged: bool,
     of_fuse: bool,
@@ -166,10 +169,20 @@ pub(super) struct Naming {
     pub directory: NotInherited<File>,
     pub temporary: CString,
     pub name: CString,
+    /// The temporary file is there, and this one's own.
+    made: AtomicBool,
     taken: AtomicBool,
+    /// The directory has the new name on the disk.
+    lasting: AtomicBool,
 }
 
 impl Naming {
+    pub fn is_lasting(&self) -> bool {
+        self.lasting.load(Ordering::Acquire)
+    }
+    pub fn on_lasting(&self) {
+        self.lasting.store(true, Ordering::Release);
+    }
     pub fn is_taken(&self) -> bool {
         self.taken.load(Ordering::Acquire)
     }
@@ -180,7 +193,7 @@ impl Naming {
 
 impl Drop for Naming {
     fn drop(&mut self) {
-        if !self.is_taken() {
+        if self.made.load(Ordering::Acquire) && !self.is_taken() {
             // SAFETY: a name that ends in zero, and a descriptor that is open; in a forked child it is no directory, and nothing happens.
             unsafe { libc::unlinkat(self.directory.as_raw_fd(), self.temporary.as_ptr(), 0) };
         }
@@ -211,6 +224,9 @@ impl FileMemory {
             .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
             .open(opened)
             .map_err(failed)?;
+        if let Some(naming) = &naming {
+            naming.made.store(true, Ordering::Release);
+        }
         let kind = file.metadata().map_err(failed)?;
         let what = match kind.file_type() {
             kind if kind.is_file() || kind.is_block_device() => None,
@@ -222,6 +238,11 @@ impl FileMemory {
         if let Some(what) = what {
             let path = path.to_owned();
             return Err(FileError::NotAFile { path, what });
+        }
+        // With that flag io_uring would call a file system that can only wait in the thread that submits, instead of in one of its own.
+        // SAFETY: a plain call on a descriptor that is open.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } < 0 {
+            return Err(failed(io::Error::last_os_error()));
         }
         let is_device = kind.file_type().is_block_device();
         let len = if is_device {
@@ -271,6 +292,8 @@ impl FileMemory {
             past,
             no_direct,
             past_refused: AtomicBool::new(false),
+            only_direct: options.direct == Direct::On,
+            spoiled: AtomicBool::new(false),
             writable: options.write,
             staged: options.staged,
             naming,
@@ -311,6 +334,20 @@ impl FileMemory {
 
     pub(super) fn naming(&self) -> Option<&Naming> {
         self.naming.as_ref()
+    }
+
+    /// Whether it must go past the page cache, or not at all.
+    pub(super) fn is_only_direct(&self) -> bool {
+        self.only_direct
+    }
+
+    /// What was written may be lost: the system tells that once, to whoever asked first, and says of the next attempt that all is well.
+    pub(super) fn on_spoiled(&self) {
+        self.spoiled.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_spoiled(&self) -> bool {
+        self.spoiled.load(Ordering::Acquire)
     }
 
     /// A move past the page cache was refused as misaligned, which its file system had said it was not.
@@ -383,16 +420,21 @@ impl Naming {
             path: path.to_owned(),
             source,
         })?;
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        // By chance, because numbers of processes are the same in every container.
+        let number = getrandom::u64().map_err(|error| FileError::Open {
+            path: path.to_owned(),
+            source: io::Error::other(error),
+        })?;
         let mut temporary = b".".to_vec();
         temporary.extend_from_slice(name.as_bytes());
-        temporary.extend_from_slice(format!(".weft-{}-{number}", std::process::id()).as_bytes());
+        temporary.extend_from_slice(format!(".weft-{number:016x}").as_bytes());
         Ok(Naming {
             directory: NotInherited::new(directory),
             temporary: CString::new(temporary).map_err(|_| refused())?,
             name: CString::new(name.as_bytes()).map_err(|_| refused())?,
+            made: AtomicBool::new(false),
             taken: AtomicBool::new(false),
+            lasting: AtomicBool::new(false),
         })
     }
 }

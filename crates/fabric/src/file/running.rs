@@ -101,7 +101,8 @@ impl Committing {
     pub fn after(&self, step: Step) -> Option<Step> {
         let naming = self.file().naming()?;
         match step {
-            Step::Data => (!naming.is_taken()).then_some(Step::Name),
+            Step::Data if !naming.is_taken() => Some(Step::Name),
+            Step::Data => (!naming.is_lasting()).then_some(Step::Directory),
             Step::Name => Some(Step::Directory),
             Step::Directory => None,
         }
@@ -111,6 +112,11 @@ impl Committing {
 impl Running {
     pub fn uses(&self, key: &RegionKey) -> bool {
         self.uses.contains(key)
+    }
+
+    /// Whether its file must not be reached through the page cache.
+    pub fn is_only_direct(&self) -> bool {
+        matches!(&self.work, Work::Move(moving) if moving.file().is_only_direct())
     }
 
     /// Whether something of it is left to begin.

@@ -183,7 +183,6 @@ impl Registration {
         }
         registered.remove(&(address, len));
         drop(registered);
-        state.channels.forget(&memory);
         let released = memory.release(RELEASE_MAX);
         released.map_err(|error| Failed::new(NcclResult::REMOTE_ERROR, error.to_string()))
     }

@@ -20,6 +20,12 @@ use crate::transport::{PeerAddress, Transport};
 
 /// Which parcels are about channels.
 pub const PARCELS: u64 = u64::from_le_bytes(*b"matched\0");
+/// Numbers of arrivals that are of channels; all others are the application's.
+const OF_CHANNELS: u32 = 1 << 31;
+/// What may wait for a peer: more than all requests of a job's channels, of which each is short enough to go eagerly.
+const UNSAID_BYTES_MAX: usize = 64 << 20;
+/// What a word costs beside its bytes.
+const WORD_BYTES: usize = 64;
 /// Parcels that are looked at in one turn.
 const PARCELS_PER_TURN: usize = 256;
 /// How often what a peer could not be told is tried again.
@@ -67,7 +73,7 @@ pub struct Channels {
     /// Which channel awaits a number from which peer.
     arriving: BTreeMap<(PeerId, u32), u64>,
     /// What a peer could not be told yet.
-    unsaid: BTreeMap<PeerId, VecDeque<Vec<u8>>>,
+    unsaid: BTreeMap<PeerId, Unsaid>,
     come: VecDeque<Parcel>,
     more_parcels: bool,
     again_at: Time,
@@ -105,6 +111,13 @@ struct Sends {
     next: u64,
     regions: BTreeMap<u32, RemoteRegion>,
     transfers: BTreeMap<u64, TransferId>,
+}
+
+/// What waits for room on the way to a peer.
+#[derive(Debug, Default)]
+struct Unsaid {
+    words: VecDeque<Vec<u8>>,
+    bytes: usize,
 }
 
 #[derive(Debug, Default)]
@@ -374,8 +387,18 @@ impl Channels {
         Ok(number)
     }
 
-    /// A memory will be registered no more: its senders forget it.
+    /// A memory will be registered no more: its senders forget it. Channels that still have something to receive into it, or to send from it, end: nobody may
+    /// touch it afterwards.
     pub fn forget<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, key: &RegionKey, now: Time) {
+        let is_in_it = |place: &Place| place.region.key == *key;
+        let uses = |channel: &Channel| match &channel.end {
+            End::Sends(sends) => sends.sends.values().any(|(place, _)| is_in_it(place)),
+            End::Receives(receives) => receives.groups.values().any(|(places, _)| places.iter().any(is_in_it)),
+        };
+        let using = self.channels.iter().filter(|(_, channel)| uses(channel));
+        for id in using.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.fail(core, id, ChannelError::ClosedHere, true, now);
+        }
         let key = (key.epoch.0, key.slot);
         let mut told = Vec::new();
         for (id, channel) in &mut self.channels {
@@ -473,9 +496,11 @@ impl Channels {
                 self.on_written(core, channel, send, outcome, now);
                 true
             }
+            Event::Arrived { number, .. } if number & OF_CHANNELS == 0 => false,
             Event::Arrived { peer, number, .. } => {
+                // What comes for a channel that has ended is nobody else's.
                 let Some(id) = self.arriving.get(&(*peer, *number)).copied() else {
-                    return false;
+                    return true;
                 };
                 if let Some(End::Receives(receives)) = self.channels.get_mut(&id).map(|channel| &mut channel.end) {
                     receives.machine.on_arrived(*number);
@@ -716,7 +741,18 @@ impl Channels {
     fn say<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, peer: PeerId, message: &Message, far: u64, now: Time) {
         let words = message.encode(far);
         if self.unsaid.contains_key(&peer) || core.send_parcel(peer, PARCELS, &[&words], now) == Ok(false) {
-            self.unsaid.entry(peer).or_default().push_back(words);
+            self.keep_unsaid(core, peer, words, now);
+        }
+    }
+
+    /// Keeps what a peer has no room for. One that takes nothing in for so long is not talked to any more.
+    fn keep_unsaid<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, peer: PeerId, words: Vec<u8>, now: Time) {
+        let unsaid = self.unsaid.entry(peer).or_default();
+        unsaid.bytes += words.len() + WORD_BYTES;
+        unsaid.words.push_back(words);
+        if unsaid.bytes > UNSAID_BYTES_MAX {
+            self.unsaid.remove(&peer);
+            core.disconnect(peer, now);
         }
     }
 
@@ -740,19 +776,20 @@ impl Channels {
         }
         let mut words = vec![0; len];
         fill(&mut words);
-        self.unsaid.entry(peer).or_default().push_back(words);
+        self.keep_unsaid(core, peer, words, now);
     }
 
     fn say_unsaid<T: ?Sized + Transport>(&mut self, core: &mut Core<T>, peer: PeerId, now: Time) {
         let Some(unsaid) = self.unsaid.get_mut(&peer) else {
             return;
         };
-        while let Some(words) = unsaid.front() {
-            match core.send_parcel(peer, PARCELS, &[words], now) {
-                Ok(false) => return,
-                // Of a peer that is gone all channels hear.
-                Ok(true) | Err(_) => unsaid.pop_front(),
-            };
+        while let Some(words) = unsaid.words.front() {
+            if core.send_parcel(peer, PARCELS, &[words], now) == Ok(false) {
+                return;
+            }
+            // Sent; or its peer is gone, of which all channels hear.
+            unsaid.bytes -= words.len() + WORD_BYTES;
+            unsaid.words.pop_front();
         }
         self.unsaid.remove(&peer);
     }
@@ -850,7 +887,7 @@ fn within(place: &Place) -> Result<(), ChannelError> {
 /// A number that nothing from this peer is awaited under.
 fn new_number(arriving: &mut BTreeMap<(PeerId, u32), u64>, next: &mut u32, peer: PeerId, channel: u64) -> u32 {
     loop {
-        let number = *next;
+        let number = *next | OF_CHANNELS;
         *next = next.wrapping_add(1);
         if let std::collections::btree_map::Entry::Vacant(free) = arriving.entry((peer, number)) {
             free.insert(channel);

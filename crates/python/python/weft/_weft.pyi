@@ -716,6 +716,8 @@ class _Team:
         """Puts a barrier on a stream."""
     def check(self) -> None:
         """Raises what has become of the team, if it is not whole any more."""
+    def abort(self) -> None:
+        """Ends all waits of kernels, here and soon at the other ranks. Nothing can be asked of the team afterwards."""
     def close(self) -> None:
         """Waits for the kernels of this rank, and lets go of the heaps."""
 

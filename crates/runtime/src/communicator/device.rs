@@ -269,6 +269,13 @@ impl DeviceTeam {
         Ok(&self.member.get()?.carrier)
     }
 
+    /// Ends all waits of kernels, here and soon at the other ranks. In a forked child it does nothing.
+    pub fn abort(&self) {
+        if let Ok(member) = self.member.get() {
+            member.carrier.team().abort();
+        }
+    }
+
     /// Whether the team is still whole. What is on a stream may still fail.
     pub fn check(&self) -> Result<(), Error> {
         let carrier = self.carrier()?;
@@ -305,6 +312,8 @@ impl DeviceTeam {
 
 impl Drop for Member {
     fn drop(&mut self) {
+        // While somebody still watches: a kernel that waits for a rank which has died would otherwise do so until its deadline.
+        self.carrier.team().wait_for_device();
         *self.watched.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.watched.over.notify_all();
         if let Some(watcher) = self.watcher.take() {

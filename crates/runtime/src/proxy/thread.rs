@@ -96,6 +96,10 @@ impl Worker {
             if now >= look_around_at {
                 look_around_at = now.saturating_add(LOOK_AROUND);
                 self.look_around(now);
+                // Also where every look finds something: sessions and other peers have their time, too.
+                if let Some(turns) = &turns {
+                    turns.turn();
+                }
             }
             if stirred || !self.under_way.is_empty() {
                 busy_until = now.saturating_add(self.busy);

@@ -136,7 +136,9 @@ class Calls:
         self._communicator = None
         self._home = None
 
-    abort = shutdown
+    def abort(self) -> None:
+        self._devices.abort()
+        self.shutdown()
 
     # Collectives.
 

@@ -7,6 +7,7 @@ done here, by rules that are the same on all ranks: kinds of calls, elements and
 import os
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -121,6 +122,11 @@ class Devices:
     def team(self) -> Team | None:
         return self._team
 
+    def abort(self) -> None:
+        """Ends what waits on the device, here and soon at the other ranks."""
+        if self._team is not None:
+            self._team.abort()
+
     def close(self) -> None:
         team, self._team = self._team, None
         if team is not None:
@@ -137,7 +143,7 @@ class Devices:
         return self._work([tensor], asynchronous)
 
     def all_reduce_together(self, tensors: list[Tensor], operator: int, asynchronous: bool):
-        if not self._carries(tensors[0], operator):
+        if not self._carries(tensors[0], operator, tensors):
             return STAGED
         flat = torch.cat([_dense(tensor).reshape(-1) for tensor in tensors])
         place = _place(flat)
@@ -157,7 +163,7 @@ class Devices:
 
     def all_gather(self, outputs: list[Tensor], tensor: Tensor, asynchronous: bool):
         """`outputs` is one for each rank, or one for all."""
-        if not self._carries(tensor):
+        if not self._carries(tensor, others=outputs):
             return STAGED
         source = _dense(tensor)
         place, flat = _joined(outputs), None
@@ -171,7 +177,7 @@ class Devices:
 
     def reduce_scatter(self, output: Tensor, tensors: list[Tensor], operator: int, asynchronous: bool):
         """`tensors` is one for each rank, or one for all."""
-        if not self._carries(output, operator):
+        if not self._carries(output, operator, tensors):
             return STAGED
         source, whole = _joined(tensors), None
         if source is None:
@@ -186,7 +192,7 @@ class Devices:
         return self._work([output], asynchronous)
 
     def all_to_all(self, output: Tensor, tensor: Tensor, asynchronous: bool):
-        if not self._carries(tensor):
+        if not self._carries(tensor, others=[output]):
             return STAGED
         source = _dense(tensor)
         apart = output.is_contiguous() and not overlaps(_place(source), _place(output))
@@ -210,12 +216,14 @@ class Devices:
 
     # How all of that is done.
 
-    def _carries(self, tensor: Tensor, operator: int | None = None) -> bool:
-        """Whether kernels do this. The first call makes the ranks a team, whatever it is."""
+    def _carries(self, tensor: Tensor, operator: int | None = None, others: Sequence[Tensor] = ()) -> bool:
+        """Whether kernels do this. The first call makes the ranks a team, whatever it is. `others` are the other side of the call: what
+        kernels reach must all be on the device."""
         if self._device is None:
             self._form(tensor.device)
-        if tensor.device != self._device:
-            raise ValueError(f"this rank's calls of the group are on {self._device}, and this tensor is on {tensor.device}")
+        for one in (tensor, *others):
+            if one.device != self._device:
+                raise ValueError(f"this rank's calls of the group are on {self._device}, and this tensor is on {one.device}")
         if self._team is None:
             return False
         if operator is None:
