@@ -32,6 +32,8 @@ pub const REQUIRE: &str = "WEFT_REQUIRE";
 pub enum Need {
     /// The rights to become another user and to make network namespaces, and the `ip` command.
     Root,
+    /// The device by which a program can be a file system, and the right to mount it.
+    Fuse,
     /// The etcd server.
     Etcd,
     /// The browser.
@@ -50,8 +52,9 @@ pub enum Need {
 }
 
 impl Need {
-    pub const ALL: [Need; 10] = [
+    pub const ALL: [Need; 11] = [
         Need::Root,
+        Need::Fuse,
         Need::Etcd,
         Need::Chromium,
         Need::Rdma,
@@ -67,6 +70,7 @@ impl Need {
     pub fn name(self) -> &'static str {
         match self {
             Need::Root => "root",
+            Need::Fuse => "fuse",
             Need::Etcd => "etcd",
             Need::Chromium => "chromium",
             Need::Rdma => "rdma",
@@ -85,6 +89,8 @@ impl Need {
             Need::Root if user() != Some(0) => Some("not run by root"),
             Need::Root if !works("ip", &["-V"]) => Some("no ip command (Debian: iproute2)"),
             Need::Root => (!can_make_namespaces()).then_some("root may not make network namespaces here"),
+            Need::Fuse if user() != Some(0) => Some("not run by root"),
+            Need::Fuse => (!Path::new("/dev/fuse").exists()).then_some("no /dev/fuse"),
             Need::Etcd => (!works("etcd", &["--version"])).then_some("no etcd (Debian: etcd-server)"),
             Need::Chromium => chromium().is_none().then_some("no Chromium (Debian: chromium)"),
             // A card alone is not enough: these tests take its ports down.

@@ -172,7 +172,7 @@ fn with_the_file_as_the_near_side() {
 }
 
 fn troubled(variant: Variant) {
-    if !has(Need::Root) {
+    if !has(Need::Fuse) {
         return;
     }
     for (name, case) in CASES_ALONE {

@@ -31,7 +31,8 @@ mount -t tmpfs -o mode=755 dev "$root/dev"
 mkdir "$root/dev/pts" "$root/dev/shm"
 mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts "$root/dev/pts"
 mount -t tmpfs -o mode=1777 shm "$root/dev/shm"
-for node in null zero full random urandom tty; do
+for node in null zero full random urandom tty fuse; do
+    [ -e "/dev/$node" ] || continue
     : >"$root/dev/$node"
     mount --bind "/dev/$node" "$root/dev/$node"
 done

@@ -242,7 +242,6 @@ impl Path {
                 bouncing.running.at = bouncing.range().start;
                 bouncing.asked_to = bouncing.running.at;
             } else if let Some(done) = bouncer.moves.remove(at) {
-                // The peer itself has brought the last bytes, or taken them.
                 self.finish(done.running, signals);
             }
         }

@@ -173,10 +173,7 @@ impl Path {
             match self.copy_some(&mut running, target, worker, end) {
                 Step::Copied if running.at == running.part.range.end => {
                     let copied = running.at - start;
-                    match self.has_gone(target) {
-                        true => self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals),
-                        false => self.finish(running, signals),
-                    }
+                    self.finish(running, signals);
                     return copied;
                 }
                 Step::Copied if running.at >= end => {
@@ -252,21 +249,12 @@ impl Path {
         self.now.saturating_sub(self.seen_alive) < SEEN_LATELY
     }
 
-    /// Whether the peer has gone, so that what was copied last may have been somebody else's. Memory that is mapped here is the peer's, whether it lives or
-    /// not: of its owner it is enough to have seen it lately, and a system call for each copy is saved.
-    fn has_gone(&mut self, target: &Target) -> bool {
-        if !matches!(target.reach, Reach::Foreign(_)) && self.was_seen_alive() {
-            return false;
-        }
-        let gone = self.is_hung_up();
-        if !gone {
-            self.seen_alive = self.now;
-        }
-        gone
-    }
-
-    /// All bytes are in place, and they were the peer's.
+    /// All bytes are in place. A peer that has gone meanwhile may not have been the one that we copied from.
     pub(super) fn finish(&mut self, mut running: Running, signals: &mut Vec<Signal>) {
+        if self.is_hung_up() {
+            return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
+        }
+        self.seen_alive = self.now;
         let far_sum = running.digest.take().map(Digest::finish);
         match Done::moved_to_host(&running.part, far_sum) {
             Ok(done) => self.announce(&running, done, signals),
@@ -274,10 +262,14 @@ impl Path {
         }
     }
 
-    /// The same of what a device has copied, which has summed both ends.
+    /// The same of what a device has copied, which has summed both ends. Memory that is mapped here is the peer's, whether it lives or not, and it is
+    /// enough to have seen it lately.
     pub(super) fn finish_device(&mut self, running: Running, sums: Sums, target: &Target, signals: &mut Vec<Signal>) {
-        if self.has_gone(target) {
-            return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
+        if matches!(target.reach, Reach::Foreign(_)) || !self.was_seen_alive() {
+            if self.is_hung_up() {
+                return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
+            }
+            self.seen_alive = self.now;
         }
         let sums = running.part.checksum.then_some(sums);
         let done = Done::moved(sums.map(|sums| sums.far), sums.map(|sums| sums.near));
