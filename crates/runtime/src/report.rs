@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use weft_plan::Time;
 use weft_protocol::agent::Event as CoreEvent;
+use weft_protocol::transfer::PeerId;
 
 use crate::driver::{PeerState, World};
 use crate::error::Error;
@@ -75,6 +76,8 @@ pub(crate) fn report(observer: &Observer, world: &World, event: &CoreEvent, now:
                 }
             });
         }
+        // Lanes to the agent's own places are there from the start, and lead to no peer.
+        CoreEvent::PathUp { peer, .. } if *peer == PeerId::HERE => {}
         CoreEvent::PathUp { peer, transport } => {
             observer.report(now, || Event::PathOpened {
                 peer: name(*peer),

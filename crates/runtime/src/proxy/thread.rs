@@ -323,8 +323,9 @@ impl Worker {
 
     /// Tells everybody that the team is over.
     fn give_up(&mut self, failure: Failure) {
-        self.state.tell(failure);
+        // Before the word that callers look at, which has no room for all of it.
         let _ = self.state.failed.set(self.state.failed(failure, None));
+        self.state.tell(failure);
         let own = self.state.here.start as u32;
         for (rank, far) in self.peers.iter().enumerate() {
             let Some(Far { peer, heap }) = far else { continue };
