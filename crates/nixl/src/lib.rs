@@ -1,8 +1,8 @@
 //! Weft as a back end of NIXL: what `libplugin_WEFT.so` is, under whatever name.
 //!
-//! NIXL loads back ends as C++ classes. This room speaks that language without a compiler for it ([`stdcxx`], [`abi`]), so that the Python package, which
-//! is one shared object, is the plug-in, too; why, is told in docs/decisions. [`engine`] and [`request`] are the back end; [`boundary`] is what NIXL calls;
-//! [`interface`] finds out whether an installed NIXL is one that this fits.
+//! NIXL loads back ends as C++ classes. This room speaks that language without a compiler for it (`stdcxx`, `abi`), so that the Python package, which
+//! is one shared object, is the plug-in, too; why, is told in docs/decisions. `engine` and `request` are the back end; `boundary` is what NIXL calls;
+//! `interface` finds out whether an installed NIXL is one that this fits.
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 
