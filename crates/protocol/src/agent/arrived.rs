@@ -10,13 +10,12 @@ use weft_plan::Time;
 use super::announce::ANNOUNCEMENTS_MAX;
 use super::connect::has;
 use super::{Core, PeerError};
-use crate::session::Via;
+use crate::session::{Session, TOLD_BIT, Via};
 use crate::transfer::{PartLimits, PeerId, Request, SubmitError, cut};
 use crate::transport::{Arrival, Transport};
 
-/// Tags of writes that applications are told of have this bit; those of writes that are only committed the next. All others belong to
+/// Tags of writes that are only committed have this bit, those of writes that applications are told of [`TOLD_BIT`]. All others belong to
 /// announcements.
-pub(super) const TOLD_BIT: u64 = 1 << 63;
 pub(super) const COMMIT_BIT: u64 = 1 << 62;
 
 /// Writes of one peer that may be half there: twice as many as it may have under way. Beyond that the one of which nothing has come for
@@ -30,9 +29,6 @@ pub(super) const TOLD_PARTS_MAX: usize = PARTS_MAX / 2;
 /// Writes of one peer that are there and that nobody has heard of. A peer that has more loses its path, and comes back on another: there is no way to ask it
 /// to wait, and it must not fill this agent's memory. An application that wants to be told must listen.
 const UNHEARD_MAX: usize = 4096;
-
-/// Parts that may arrive on a path before the session vouches for it.
-const EARLY_MAX: usize = 1024;
 
 /// What has arrived from one peer.
 #[derive(Debug, Default)]
@@ -74,16 +70,22 @@ impl Arrived {
         let count = parts.seen.len() as u32;
         if parts.total == Some(count) && parts.seen.last().is_some_and(|last| last + 1 == count) {
             self.forget(arrival.tag);
+            if self.unheard.len() >= UNHEARD_MAX {
+                return false;
+            }
             self.unheard.push_back((arrival.tag as u32, count));
         }
         while self.parts > PARTS_MAX || self.tags.len() > TAGS_MAX {
             match self.by_age.first_key_value() {
                 Some((_, &oldest)) if oldest != arrival.tag => self.forget(oldest),
                 // What has just come is all there is.
-                _ => return false,
+                _ => {
+                    self.forget(arrival.tag);
+                    return false;
+                }
             }
         }
-        self.unheard.len() <= UNHEARD_MAX
+        true
     }
 
     /// The next write that is whole.
@@ -106,46 +108,31 @@ impl Arrived {
 }
 
 impl<T: ?Sized + Transport> Core<T> {
-    /// A part of a peer's write is in place. It counts from when the session vouches for its path: until then whoever opened it has only said whose it
-    /// is, and a peer that knows better may be quicker than this end.
+    /// A part of a peer's write is in place. The session says whether it counts, and when: until the peer has proved that it is behind the path, whoever
+    /// opened it has only said whose it is.
     pub(super) fn on_arrival(&mut self, via: u32, arrival: Arrival, now: Time) {
-        let Some(path) = self.paths.at_mut(via) else { return };
-        let Some(peer) = path.peer else { return };
-        if !path.carries {
-            if path.early_arrivals.len() >= EARLY_MAX {
-                // None is to go astray, and whoever means well does not send so many before it is answered.
-                self.close_path(via);
-            } else {
-                path.early_arrivals.push(arrival);
-            }
+        // Nobody waits for parts that are only to be committed.
+        if arrival.tag & COMMIT_BIT != 0 {
             return;
         }
-        if arrival.tag & TOLD_BIT != 0 {
-            self.on_told_part(peer, via, arrival);
-        } else if arrival.tag & COMMIT_BIT != 0 {
-            // Nobody waits for these.
-        } else if let Some(session) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()) {
+        let Some(peer) = self.paths.at(via).and_then(|path| path.peer) else {
+            return;
+        };
+        if let Some(session) = self.peers.at_mut(peer.0).and_then(|p| p.session.as_mut()) {
             session.on_arrival(Via(via), arrival, now);
+            self.count_told(peer);
             self.touch(peer);
         }
     }
 
-    /// What came on a path before the session vouched for it.
-    pub(super) fn on_early_arrivals(&mut self, via: u32, now: Time) {
-        let early = self
-            .paths
-            .at_mut(via)
-            .map(|path| std::mem::take(&mut path.early_arrivals));
-        for arrival in early.into_iter().flatten() {
-            self.on_arrival(via, arrival, now);
-        }
-    }
-
-    pub(super) fn on_told_part(&mut self, peer: PeerId, via: u32, arrival: Arrival) {
-        let Some(state) = self.peers.at_mut(peer.0) else { return };
-        match state.arrived.arrive(arrival) {
-            true => self.touch(peer),
-            false => self.close_path(via),
+    /// Counts the parts that the session has found to be the peer's.
+    pub(super) fn count_told(&mut self, peer: PeerId) {
+        while let Some(state) = self.peers.at_mut(peer.0)
+            && let Some((via, arrival)) = state.session.as_mut().and_then(Session::next_told)
+        {
+            if !state.arrived.arrive(arrival) {
+                self.close_path(via.0);
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use super::{Core, Event, Reach};
 use crate::error::Loss;
 use crate::session::{self, Peek, Session, SessionLoss, Via};
 use crate::transfer::{Lane, LaneId, PeerId};
-use crate::transport::{Arrival, PathId, Transport};
+use crate::transport::{PathId, Transport};
 
 #[derive(Debug)]
 pub(super) struct Path {
@@ -25,8 +25,6 @@ pub(super) struct Path {
     pub(super) outbox: VecDeque<Arc<[u8]>>,
     /// Parcels that came before the session vouched for the path.
     pub(super) early: Vec<Vec<u8>>,
-    /// The same of arrivals.
-    pub(super) early_arrivals: Vec<Arrival>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +83,6 @@ impl<T: ?Sized + Transport> Core<T> {
             carries: false,
             outbox: VecDeque::new(),
             early: Vec::new(),
-            early_arrivals: Vec::new(),
         };
         self.paths.insert(via, path);
         self.by_path[slot].insert(id.0, via);
@@ -199,7 +196,6 @@ impl<T: ?Sized + Transport> Core<T> {
             }
         }
         self.events.push_back(Event::PathUp { peer, transport });
-        self.on_early_arrivals(via, now);
         self.on_early_parcels(via, now);
         self.post_parcels(peer, now);
     }

@@ -270,6 +270,7 @@ impl<T: ?Sized + Transport> Core<T> {
     /// Sends what a session has to say, hears what it has learnt, and notes when it falls due.
     fn settle(&mut self, peer: PeerId, now: Time) {
         self.send_messages(peer, now);
+        self.count_told(peer);
         loop {
             // What nobody takes holds the peer back, not this agent's memory down.
             if self.events.len() + self.untaken >= self.settings.events_max {

@@ -5,6 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::config::MAX_HELD;
 use super::event::{Misbehaviour, NotificationId};
 
+/// Tags with this bit are those of writes whose parts the session's owner counts. Whether a part counts at all is for the session to say, for it knows
+/// whose paths are.
+pub const TOLD_BIT: u64 = 1 << 63;
+
 /// Tags of which something has arrived, at most. Above that the oldest without a notification is dropped: what is left there
 /// is a part that was sent twice and arrived again long after its transfer.
 const MAX_TAGS: usize = 4 * MAX_HELD;

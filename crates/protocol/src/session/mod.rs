@@ -55,6 +55,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use weft_plan::Time;
 
+pub use arrivals::TOLD_BIT;
 pub use config::{
     Config, ConfigError, MAX_ADDRESS_BYTES, MAX_ADDRESSES, MAX_EVENTS, MAX_GRANT_BYTES, MAX_GRANTS, MAX_HELD,
     MAX_LEASES, MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_PATHS, MAX_PAYLOAD_BYTES, MAX_REGIONS, Secret, Versions,
@@ -103,6 +104,8 @@ pub struct Session {
     published: BTreeMap<String, RemoteRegion>,
     regions: BTreeMap<String, RemoteRegion>,
     arrivals: Arrivals,
+    /// Parts of writes that the owner counts, with the path that they came over.
+    told: VecDeque<(Via, Arrival)>,
     next_notification: u64,
     /// Notifications that wait for their data at the peer, with their tags.
     awaited: BTreeMap<NotificationId, u64>,
@@ -197,6 +200,7 @@ impl Session {
             published: BTreeMap::new(),
             regions: BTreeMap::new(),
             arrivals: Arrivals::default(),
+            told: VecDeque::new(),
             next_notification: 0,
             awaited: BTreeMap::new(),
             leases: Leases::new(role),
@@ -278,10 +282,15 @@ impl Session {
             return;
         }
         match self.paths.on_arrival(via, arrival, self.open.is_some()) {
-            Standing::Counts => self.count(arrival),
+            Standing::Counts => self.count(via, arrival),
             Standing::Early => {}
             Standing::Strange => self.refused_messages += 1,
         }
+    }
+
+    /// The next part of a write that [the owner counts](TOLD_BIT), and the path that it came over, which may be gone.
+    pub fn next_told(&mut self) -> Option<(Via, Arrival)> {
+        self.told.pop_front()
     }
 
     /// Lets the peer know of a region, or of a change to it. Calling again with the same costs nothing.
@@ -518,7 +527,11 @@ impl Session {
         }
     }
 
-    fn count(&mut self, arrival: Arrival) {
+    fn count(&mut self, via: Via, arrival: Arrival) {
+        if arrival.tag & TOLD_BIT != 0 {
+            self.told.push_back((via, arrival));
+            return;
+        }
         match self.arrivals.arrive(arrival.tag, arrival.index) {
             Ok(ready) => self.deliver(ready),
             Err(misbehaviour) => self.on_misbehaviour(misbehaviour),
@@ -527,9 +540,9 @@ impl Session {
 
     /// Counts what arrived before its path was known to be the peer's.
     fn count_early(&mut self) {
-        for arrival in self.paths.take_early() {
+        for (via, arrival) in self.paths.take_early() {
             if self.state != State::Ended {
-                self.count(arrival);
+                self.count(via, arrival);
             }
         }
     }

@@ -188,9 +188,12 @@ impl Paths {
     }
 
     /// The parts that arrived too early over paths on which the peer has proved itself by now.
-    pub(super) fn take_early(&mut self) -> Vec<Arrival> {
+    pub(super) fn take_early(&mut self) -> Vec<(Via, Arrival)> {
         let joined = self.live.iter_mut().filter(|path| path.joined);
-        joined.flat_map(|path| std::mem::take(&mut path.early)).collect()
+        let early = joined.map(|path| (path.via, std::mem::take(&mut path.early)));
+        early
+            .flat_map(|(via, early)| early.into_iter().map(move |arrival| (via, arrival)))
+            .collect()
     }
 
     /// The peer is told that nothing has effect any more that was sent over this path.

@@ -285,8 +285,10 @@ impl Session {
                 }
             }
             Control::Joined { label } => {
-                for arrival in self.paths.on_joined(label) {
-                    self.count(arrival);
+                if let Some(via) = self.paths.via(label) {
+                    for arrival in self.paths.on_joined(label) {
+                        self.count(via, arrival);
+                    }
                 }
             }
             Control::LeaseAsk { id, region, duration } => {

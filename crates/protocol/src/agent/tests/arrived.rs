@@ -9,6 +9,7 @@ use super::*;
 use crate::agent::PeerError;
 use crate::loopback::PlacedMemory;
 use crate::memory::{HostBytes, Memory};
+use crate::session::{TOLD_BIT, Via};
 use crate::transfer::SubmitError;
 use crate::transport::{Arrival, Carriage, PathId};
 
@@ -86,11 +87,11 @@ fn what_came_of_a_write_that_failed_is_not_taken_for_a_later_one() {
 #[test]
 fn a_flood_of_arrivals_costs_the_path_and_not_the_memory() {
     let mut pair = Pair::new();
-    let peer = pair.connect();
+    pair.connect();
     let via = pair.near.paths.iter().map(|(via, _)| via).next().expect("a path");
     for index in 0..100_000 {
         let arrival = Arrival { tag: 1 << 63, index };
-        pair.near.on_told_part(peer, via, arrival);
+        pair.near.on_arrival(via, arrival, pair.now);
     }
     pair.until("the path to be closed", |p| {
         p.heard.iter().any(|event| matches!(event, Event::PathDown { .. }))
@@ -104,7 +105,7 @@ fn what_is_left_of_writes_that_failed_costs_no_path() {
     let via = pair.near.paths.iter().map(|(via, _)| via).next().expect("a path");
     let mut part = |number: u64, index: u32| {
         let tag = 1 << 63 | number << 32 | number;
-        pair.near.on_told_part(peer, via, Arrival { tag, index });
+        pair.near.on_arrival(via, Arrival { tag, index }, pair.now);
     };
     // The first is slow and alive all the time; all others stop before their last part.
     for number in 1..300 {
@@ -129,16 +130,22 @@ fn what_is_left_of_writes_that_failed_costs_no_path() {
 fn what_arrives_on_a_path_counts_when_the_session_vouches_for_it() {
     let mut pair = Pair::new();
     let peer = pair.connect();
-    // Somebody has said that this path is the peer's.
-    let via = pair.near.new_path(0, PathId(99), Some(peer), Stage::Open);
     let arrival = Arrival {
-        tag: 1 << 63 | 4,
+        tag: TOLD_BIT | 4,
         index: Arrival::LAST,
     };
-    pair.near.on_arrival(via, arrival, pair.now);
+    // Somebody has opened a path and said that it is the peer's.
+    let theirs = pair.near.new_path(0, PathId(98), Some(peer), Stage::Open);
+    pair.near.on_arrival(theirs, arrival, pair.now);
+    // This end has opened one, and whoever is behind it has not proved anything yet.
+    let own = pair.near.new_path(0, PathId(99), Some(peer), Stage::Open);
+    let session = pair.near.peers.at_mut(peer.0).and_then(|state| state.session.as_mut());
+    session.expect("a session").add_path(Via(own), pair.now);
+    pair.near.on_arrival(own, arrival, pair.now);
     pair.turn();
     assert!(arrivals(&pair.heard).is_empty(), "by the word of a stranger");
-    pair.near.on_joined(peer, via, pair.now);
+    let known = pair.near.paths.iter().map(|(via, _)| via).next().expect("a path");
+    pair.near.on_arrival(known, arrival, pair.now);
     pair.turn();
     assert_eq!(arrivals(&pair.heard), [(peer, 4)]);
 }

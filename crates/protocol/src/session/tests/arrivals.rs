@@ -93,3 +93,27 @@ fn a_recall_that_is_too_late_is_told_before_the_fence() {
         assert_eq!(world.notified(ACCEPTOR).is_empty(), !late);
     }
 }
+
+#[test]
+fn what_came_early_counts_though_its_path_is_lost_before_anything_was_heard_on_it() {
+    let told = Arrival {
+        tag: TOLD_BIT | 9,
+        index: 0,
+    };
+    let mut world = World::open(1);
+    world.add_path(INITIATOR, Via(1), Weather::FINE);
+    while !world.events[ACCEPTOR].contains(&SessionEvent::PathJoined { via: Via(1) }) {
+        assert!(world.step(Time::MAX));
+        world.drain();
+    }
+    // The acceptor may write at once; its answer to the join is still on its way, and gets lost with the path.
+    world.ends[ACCEPTOR].notify(b"x", Some((9, 1)), world.now).unwrap();
+    world.ends[INITIATOR].on_arrival(Via(1), PART, world.now);
+    world.ends[INITIATOR].on_arrival(Via(1), told, world.now);
+    assert_eq!(world.ends[INITIATOR].next_told(), None, "by the word of a stranger");
+    world.lose_path(Via(1));
+    world.run_for(Time::from_ms(10));
+    assert_eq!(world.notified(INITIATOR), [b"x"]);
+    assert_eq!(world.ends[INITIATOR].next_told(), Some((Via(1), told)));
+    assert_eq!(world.ends[INITIATOR].next_told(), None);
+}
