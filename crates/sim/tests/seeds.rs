@@ -6,10 +6,10 @@ use weft_sim::seeds::{Detail, run};
 /// 164), a fence confirmed but not kept (183, 275), an end before the last operation's (67, 68), arrivals forgotten with a path on
 /// which the peer had not been heard (168, 347, 15004245, 15004317), a receipt on one path that ended the repeating on another (30), words about hand-offs that
 /// were changed on the way (118, 362), a rank that was behind only because of another and was blamed (383), one that had been told of a
-/// failure and looked as if its call had ended well (987).
+/// failure and looked as if its call had ended well (987). 21005938 was a mistake of the checker: blocks of a cache that was closed, half filled, are no late write.
 const REGRESSIONS: &[u64] = &[
     30, 67, 68, 118, 142, 164, 168, 183, 275, 347, 362, 383, 987, 8_100_062, 8_101_002, 8_103_518, 8_104_130,
-    8_109_154, 9_106_250, 15_004_245, 15_004_317,
+    8_109_154, 9_106_250, 15_004_245, 15_004_317, 21_005_938,
 ];
 
 fn assert_kept(seed: u64) {

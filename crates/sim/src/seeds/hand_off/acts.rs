@@ -489,6 +489,10 @@ impl HandOffPlay {
                 let rank = index - self.shape.holders;
                 if prompt.wanted && prompt.ended[rank].is_none() {
                     prompt.ended[rank] = Some(false);
+                    // Half of it may have been copied to its blocks; a cache that was closed stays as it is from now on.
+                    if self.nodes[index].agent.is_some() {
+                        self.cover(index, number);
+                    }
                     let readers = self.shape.holders..self.shape.holders + self.shape.readers;
                     self.order(readers, &Order::Leave(number))?;
                 }
