@@ -206,7 +206,7 @@ impl Tree {
         cargo.current_dir(&self.path).env("CARGO_TARGET_DIR", &self.built);
         // A mutant is a line: what was built for the one before serves for most of it.
         cargo.env("CARGO_INCREMENTAL", "1").env("CARGO_PROFILE_DEV_DEBUG", "0");
-        cargo.env_remove("RUSTC_WRAPPER").env("CARGO_TERM_COLOR", "never");
+        cargo.env("RUSTC_WRAPPER", "").env("CARGO_TERM_COLOR", "never");
         match mutant {
             Mutant {
                 models: Some(models), ..
