@@ -4,6 +4,7 @@
 //! whole is repeated, and what counts is the ratio of the medians.
 
 mod collective;
+mod figures;
 mod setup;
 mod simulator;
 mod table;
@@ -50,6 +51,9 @@ struct TransferArguments {
     /// Only these sides, which leaves out every ratio with another.
     #[arg(long, value_delimiter = ',')]
     sides: Vec<Side>,
+    /// Put the rows into docs/figures/transfer.md, and six of them into the README.
+    #[arg(long, conflicts_with_all = ["only", "sides"])]
+    write: bool,
 }
 
 /// One thing to measure: which side, and the arguments of its driver.
@@ -97,7 +101,13 @@ fn transfers(arguments: &TransferArguments) -> Result<ExitCode, Error> {
             }
         }
     }
-    Ok(report(&requirements, &figures))
+    let (rows, code) = report(&requirements, &figures);
+    if arguments.write {
+        let command = format!("cargo xtask compare transfer --repeats {} --write", arguments.repeats);
+        figures::write("transfer", &command, &rows)?;
+        figures::write_shown(&rows)?;
+    }
+    Ok(code)
 }
 
 /// What was measured, by run.
@@ -155,8 +165,8 @@ fn measure(peers: &Peers, (side, arguments): &Run, seconds: f64) -> Result<f64, 
     figure.as_f64().ok_or_else(not_understood)
 }
 
-fn report(requirements: &[Requirement], figures: &Figures) -> ExitCode {
-    let mut missed = 0;
+fn report(requirements: &[Requirement], figures: &Figures) -> (Vec<figures::Row>, ExitCode) {
+    let mut rows: Vec<figures::Row> = Vec::new();
     let mut lines = Vec::new();
     let width = requirements
         .iter()
@@ -176,7 +186,6 @@ fn report(requirements: &[Requirement], figures: &Figures) -> ExitCode {
             Bound::AtMost(most) => ours.is_some_and(|ours| ours <= most),
             Bound::Shown => true,
         };
-        missed += usize::from(!reached);
         let unit = requirement.unit;
         let shown = |figure: Option<f64>| figure.map_or("–".to_owned(), |figure| unit.show(figure));
         let required = match requirement.bound {
@@ -184,15 +193,24 @@ fn report(requirements: &[Requirement], figures: &Figures) -> ExitCode {
             Bound::AtMost(most) => format!("≤ {}", unit.show(most)),
             Bound::Shown => String::new(),
         };
+        let row = figures::Row {
+            workload: requirement.name.clone(),
+            peer: shown(theirs),
+            weft: shown(ours),
+            ratio: ratio.map_or(String::new(), |ratio| format!("{ratio:.2} ×")),
+            required,
+            reached,
+        };
         println!(
             "{:width$}  {:>12}  {:>12}  {:>8}  {:>9}  {}",
-            requirement.name,
-            shown(theirs),
-            shown(ours),
-            ratio.map_or(String::new(), |ratio| format!("{ratio:.2} ×")),
-            required,
+            row.workload,
+            row.peer,
+            row.weft,
+            row.ratio,
+            row.required,
             if reached { "" } else { "MISSED" },
         );
+        rows.push(row);
         lines.push(json!({
             "workload": requirement.name,
             "peer": requirement.theirs.as_ref().map(|run| run.0.to_string()),
@@ -209,14 +227,12 @@ fn report(requirements: &[Requirement], figures: &Figures) -> ExitCode {
     for line in lines {
         println!("{line}");
     }
-    println!(
-        "\n{} of {} rows reached",
-        requirements.len() - missed,
-        requirements.len()
-    );
-    if missed == 0 {
+    let reached = rows.iter().filter(|row| row.reached).count();
+    println!("\n{reached} of {} rows reached", rows.len());
+    let code = if reached == rows.len() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
-    }
+    };
+    (rows, code)
 }

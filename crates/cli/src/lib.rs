@@ -17,6 +17,7 @@ mod pattern;
 mod ping_pong;
 mod predict;
 mod program;
+mod python;
 mod ranks;
 mod report;
 mod resume;

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
+use super::figures;
 use crate::command::{self, Error, root};
 use sides::{Side, Sides, Work};
 use table::{OPS, Point, Row};
@@ -47,6 +48,9 @@ pub struct Arguments {
     /// Where the JSON lines go: every point of every side, then the rows of the table.
     #[arg(long, default_value = "target/compare-collective.json")]
     json: PathBuf,
+    /// Put the rows into docs/figures/collective.md.
+    #[arg(long, conflicts_with = "sides")]
+    write: bool,
 }
 
 /// The best figure of each side at each point, in microseconds.
@@ -107,6 +111,14 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         path: path.clone(),
         source,
     })?;
+    if arguments.write {
+        let command = format!(
+            "cargo xtask compare collective --repeats {} --seconds {} --write",
+            arguments.repeats, arguments.seconds
+        );
+        let rows: Vec<figures::Row> = rows.iter().map(Row::to_figures).collect();
+        figures::write("collective", &command, &rows)?;
+    }
     let missed = rows.iter().filter(|row| !row.is_reached()).count();
     println!(
         "\n{} of {} required ratios reached; all points are in {}",

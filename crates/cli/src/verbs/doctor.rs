@@ -2,6 +2,7 @@
 
 mod ranks;
 mod rdma;
+mod stacks;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -44,6 +45,12 @@ pub struct Doctor {
     /// Write what was found and measured to this platform file; measures as --thorough does
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
+    /// Say instead which programs with a door for Weft are installed, and whether Weft was run with those versions
+    #[arg(long, conflicts_with_all = ["thorough", "platform"])]
+    stacks: bool,
+    /// With --stacks: the Python that they are installed for; by default the one that runs this command, else python3
+    #[arg(long, value_name = "PROGRAM", requires = "stacks")]
+    python: Option<PathBuf>,
     /// Print JSON instead of tables
     #[arg(long)]
     json: bool,
@@ -92,6 +99,9 @@ impl Steps {
 
 impl Doctor {
     pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
+        if self.stacks {
+            return stacks::run(self.python.as_deref(), self.json);
+        }
         let settings = overrides.settings()?;
         let quiet = overrides.without_log()?;
         let thorough = self.thorough || self.platform.is_some();

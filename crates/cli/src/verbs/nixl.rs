@@ -10,14 +10,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use weft_nixl::interface::{Unlike, compare};
 
 use crate::complaint::{Complain, Complaint, Exit};
-use crate::program;
+use crate::python;
 
 /// Print the variables that put Weft under programs that use NIXL
 ///
@@ -102,7 +101,7 @@ impl Nixl {
                 version: "of unknown version".to_owned(),
                 plugins: plugins.clone(),
             },
-            None => ask(&self.python())?,
+            None => ask(&python::interpreter(self.python.as_deref()))?,
         };
         let theirs = plugins(&installed.plugins)?;
         check(&installed, &theirs)?;
@@ -115,19 +114,6 @@ impl Nixl {
         };
         let directory = make(&directory, &links, &around.inner)?;
         self.tell(&installed, &directory)
-    }
-
-    fn python(&self) -> PathBuf {
-        // Inside of Python, the command is started again by it.
-        let again = program::again().get_program().to_owned();
-        let is_python = Path::new(&again)
-            .file_name()
-            .is_some_and(|name| name.to_string_lossy().starts_with("python"));
-        match &self.python {
-            Some(python) => python.clone(),
-            None if is_python => again.into(),
-            None => "python3".into(),
-        }
     }
 
     fn tell(&self, installed: &Installed, directory: &Path) -> Result<(), Complaint> {
@@ -205,23 +191,17 @@ fn carrier(line: &str, address: usize) -> Option<PathBuf> {
 /// Asks a Python for its NIXL.
 fn ask(python: &Path) -> Result<Installed, Complaint> {
     let shown = python.display();
-    let output = Command::new(python).args(["-c", ASK]).output();
-    let output = output.or_complain(Exit::Usage, || format!("{shown} cannot be started."))?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    // NIXL may print when it is loaded.
-    let told = said.lines().rev().find_map(|line| line.strip_prefix("WEFT "));
-    let told: Told = told
-        .and_then(|told| serde_json::from_str(told).ok())
-        .unwrap_or_default();
+    let (told, complaint) = match python::ask::<Told>(python, ASK)? {
+        Ok(told) => (told, String::new()),
+        Err(complaint) => (Told::default(), complaint),
+    };
     match (told.version, told.library.as_deref().and_then(Path::parent)) {
         (Some(version), Some(directory)) => Ok(Installed {
             version,
             plugins: directory.join("plugins"),
         }),
         _ => {
-            let why = told
-                .missing
-                .unwrap_or_else(|| String::from_utf8_lossy(&output.stderr).trim().to_owned());
+            let why = told.missing.unwrap_or(complaint);
             let complaint = Complaint::new(Exit::Failed, format!("NIXL is not installed for {shown}: {why}"));
             Err(complaint.try_this("pip install nixl; or name the Python that has it: weft nixl --python PROGRAM; or its plug-ins: --plugins DIR"))
         }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::Best;
 use super::sides::Side;
+use crate::compare::figures;
 
 pub const OPS: [&str; 4] = ["allreduce", "allgather", "reduce_scatter", "alltoall"];
 
@@ -108,6 +109,17 @@ impl Row {
     }
     pub fn is_reached(&self) -> bool {
         self.bound.is_none_or(|bound| self.ratio() <= bound)
+    }
+
+    pub fn to_figures(&self) -> figures::Row {
+        figures::Row {
+            workload: name(&self.point),
+            peer: format!("{} {} µs", self.theirs, time(self.their_us)),
+            weft: format!("{} {} µs", self.ours, time(self.our_us)),
+            ratio: format!("{:.2} ×", self.ratio()),
+            required: self.bound.map_or(String::new(), |bound| format!("≤ {bound:.2}")),
+            reached: self.is_reached(),
+        }
     }
 
     pub fn to_json(&self) -> Value {
