@@ -5,6 +5,7 @@
 
 mod collective;
 mod figures;
+mod file;
 mod setup;
 mod simulator;
 mod table;
@@ -31,6 +32,8 @@ enum What {
     Transfer(TransferArguments),
     /// Collectives, beside Open MPI, MPICH, Intel MPI and Gloo.
     Collective(collective::Arguments),
+    /// Blocks between memory and a file, beside fio.
+    File(file::Arguments),
     /// The simulated networks, beside what others' simulators took on the same machine.
     Simulator(simulator::Arguments),
     /// KV hand-offs between instances of vLLM, beside its NixlConnector.
@@ -63,6 +66,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     match &arguments.what {
         What::Transfer(arguments) => transfers(arguments),
         What::Collective(arguments) => collective::run(arguments),
+        What::File(arguments) => file::run(arguments),
         What::Simulator(arguments) => simulator::run(arguments),
         What::Vllm(arguments) => vllm::run(arguments),
     }

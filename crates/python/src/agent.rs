@@ -1,12 +1,13 @@
 //! The agent.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
 use weft::settings::TABLE;
-use weft::{Access, HostMemory};
+use weft::{Access, Direct, FileOptions, HostMemory};
 
 use crate::asyncio::in_thread;
 use crate::errors::{invalid, raise};
@@ -179,8 +180,44 @@ impl Agent {
         })
     }
 
-    /// Copies between two memories of this agent, of which one is a GPU's: an ordinary transfer, on a `stream` after what is there now.
-    #[pyo3(signature = (source, target, *, source_spans = None, target_spans = None, deadline = None, checksum = None, stream = None))]
+    /// Opens a file or a block device as a place: `copy` moves bytes between it and memory, and nobody else waits meanwhile. With `size`, a file that is not
+    /// there, or is shorter, is made that long; `direct` says whether it goes past the page cache, by itself where the file system can. With `replace` a new
+    /// file is written, which takes the name when a copy with `commit` has ended.
+    #[pyo3(signature = (path, size = None, *, write = true, direct = None, sparse = false, replace = false, staged = false))]
+    #[expect(clippy::too_many_arguments, reason = "most are keywords")]
+    fn open_file(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        size: Option<u64>,
+        write: bool,
+        direct: Option<bool>,
+        sparse: bool,
+        replace: bool,
+        staged: bool,
+    ) -> PyResult<Memory> {
+        let agent = self.live()?;
+        let direct = match direct {
+            None => Direct::Auto,
+            Some(true) => Direct::On,
+            Some(false) => Direct::Off,
+        };
+        let options = size.map_or_else(FileOptions::default, FileOptions::sized);
+        let options = options.write(write).direct(direct).sparse(sparse);
+        let options = options.replace(replace).staged(staged);
+        let inner = py
+            .detach(|| agent.open_file(path, options))
+            .map_err(|error| raise(py, &error))?;
+        Ok(Memory {
+            inner,
+            writable: write,
+            deadline: agent.settings().deadline,
+        })
+    }
+
+    /// Copies between two places of this agent, memory of the host or a GPU, or files: an ordinary transfer, on a `stream` after what is there now. With
+    /// `commit`, the file that is written lasts when it has ended, and has its name.
+    #[pyo3(signature = (source, target, *, source_spans = None, target_spans = None, deadline = None, checksum = None, stream = None, commit = false))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn copy(
         &self,
@@ -192,6 +229,7 @@ impl Agent {
         deadline: Option<f64>,
         checksum: Option<bool>,
         stream: Option<&Bound<'_, PyAny>>,
+        commit: bool,
     ) -> PyResult<Transfer> {
         if !target.writable {
             return Err(invalid("this memory is read-only, so nothing can be copied into it"));
@@ -219,6 +257,9 @@ impl Agent {
         }
         if let Some(after) = after {
             described = described.after(after);
+        }
+        if commit {
+            described = described.commit();
         }
         let inner = py.detach(|| described.post()).map_err(|error| raise(py, &error))?;
         Ok(Transfer { inner })

@@ -4,7 +4,7 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::import_exception;
 use pyo3::prelude::*;
 use weft::hand_off::{CallError, HandOffError};
-use weft::{AtomicFailed, Cause, CollectiveFailed, Failure, SealError, TransferFailed};
+use weft::{AtomicFailed, Cause, CollectiveFailed, Failure, FileError, SealError, TransferFailed};
 
 import_exception!(weft._errors, TransferError);
 import_exception!(weft._errors, Expired);
@@ -89,6 +89,9 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         },
         weft::Error::Device { rank, cause, .. } => device_failed(py, *rank, *cause, text),
         weft::Error::Gpu(_) => GpuError::new_err(text),
+        weft::Error::File(error) if !matches!(**error, FileError::Open { .. } | FileError::NoRoom { .. }) => {
+            InvalidCall::new_err(text)
+        }
         weft::Error::NotBorrowable { .. } => NotBorrowable::new_err(text),
         weft::Error::LeaseEnded => LeaseEnded::new_err(text),
         weft::Error::StillInUse { .. } => StillInUse::new_err(text),

@@ -43,7 +43,17 @@ impl Memory {
         self.writable
     }
 
-    /// The GPU whose memory it is, by its number; `None` for host memory.
+    /// What it is: `"host"`, `"gpu"` or `"file"`.
+    #[getter]
+    fn kind(&self) -> &'static str {
+        match self.inner.place() {
+            weft::Place::Gpu { .. } => "gpu",
+            weft::Place::File => "file",
+            _ => "host",
+        }
+    }
+
+    /// The GPU whose memory it is, by its number; `None` for other memory.
     #[getter]
     fn device(&self) -> Option<u16> {
         match self.inner.place() {
@@ -95,10 +105,10 @@ impl Memory {
     }
 
     fn __repr__(&self) -> String {
-        let kind = if self.inner.is_mappable() {
-            "allocated"
-        } else {
-            "registered"
+        let kind = match self.kind() {
+            "file" => "of a file",
+            _ if self.inner.is_mappable() => "allocated",
+            _ => "registered",
         };
         format!("<weft.Memory, {} bytes, {kind}>", self.inner.len())
     }
@@ -121,9 +131,10 @@ impl Memory {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let memory = slf.get();
         if memory.inner.as_ptr().is_null() {
-            return Err(PyBufferError::new_err(
-                "this memory is a GPU's; torch and others find it by __cuda_array_interface__",
-            ));
+            return Err(PyBufferError::new_err(match memory.kind() {
+                "file" => "a file has no memory to look into: copy from it",
+                _ => "this memory is a GPU's; torch and others find it by __cuda_array_interface__",
+            }));
         }
         let exported = (memory.inner.as_ptr(), memory.inner.len(), !memory.writable);
         // SAFETY: the pointer is good for the length while the object lives, and the view keeps the object alive.

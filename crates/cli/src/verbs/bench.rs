@@ -1,6 +1,7 @@
 //! `weft bench`: how fast this machine moves memory and does collectives, and how fast it should; what stores would hit.
 
 pub mod collective;
+pub mod file;
 pub mod store;
 pub mod transfer;
 
@@ -15,6 +16,7 @@ use crate::ends::Overrides;
 pub enum Bench {
     Transfer(transfer::Transfer),
     Collective(collective::Collective),
+    File(file::File),
     Store(store::Store),
 }
 
@@ -23,6 +25,7 @@ impl Bench {
         match self {
             Bench::Transfer(verb) => verb.run(overrides),
             Bench::Collective(verb) => verb.run(overrides),
+            Bench::File(verb) => verb.run(overrides),
             Bench::Store(verb) => verb.run(),
         }
     }

@@ -1,5 +1,6 @@
 //! `weft doctor`: what this machine has, which transports work, what bounds them, and what to do about it.
 
+mod files;
 mod ranks;
 mod rdma;
 mod stacks;
@@ -23,6 +24,7 @@ use crate::pair::{Cast, Pair, Plan, Way, differs, once};
 use crate::pattern::Pattern;
 use crate::predict::{PROBE_BYTES, Spread, probe};
 use crate::table::{Align, Table};
+use files::FilesReport;
 use rdma::RdmaReport;
 
 /// How long each probe of a transport goes on, when there is time and when there is not.
@@ -45,6 +47,9 @@ pub struct Doctor {
     /// Write what was found and measured to this platform file; measures as --thorough does
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
+    /// Where files would be kept: what that directory offers is said, too
+    #[arg(long, value_name = "DIRECTORY", default_value = ".")]
+    directory: PathBuf,
     /// Say instead which programs with a door for Weft are installed, and whether Weft was run with those versions
     #[arg(long, conflicts_with_all = ["thorough", "platform"])]
     stacks: bool,
@@ -111,6 +116,8 @@ impl Doctor {
         let opened = checkup(&found.rdma);
         let rdma = RdmaReport::new(&found, &opened);
         found.absent.extend(opened.absent);
+        steps.step("files");
+        let files = FilesReport::probe(&self.directory);
         steps.step("copying memory");
         let speed = calibrate(&CalibrateOptions::default());
         found.machine.memcpy = Some(speed.memcpy);
@@ -128,11 +135,13 @@ impl Doctor {
         });
         steps.bar.finish_and_clear();
         if self.json {
-            print_json(&found, rdma, speed, &trials, &settings)?;
+            print_json(&found, rdma, files, speed, &trials, &settings)?;
         } else {
             print_machine(&found.machine, speed)?;
             heading("RDMA")?;
             out!("{}", rdma.text());
+            heading("Files")?;
+            out!("{}", files.text());
             print_limits(&found.limits)?;
             print_trials(&trials)?;
             print_absent(&found.absent)?;
@@ -351,6 +360,7 @@ fn print_absent(absent: &[Absent]) -> Result<(), Complaint> {
 struct Report<'a> {
     machine: &'a Machine,
     rdma: RdmaReport,
+    files: FilesReport,
     system_call_ns: u64,
     limits: Vec<(&'static str, String)>,
     transports: Vec<TransportReport>,
@@ -383,6 +393,7 @@ struct SettingReport {
 fn print_json(
     found: &Discovery,
     rdma: RdmaReport,
+    files: FilesReport,
     speed: Calibration,
     trials: &[Trial],
     settings: &weft::settings::Settings,
@@ -390,6 +401,7 @@ fn print_json(
     let report = Report {
         machine: &found.machine,
         rdma,
+        files,
         system_call_ns: speed.system_call.as_ns(),
         limits: limit_rows(&found.limits),
         transports: trials

@@ -1,6 +1,7 @@
 """The compiled part of the package."""
 
 from collections.abc import Awaitable, Coroutine, Generator, Iterable, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
@@ -76,8 +77,24 @@ class Agent:
         deadline: float | None = None,
         checksum: bool | None = None,
         stream: Any = None,
+        commit: bool = False,
     ) -> Transfer:
-        """Copies between two memories of this agent, of which one is a GPU's: an ordinary transfer, on a `stream` after what is there now."""
+        """Copies between two places of this agent, memory of the host or a GPU, or files: an ordinary transfer, on a `stream` after what is there now. With
+        `commit`, the file that is written lasts when it has ended, and has its name."""
+    def open_file(
+        self,
+        path: str | PathLike[str],
+        size: int | None = None,
+        *,
+        write: bool = True,
+        direct: bool | None = None,
+        sparse: bool = False,
+        replace: bool = False,
+        staged: bool = False,
+    ) -> Memory:
+        """Opens a file or a block device as a place: `copy` moves bytes between it and memory, and nobody else waits meanwhile. With `size`, a file that is not
+        there, or is shorter, is made that long; `direct` says whether it goes past the page cache, by itself where the file system can. With `replace` a new
+        file is written, which takes the name when a copy with `commit` has ended."""
     def publish(self, name: str, memory: Memory, read: bool = True, write: bool = False) -> None:
         """Lets peers reach memory under a name, until it is withdrawn or released or the agent is closed. Nobody has to hold the memory
         meanwhile."""
@@ -118,8 +135,11 @@ class Memory:
     @property
     def writable(self) -> bool: ...
     @property
+    def kind(self) -> Literal["host", "gpu", "file"]:
+        """What it is."""
+    @property
     def device(self) -> int | None:
-        """The GPU whose memory it is, by its number; `None` for host memory."""
+        """The GPU whose memory it is, by its number; `None` for other memory."""
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """How other libraries find memory of a GPU: `torch.as_tensor(memory, device="cuda")`."""

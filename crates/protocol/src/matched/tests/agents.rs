@@ -228,3 +228,66 @@ fn bytes_outside_of_a_memory_are_refused_and_cost_the_channel_nothing() {
     assert_eq!(two.ended(&got), Ok(vec![100]));
     assert_eq!(two.ended(&sent), Ok(vec![100]));
 }
+
+/// What is still to be received into memory that its owner takes back must not come any more: neither what is posted beforehand nor what was told to the sender.
+#[test]
+fn memory_that_is_released_ends_the_channels_that_would_touch_it() {
+    for len in [100, 50_000] {
+        let (mut two, sender, receiver) = Two::new();
+        let from = two.near.memory(vec![1; 50_000]);
+        let (to, other) = (two.far.memory(vec![0; 50_000]), two.far.memory(vec![0; 100]));
+        let Side { core, channels } = &mut two.far;
+        let posted = channels
+            .receive(core, receiver, vec![place(&to, 0, 50_000, 1)], two.now)
+            .expect("posted");
+        for _ in 0..20 {
+            two.turn();
+        }
+        let Side { core, channels } = &mut two.far;
+        channels.forget(core, &other.key, two.now);
+        assert!(posted.outcome().is_none(), "other memory is nothing to it");
+        channels.forget(core, &to.key, two.now);
+        let _ = core.release(&to.key, two.now);
+        let Side { core, channels } = &mut two.near;
+        let sent = channels.send(core, sender, place(&from, 0, len, 1), two.now);
+        assert_eq!(two.ended(&posted), Err(ChannelError::ClosedHere));
+        if let Ok(sent) = sent {
+            // A short one had gone before it was known; it has gone nowhere.
+            let _ = two.ended(&sent);
+        }
+        for _ in 0..20 {
+            two.turn();
+        }
+        let mut found = vec![9; 50_000];
+        to.memory.bytes().read(0, &mut found);
+        assert!(found.iter().all(|byte| *byte == 0), "its owner has it back");
+    }
+}
+
+#[test]
+fn a_peer_that_takes_nothing_in_is_not_kept_words_for_without_end() {
+    let (mut two, sender, _) = Two::new();
+    let from = two.near.memory(vec![1; 1024]);
+    // The far end turns no more: short messages go on being sent, until there is too much that waits for it.
+    let mut sent = 0u64;
+    loop {
+        let Side { core, channels } = &mut two.near;
+        match channels.send(core, sender, place(&from, 0, 1024, 1), two.now) {
+            Ok(_) => sent += 1024,
+            Err(_) => break,
+        }
+        assert!(
+            sent < 256 << 20,
+            "{sent} bytes were taken for a peer that does not listen"
+        );
+        if sent.is_multiple_of(64 << 10) {
+            core.pump(two.now);
+            while let Some(event) = core.next_event() {
+                channels.on_event(core, &event, two.now);
+            }
+            channels.turn(core, two.now);
+        }
+    }
+    // Whichever bound comes first, of messages or of bytes: some run-ahead has to be possible.
+    assert!(sent > 1 << 20, "only {sent} bytes were taken");
+}
