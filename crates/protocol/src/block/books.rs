@@ -367,8 +367,9 @@ impl Books {
                 .forget(&mut self.links, slot);
             self.remove(slot);
             gone += 1;
-            // Its parent may be a leaf now.
-            leaves.extend(parent.filter(|parent| self.index.may_leave(*parent)));
+            // Its parent may be a leaf now; it may also be another tenant's.
+            let mine = |slot: &Slot| self.index.entry(*slot).tenant == tenant.0;
+            leaves.extend(parent.filter(|parent| mine(parent) && self.index.may_leave(*parent)));
         }
         total - gone
     }
@@ -499,6 +500,20 @@ mod tests {
         books.release(hold);
         assert_eq!(books.purge(tenant), 0);
         assert!(books.index().is_empty() && books.tally(tenant).unwrap().balances());
+    }
+
+    #[test]
+    fn a_purge_takes_nothing_of_others() {
+        let mut books = books(8, 8, 7);
+        let (theirs, mine) = (books.add_tenant(0), books.add_tenant(0));
+        assert!(store(&mut books, theirs, 1, None) && store(&mut books, mine, 2, Some(1)));
+        assert_eq!(books.purge(mine), 0);
+        assert_eq!((books.blocks(theirs), books.blocks(mine)), (1, 0));
+        assert_eq!(books.request(&[trace::id(1)], Hint::default()), 1);
+        // What others have put after it keeps a block from leaving, and is theirs.
+        assert!(store(&mut books, mine, 3, Some(1)));
+        assert_eq!((books.purge(theirs), books.blocks(theirs)), (1, 1));
+        assert!(books.tally(theirs).unwrap().balances() && books.tally(mine).unwrap().balances());
     }
 
     #[test]
