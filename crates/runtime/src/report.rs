@@ -76,7 +76,7 @@ pub(crate) fn report(observer: &Observer, world: &World, event: &CoreEvent, now:
                 }
             });
         }
-        // Lanes to the agent's own places are there from the start, and lead to no peer.
+        // Lanes to the agent's own places lead to no peer.
         CoreEvent::PathUp { peer, .. } if *peer == PeerId::HERE => {}
         CoreEvent::PathUp { peer, transport } => {
             observer.report(now, || Event::PathOpened {

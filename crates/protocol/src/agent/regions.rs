@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use thiserror::Error;
-use weft_plan::{Place, Time};
+use weft_plan::{Place, PlaceKind, Time};
 
 use super::Core;
 use crate::error::Refusal;
@@ -293,6 +293,11 @@ impl<T: ?Sized + Transport> Core<T> {
         }
         if grants.is_empty() {
             return Err(refusal);
+        }
+        if place.kind() != PlaceKind::Dram {
+            for (index, slot) in self.slots.iter().enumerate().filter(|(index, _)| held[*index]) {
+                self.here.lay(index, slot);
+            }
         }
         self.regions.next_slot += 1;
         let registered = Registered {

@@ -115,7 +115,7 @@ impl<T: ?Sized + Transport> Core<T> {
         if self.events.len() + self.untaken <= self.settings.events_max / 2 {
             self.touched.append(&mut self.stalled);
         }
-        let mut any = false;
+        let mut any = self.open_laid(now);
         loop {
             any |= self.feed_stages(now);
             any |= self.post_atomics(now);

@@ -4,6 +4,7 @@ use weft_plan::PlaceKind;
 
 use super::*;
 use crate::agent::PeerError;
+use crate::loopback::PlacedMemory;
 use crate::region::RemoteRegion;
 use crate::transport::Carriage;
 
@@ -147,6 +148,34 @@ fn a_lost_lane_to_own_places_is_opened_again() {
         2,
         "nothing is left of the lost one"
     );
+}
+
+#[test]
+fn a_lane_to_files_is_opened_with_the_first_of_them() {
+    let cost = Loopback::new().endpoint("any", Epoch(0)).capabilities().carries[0].cost;
+    let to_files = Carriage::new(PlaceKind::Dram, PlaceKind::File, cost, 1 << 20);
+    let mut alone = Alone::over(Loopback::new().endpoint_carrying("alone", Epoch(1), vec![to_files]));
+    let (_, near, _) = alone.register(vec![7; 64]);
+    for _ in 0..10 {
+        alone.turn();
+    }
+    assert_eq!(alone.core.path_count(PeerId::HERE, "loopback"), 0);
+    assert_eq!(alone.core.next_timeout(), None, "nobody is woken for it");
+    let file = Arc::new(PlacedMemory::zeroed(Place::File, 64));
+    let region = alone.core.register(file.clone(), Place::File).expect("a file");
+    let far = alone.core.own_region(&region.key).expect("registered");
+    let request = alone.request(&near, far, Direction::Write);
+    let id = alone.core.submit(request, None, alone.now).expect("submitted");
+    // A short turn will do, which looks at no timer.
+    alone.core.push(alone.now);
+    assert_eq!(alone.core.path_count(PeerId::HERE, "loopback"), 2);
+    assert_eq!(alone.outcome(id), Ok(64));
+    assert_eq!(file.look().snapshot(), [7; 64]);
+    // The second one finds them open.
+    let second = Arc::new(PlacedMemory::zeroed(Place::File, 64));
+    alone.core.register(second, Place::File).expect("a file");
+    alone.turn();
+    assert_eq!(alone.core.path_count(PeerId::HERE, "loopback"), 2);
 }
 
 #[test]
