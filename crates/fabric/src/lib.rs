@@ -12,6 +12,7 @@ mod far_clock;
 pub mod file;
 pub mod fork;
 pub mod harness;
+mod here;
 pub mod kernels;
 pub mod memory;
 pub mod reduce;

@@ -15,6 +15,7 @@ use weft_protocol::{
 use super::{Begun, CudaMemory, Devices, Flight, Job, Sums, device_of};
 use crate::Live;
 use crate::fork::NotInherited;
+use crate::here::{HerePaths, LOST};
 use crate::memory::HostMemory;
 
 const NAME: &str = "cuda";
@@ -47,8 +48,7 @@ pub struct CudaHere {
     table: RegionTable,
     /// What its owner wants back, and a device is in the middle of.
     releasing: Vec<(RegionKey, Arc<dyn Memory>)>,
-    paths: Vec<PathId>,
-    next_path: u32,
+    paths: HerePaths,
     waiting: VecDeque<Running>,
     flying: Vec<(Flight, u64, Running)>,
     ready: Vec<Signal>,
@@ -69,12 +69,6 @@ struct Running {
     /// Its path has gone meanwhile.
     lost: bool,
 }
-
-/// How everything on a path ends that is closed.
-const LOST: Failure = Failure::PathLost {
-    loss: Loss::Closed,
-    fenced: true,
-};
 
 impl Running {
     fn uses(&self, key: &RegionKey) -> bool {
@@ -101,8 +95,7 @@ impl CudaHere {
             table: RegionTable::new(epoch),
             releasing: Vec::new(),
             devices: Devices::new(stay),
-            paths: Vec::new(),
-            next_path: 0,
+            paths: HerePaths::default(),
             waiting: VecDeque::new(),
             flying: Vec::new(),
             ready: Vec::new(),
@@ -202,13 +195,8 @@ impl CudaHere {
 
     /// Says that a path has gone, once nothing is copied on it any more.
     fn tell_lost(&mut self, path: PathId) {
-        if !self.flying.iter().any(|(_, _, running)| running.path == path) {
-            self.ready.push(Signal::Lost {
-                path,
-                loss: Loss::Closed,
-                fenced: true,
-            });
-        }
+        let under_way = self.flying.iter().any(|(_, _, running)| running.path == path);
+        self.paths.end(path, under_way, &mut self.ready);
     }
 }
 
@@ -254,23 +242,15 @@ impl Transport for CudaHere {
     }
 
     fn open(&mut self, peer: &PeerAddress, _now: Time) -> Result<PathId, Loss> {
-        if *peer != self.capabilities.address {
-            return Err(Loss::Unreachable);
-        }
-        let path = PathId(self.next_path);
-        self.next_path += 1;
-        self.paths.push(path);
-        self.ready.push(Signal::Opened { path });
-        Ok(path)
+        self.paths.open(peer, &self.capabilities.address, &mut self.ready)
     }
 
     fn vouch(&mut self, _path: PathId) {}
 
     fn close(&mut self, path: PathId) {
-        if !self.paths.contains(&path) {
+        if !self.paths.close(path) {
             return;
         }
-        self.paths.retain(|known| *known != path);
         while let Some(at) = self.waiting.iter().position(|running| running.path == path)
             && let Some(running) = self.waiting.remove(at)
         {
@@ -284,7 +264,7 @@ impl Transport for CudaHere {
     }
 
     fn post(&mut self, path: PathId, ops: &[Op], now: Time) -> Result<usize, Loss> {
-        if !self.paths.contains(&path) {
+        if !self.paths.is_open(path) {
             return Err(Loss::Closed);
         }
         let room = INFLIGHT_MAX.saturating_sub(self.waiting.len() + self.flying.len());

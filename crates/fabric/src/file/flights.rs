@@ -5,8 +5,9 @@ use std::sync::Arc;
 use weft_protocol::{Failure, Refusal};
 
 use super::kernel::{Act, Ask, Bytes, Target};
-use super::running::{Flight, Flown, LOST, NOBODY, Running, Step, Work, file_of, refusal};
+use super::running::{Flight, Flown, NOBODY, Running, Step, Work, file_of, refusal};
 use super::{FileHere, directory, place, scatter};
+use crate::here::LOST;
 
 /// A request that comes back undone, without anybody having asked for it, is made so often again.
 const RETRIES_MAX: u8 = 64;

@@ -39,11 +39,12 @@ use weft_protocol::{
 
 use crate::Live;
 use crate::fork::NotInherited;
+use crate::here::{HerePaths, LOST};
 use crate::memory::HostMemory;
 
 use kernel::{Ended, Kernel, Target};
 use layout::{Layout, REQUEST_BYTES_MAX, Request};
-use running::{Flight, Flown, LOST, Moving, Running, Work};
+use running::{Flight, Flown, Moving, Running, Work};
 use staging::Staging;
 
 pub use kernel::{Means, NoRing};
@@ -119,9 +120,7 @@ pub struct FileHere {
     no_ring: Option<NoRing>,
     /// Beside a ring, for files that it is not right for.
     threads: Option<Kernel>,
-    paths: Vec<PathId>,
-    closing: Vec<PathId>,
-    next_path: u32,
+    paths: HerePaths,
     running: BTreeMap<u64, Running>,
     next_running: u64,
     /// Operations with something left to begin, in their order.
@@ -178,9 +177,7 @@ impl FileHere {
             kernel: None,
             no_ring: None,
             threads: None,
-            paths: Vec::new(),
-            closing: Vec::new(),
-            next_path: 0,
+            paths: HerePaths::default(),
             running: BTreeMap::new(),
             next_running: 0,
             queue: VecDeque::new(),
@@ -410,14 +407,8 @@ impl FileHere {
 
     /// Says that a path has gone, once nothing is under way on it any more.
     fn tell_lost(&mut self, path: PathId) {
-        if self.closing.contains(&path) && !self.running.values().any(|running| running.path == path) {
-            self.closing.retain(|closing| *closing != path);
-            self.ready.push(Signal::Lost {
-                path,
-                loss: Loss::Closed,
-                fenced: true,
-            });
-        }
+        let under_way = self.running.values().any(|running| running.path == path);
+        self.paths.end(path, under_way, &mut self.ready);
     }
 
     fn stop_all(&mut self, failure: Failure, which: impl Fn(&Running) -> bool) {
@@ -551,30 +542,20 @@ impl Transport for FileHere {
     }
 
     fn open(&mut self, peer: &PeerAddress, _now: Time) -> Result<PathId, Loss> {
-        if *peer != self.capabilities.address {
-            return Err(Loss::Unreachable);
-        }
-        let path = PathId(self.next_path);
-        self.next_path += 1;
-        self.paths.push(path);
-        self.ready.push(Signal::Opened { path });
-        Ok(path)
+        self.paths.open(peer, &self.capabilities.address, &mut self.ready)
     }
 
     fn vouch(&mut self, _path: PathId) {}
 
     fn close(&mut self, path: PathId) {
-        if !self.paths.contains(&path) {
-            return;
+        if self.paths.close(path) {
+            self.stop_all(LOST, |running| running.path == path);
+            self.tell_lost(path);
         }
-        self.paths.retain(|known| *known != path);
-        self.closing.push(path);
-        self.stop_all(LOST, |running| running.path == path);
-        self.tell_lost(path);
     }
 
     fn post(&mut self, path: PathId, ops: &[Op], now: Time) -> Result<usize, Loss> {
-        if !self.paths.contains(&path) {
+        if !self.paths.is_open(path) {
             return Err(Loss::Closed);
         }
         let held = self.running.values().filter(|running| running.path == path).count();

@@ -3,17 +3,12 @@
 use std::sync::Arc;
 
 use weft_plan::Time;
-use weft_protocol::{Direction, Failure, Loss, Memory, Move, OpId, PathId, Refusal, RegionKey};
+use weft_protocol::{Direction, Failure, Memory, Move, OpId, PathId, Refusal, RegionKey};
 
 use super::layout::{Layout, Request};
 use super::place::FileMemory;
 use crate::memory::HostMemory;
 
-/// How everything on a path ends that is closed.
-pub(super) const LOST: Failure = Failure::PathLost {
-    loss: Loss::Closed,
-    fenced: true,
-};
 /// No operation has this number.
 pub(super) const NOBODY: u64 = u64::MAX;
 
