@@ -12,7 +12,10 @@ use weft_fabric::file::{Direct, FileHere, FileHereOptions, FileMemory, FileOptio
 use weft_fabric::{Clock, HostMemory};
 use weft_plan::{Place, Time};
 use weft_protocol::conformance::{CASES_ALONE, Ends, Harness, Side, Trouble};
-use weft_protocol::{Epoch, HostBytes, Memory, Transport};
+use weft_protocol::{
+    Access, Body, Commit, Epoch, Failure, HostBytes, Memory, Op, OpId, Refusal, Region, RegionKey, RemoteRegion,
+    Signal, Transport,
+};
 use weft_testing::{Need, has};
 
 /// What is tested.
@@ -205,4 +208,96 @@ fn a_machine_says_what_it_has() {
     println!("{support:?}");
     let explicit = FileHere::start(Epoch(1), FileHereOptions::default().means(Means::Ring));
     assert_eq!(explicit.is_ok(), support.no_ring.is_none());
+}
+
+/// What became of a commit of a file, by a transport of its own.
+struct Commits {
+    clock: Clock,
+    here: FileHere,
+    region: Arc<RemoteRegion>,
+    asked: u64,
+}
+
+impl Commits {
+    fn of(file: FileMemory) -> Commits {
+        let mut here = FileHere::start(Epoch(5), FileHereOptions::default()).expect("a transport");
+        let key = RegionKey {
+            epoch: Epoch(5),
+            slot: 1,
+            secret: 5,
+        };
+        let (len, place, access) = (file.len(), Place::File, Access::NONE);
+        let memory: Arc<dyn Memory> = Arc::new(file);
+        let region = Region {
+            key,
+            memory,
+            place,
+            access,
+        };
+        here.register(&region).expect("registered");
+        let region = RemoteRegion {
+            key,
+            len,
+            place,
+            access,
+            grants: Arc::new([]),
+        };
+        Commits {
+            clock: Clock::start(),
+            here,
+            region: Arc::new(region),
+            asked: 0,
+        }
+    }
+
+    fn commit(&mut self) -> Result<(), Failure> {
+        let now = self.clock.now();
+        let path = self.here.open(&self.here.capabilities().address.clone(), now);
+        let path = path.expect("its own address");
+        self.asked += 1;
+        let (id, deadline) = (OpId(self.asked), now.saturating_add(Time::from_secs(60)));
+        let commit = Body::Commit(Commit::new(Arc::clone(&self.region), 1, 0));
+        let accepted = self.here.post(path, &[Op::new(id, deadline, commit)], now);
+        assert_eq!(accepted, Ok(1));
+        let mut signals = Vec::new();
+        loop {
+            self.here.poll(self.clock.now(), &mut signals);
+            for signal in signals.drain(..) {
+                if let Signal::Completed { op, outcome, .. } = signal {
+                    assert_eq!(op, id);
+                    return outcome.map(drop);
+                }
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+/// The kernel tells of lost writes once, and calls the next attempt a success.
+#[test]
+fn what_could_not_be_made_to_last_once_is_never_said_to_last() {
+    if !has(Need::Fuse) {
+        return;
+    }
+    let failed = Err(Failure::Refused(Refusal::DeviceFailed));
+    let fuse = Fuse::mount().expect("/dev/fuse, and the right to mount");
+    fuse.trouble(Some(Trouble::Failing));
+    let file = FileMemory::open(fuse.path("data"), FileOptions::sized(4096)).expect("a file");
+    fuse.trouble(None);
+    let mut sound = Commits::of(file);
+    assert_eq!((sound.commit(), sound.commit()), (Ok(()), Ok(())));
+    fuse.trouble(Some(Trouble::Failing));
+    let file = FileMemory::open(fuse.path("lost"), FileOptions::sized(4096)).expect("a file");
+    let mut lost = Commits::of(file);
+    assert_eq!(lost.commit(), failed);
+    fuse.trouble(None);
+    assert_eq!((lost.commit(), lost.commit()), (failed, failed));
+    // The same of a name: the file has it, and after a crash may have the old one.
+    let options = FileOptions::sized(4096).replace(true);
+    let file = FileMemory::open(fuse.path("named"), options).expect("a file");
+    let mut named = Commits::of(file);
+    fuse.directory_fails(true);
+    assert_eq!(named.commit(), failed);
+    fuse.directory_fails(false);
+    assert_eq!((named.commit(), named.commit()), (failed, failed));
 }

@@ -6,7 +6,7 @@ use weft_protocol::{Failure, Refusal};
 
 use super::kernel::{Act, Ask, Bytes, Target};
 use super::running::{Flight, Flown, NOBODY, Running, Step, Work, file_of, refusal};
-use super::{FileHere, directory, place, scatter};
+use super::{FileHere, directory, scatter};
 use crate::here::LOST;
 
 /// A request that comes back undone, without anybody having asked for it, is made so often again.
@@ -74,7 +74,7 @@ impl FileHere {
     pub(super) fn on_ended(&mut self, index: u32, result: i32) {
         let flight = &mut self.flights[index as usize];
         let number = flight.of;
-        let failed_sync = flight.act == Flown::Commit(Step::Data)
+        let failed_sync = matches!(flight.act, Flown::Commit(Step::Data | Step::Directory))
             && result < 0
             && !matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED);
         let Some(running) = self.running.get_mut(&number) else {
@@ -115,8 +115,12 @@ impl FileHere {
                     return self.land(index);
                 }
                 // It ended at something that is no page's: the end of a file that is being cut, or of what a limit allows.
-                let aligned = (flight.request.offset + flight.done).is_multiple_of(place::PAGE);
-                flight.past &= aligned;
+                let align = match &running.work {
+                    Work::Move(moving) => moving.file().alignment(),
+                    Work::Commit(_) => None,
+                };
+                let reached = flight.request.offset + flight.done;
+                flight.past &= align.is_some_and(|align| reached.is_multiple_of(align.offset));
                 self.count.continued += 1;
                 self.ask(index);
             }

@@ -20,8 +20,15 @@ use weft_protocol::{HostBytes, Memory, Refusal};
 
 use crate::fork::NotInherited;
 
-/// What goes past the page cache begins and ends at multiples of this at least, so that it shares no page with what goes through it.
+/// The smallest page that there is.
 pub(super) const PAGE: u64 = 4096;
+
+/// What goes past the page cache begins and ends at multiples of this at least, so that it shares no page with what goes through it. Where pages have 64 KiB, that is what one is.
+fn page_bytes() -> u64 {
+    // SAFETY: a plain call, without arguments of memory.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).unwrap_or(PAGE).max(PAGE)
+}
 
 /// How to open a file as a place. The default is a file that is there, as long as it is, for reading and writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +168,14 @@ pub struct Alignment {
     pub memory: u64,
     /// Where in the file a move begins and ends.
     pub offset: u64,
+}
+
+impl Alignment {
+    /// What a file system asks for, and whole pages of the page cache.
+    fn within(memory: u64, offset: u64, page_bytes: u64) -> Alignment {
+        let offset = offset.max(page_bytes);
+        Alignment { memory, offset }
+    }
 }
 
 /// A new file that is to take a name.
@@ -511,20 +526,14 @@ fn alignment_of(file: &File, is_device: bool) -> Result<Alignment, NoDirect> {
         if memory == 0 || offset == 0 {
             return Err(NoDirect::FileSystem);
         }
-        return Ok(Alignment {
-            memory,
-            offset: offset.max(PAGE),
-        });
+        return Ok(Alignment::within(memory, offset, page_bytes()));
     }
     let memory = match is_device {
         true => logical_block(file).unwrap_or(PAGE),
         // Older kernels do not say. A page is enough for all that there are.
         false => PAGE,
     };
-    Ok(Alignment {
-        memory,
-        offset: memory.max(PAGE),
-    })
+    Ok(Alignment::within(memory, memory, page_bytes()))
 }
 
 fn logical_block(file: &File) -> Option<u64> {
@@ -590,6 +599,48 @@ mod tests {
             open(FileOptions::sized(u64::MAX)),
             Err(FileError::NoRoom { .. })
         ));
+    }
+
+    #[test]
+    fn no_page_is_reached_both_ways() {
+        for (memory, offset, page, wanted) in [
+            (512, 512, 4096, 4096),
+            (4, 512, 64 << 10, 64 << 10),
+            (512, 16 << 10, 4096, 16 << 10),
+        ] {
+            let align = Alignment::within(memory, offset, page);
+            assert_eq!((align.memory, align.offset), (memory, wanted));
+        }
+        assert!(page_bytes().is_power_of_two() && page_bytes() >= PAGE);
+    }
+
+    #[test]
+    fn the_name_of_a_new_file_cannot_be_guessed_and_is_never_another_files() {
+        let here = directory();
+        let path = here.path().join("file");
+        let open = || FileMemory::open(&path, FileOptions::sized(10).replace(true)).expect("a new one");
+        let names = |files: &[FileMemory]| -> Vec<Vec<u8>> {
+            let name = |file: &FileMemory| file.naming().expect("to be named").temporary.as_bytes().to_vec();
+            files.iter().map(name).collect()
+        };
+        // Of one process and one moment: nothing of them is counted.
+        let files = [open(), open(), open()];
+        let names = names(&files);
+        let digits = |name: &Vec<u8>| {
+            let digits = name.strip_prefix(b".file.weft-").expect("beside the file");
+            u64::from_str_radix(str::from_utf8(digits).expect("text"), 16).expect("digits")
+        };
+        let numbers: Vec<u64> = names.iter().map(digits).collect();
+        for (one, other) in [(0, 1), (1, 2), (0, 2)] {
+            let alike = 64 - (numbers[one] ^ numbers[other]).count_ones();
+            assert!((8..=56).contains(&alike), "{numbers:x?}");
+        }
+        // What somebody else has made under such a name is not removed for it.
+        let naming = Naming::beside(&path, &FileOptions::sized(10).replace(true)).expect("a name");
+        let theirs = here.path().join(OsStr::from_bytes(naming.temporary.as_bytes()));
+        std::fs::write(&theirs, b"theirs").expect("a file");
+        drop(naming);
+        assert_eq!(std::fs::read(&theirs).expect("there"), b"theirs");
     }
 
     #[test]

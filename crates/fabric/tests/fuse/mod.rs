@@ -29,6 +29,8 @@ struct State {
     files: BTreeMap<u64, Node>,
     /// What new files suffer from.
     trouble: Option<Trouble>,
+    /// The directory cannot be made to last.
+    directory_fails: bool,
     /// Requests that nobody answers.
     stuck: Vec<Request>,
 }
@@ -121,6 +123,13 @@ impl Fuse {
             drop(state);
             stuck.into_iter().for_each(|request| self.shared.answer(request));
         }
+    }
+}
+
+impl Fuse {
+    /// Whether the directory can be made to last.
+    pub fn directory_fails(&self, fails: bool) {
+        self.shared.lock().directory_fails = fails;
     }
 }
 
@@ -287,6 +296,7 @@ impl State {
                     .map(|()| Vec::new())
                     .ok_or(libc::ENOENT)
             }
+            code::FSYNCDIR if self.directory_fails => Err(libc::EIO),
             code::RELEASE | code::RELEASEDIR | code::FLUSH | code::FSYNC | code::FSYNCDIR => Ok(Vec::new()),
             _ => Err(libc::ENOSYS),
         })
