@@ -25,11 +25,40 @@ pub struct Described<'a> {
 pub struct Engine {
     agent: Agent,
     known: Mutex<HashMap<String, Arc<Known>>>,
-    /// What this agent has told itself.
-    told_here: Mutex<VecDeque<Vec<u8>>>,
+    told_here: Mutex<ToldHere>,
     regions: AtomicU64,
     /// How long a peer may keep a call waiting.
     patience: Duration,
+}
+
+/// What this agent has told itself, and nobody has taken yet.
+#[derive(Debug, Default)]
+struct ToldHere {
+    messages: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
+/// So much of it is kept. A peer is held back when nobody takes what it says; an agent that tells itself is refused.
+const TOLD_MAX: usize = 1 << 16;
+const TOLD_BYTES_MAX: usize = 64 << 20;
+/// Notifications of peers that one call takes at most: they may tell more while they are taken, and the call has to end.
+const TAKEN_AT_ONCE: usize = 1 << 14;
+
+impl ToldHere {
+    fn add(&mut self, message: Vec<u8>) -> Result<(), Trouble> {
+        let messages = self.messages.len();
+        if messages >= TOLD_MAX || self.bytes + message.len() > TOLD_BYTES_MAX {
+            return Err(Trouble::Untaken { messages });
+        }
+        self.bytes += message.len();
+        self.messages.push_back(message);
+        Ok(())
+    }
+
+    fn take(&mut self) -> VecDeque<Vec<u8>> {
+        self.bytes = 0;
+        std::mem::take(&mut self.messages)
+    }
 }
 
 /// An agent whose metadata were loaded.
@@ -302,29 +331,49 @@ impl Engine {
 
     pub fn notify(&self, agent: &str, message: &[u8]) -> Result<(), Trouble> {
         if self.is_self(agent) {
-            self.tell_self(message.to_vec());
-            return Ok(());
+            return self.tell_self(message.to_vec());
         }
         Ok(self.session(agent)?.notify(message)?)
     }
 
-    pub fn tell_self(&self, message: Vec<u8>) {
-        lock(&self.told_here).push_back(message);
+    pub fn tell_self(&self, message: Vec<u8>) -> Result<(), Trouble> {
+        lock(&self.told_here).add(message)
     }
 
-    /// All that has been told since, with who told it.
+    /// What has been told since, with who told it; where peers have told very much, the rest of it by the next call.
     pub fn notifications(&self) -> Vec<(String, Vec<u8>)> {
-        let mut told: Vec<(String, Vec<u8>)> = Vec::new();
-        for message in lock(&self.told_here).drain(..) {
-            told.push((self.agent.name().to_owned(), message));
-        }
-        while let Some(notification) = self.agent.try_notification() {
-            told.push((notification.from.name().to_owned(), notification.payload));
-        }
-        told
+        let own = lock(&self.told_here).take();
+        let name = self.agent.name();
+        let own = own.into_iter().map(|message| (name.to_owned(), message));
+        let theirs = std::iter::from_fn(|| self.agent.try_notification());
+        let theirs = theirs.map(|told| (told.from.name().to_owned(), told.payload));
+        own.chain(theirs.take(TAKEN_AT_ONCE)).collect()
     }
 
     pub fn close(&self) {
         self.agent.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_that_never_listens_to_itself_is_refused_and_not_kept_words_for() {
+        let mut told = ToldHere::default();
+        let long = TOLD_BYTES_MAX / 4;
+        (0..4).for_each(|_| told.add(vec![0; long]).expect("room"));
+        assert!(matches!(told.add(vec![0]), Err(Trouble::Untaken { messages: 4 })));
+        assert_eq!(told.take().len(), 4);
+        // Empty ones cost as well.
+        (0..TOLD_MAX).for_each(|_| told.add(Vec::new()).expect("room"));
+        assert!(matches!(
+            told.add(Vec::new()),
+            Err(Trouble::Untaken { messages: TOLD_MAX })
+        ));
+        assert_eq!(told.take().len(), TOLD_MAX);
+        told.add(vec![1]).expect("there is room again");
+        assert_eq!(told.take(), [vec![1]]);
     }
 }

@@ -179,7 +179,7 @@ impl UnderWay {
             return Err(error.into());
         }
         if let Some(message) = self.tell_self.take() {
-            engine.tell_self(message);
+            engine.tell_self(message)?;
         }
         Ok(Stage::Done)
     }

@@ -20,6 +20,8 @@ pub enum Trouble {
     Stale { agent: String, region: String },
     #[error("the memory has been deregistered")]
     Deregistered,
+    #[error("{messages} notifications to this agent itself wait to be taken, and there is no room for more")]
+    Untaken { messages: usize },
     #[error("it is still under way")]
     UnderWay,
     #[error("it has not been posted")]
@@ -36,6 +38,7 @@ impl Trouble {
             Trouble::Foreign(_) => Status::Mismatch,
             Trouble::UnknownAgent(_) => Status::NotFound,
             Trouble::Stale { .. } | Trouble::Deregistered => Status::NotAllowed,
+            Trouble::Untaken { .. } => Status::Backend,
             Trouble::UnderWay => Status::RepostActive,
             Trouble::NotPosted => Status::NotPosted,
             Trouble::Unsupported(_) => Status::NotSupported,
