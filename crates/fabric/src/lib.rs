@@ -6,6 +6,7 @@ pub mod calibrate;
 pub mod clock;
 pub mod copy;
 pub mod cpu;
+pub mod crowd;
 pub mod cuda;
 pub mod discover;
 mod far_clock;

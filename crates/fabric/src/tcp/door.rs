@@ -1,8 +1,8 @@
 //! The door: who comes in, how fast, and how many may be inside before anybody knows them.
 //!
 //! Connecting costs a stranger nothing, and this end some microseconds and a descriptor. So callers are let in at a pace, a few at a time, and
-//! only so many connections may be here that no session vouches for. When there are too many, the address that has the most of them
-//! loses its oldest: a crowd from one host pushes out itself.
+//! only so many connections may be here that no session vouches for. When there are too many, the host that has the most of them
+//! loses its oldest: a crowd pushes out itself.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,6 +14,7 @@ use weft_protocol::PathId;
 
 use super::connection::Connection;
 use super::socket::{self, Socket};
+use crate::crowd;
 
 /// Callers let in before the paths have their turn.
 const CALLERS_PER_TURN: u64 = 16;
@@ -179,12 +180,8 @@ impl Door {
         if self.guests.len() <= self.guests_max {
             return None;
         }
-        let mut crowds: BTreeMap<IpAddr, usize> = BTreeMap::new();
-        for guest in self.guests.values() {
-            *crowds.entry(guest.from).or_default() += 1;
-        }
-        let (largest, _) = crowds.into_iter().max_by_key(|(_, count)| *count)?;
-        let (&serial, guest) = self.guests.iter().find(|(_, guest)| guest.from == largest)?;
+        let nth = crowd::who_goes(self.guests.values().map(|guest| guest.from))?;
+        let (&serial, guest) = self.guests.iter().nth(nth)?;
         let path = guest.path;
         if path.is_none() {
             self.send_away(serial);

@@ -388,11 +388,9 @@ impl Shared {
             return;
         }
         // A crowd from one address pushes out itself.
-        let address = |stream: &Stream| stream.peer_addr().ok().map(|peer| peer.ip().to_canonical());
-        let addresses: Vec<Option<IpAddr>> = strangers.iter().map(|stream| address(stream)).collect();
-        let crowd = |at: &usize| addresses.iter().filter(|other| **other == addresses[*at]).count();
-        // Of equals the first is the oldest.
-        let oldest = (0..addresses.len()).rev().max_by_key(crowd);
+        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let address = |stream: &Arc<Stream>| stream.peer_addr().map_or(nowhere, |peer| peer.ip());
+        let oldest = weft_fabric::crowd::who_goes(strangers.iter().map(address));
         if let Some(oldest) = oldest.and_then(|at| strangers.remove(at)) {
             let _ = oldest.shutdown(Shutdown::Both);
         }
