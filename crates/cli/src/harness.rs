@@ -6,6 +6,8 @@
 
 use crate::courier::{self, Word};
 
+pub use crate::router::harness::{client_forms, client_json};
+
 /// A word of `serve` and `copy` is refused, or means the same when it is said again.
 pub fn courier_words(bytes: &[u8]) {
     if let Some(word) = Word::decode(bytes) {

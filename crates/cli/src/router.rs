@@ -15,6 +15,7 @@ mod connect;
 mod discovery;
 mod forward;
 mod guests;
+pub mod harness;
 mod headers;
 mod instances;
 mod json;

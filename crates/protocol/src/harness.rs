@@ -11,6 +11,7 @@ use weft_plan::{Rank, Time};
 
 use crate::group::{Abort, AgreementMessage, CallRecord, Note, Notes, Quorum};
 use crate::hand_off;
+use crate::matched::wire::Message;
 use crate::recorded::Recording;
 use crate::session::{Seal, Secret, harness as session};
 use crate::transfer::PeerId;
@@ -98,6 +99,14 @@ pub fn hand_offs(bytes: &[u8]) {
     hand_off::harness::messages(bytes);
 }
 
+/// What the two ends of a channel say: refused, or the same when it is said again, with the same bytes after it.
+pub fn channel_words(bytes: &[u8]) {
+    if let Ok((to, message, rest)) = Message::decode(bytes) {
+        let again = [&message.encode(to), rest].concat();
+        assert_eq!(Message::decode(&again).ok(), Some((to, message, rest)));
+    }
+}
+
 /// Whatever a peer with the right secret may say as a parcel.
 pub fn parcels(bytes: &[u8]) {
     crate::agent::harness::parcels(bytes);
@@ -149,6 +158,37 @@ mod tests {
         hand_off::harness::samples()
             .iter()
             .for_each(|sample| search(sample, hand_offs));
+    }
+
+    #[test]
+    fn any_word_of_a_channel() {
+        use crate::matched::wire::Receive;
+        let receive = Receive {
+            tag: -3,
+            len: 70_000,
+            region: 2,
+            offset: 4096,
+            number: u32::MAX,
+        };
+        let said = [
+            Message::Open {
+                token: 7,
+                from: 1 << 40,
+            },
+            Message::Region {
+                number: 1,
+                region: vec![1; 40],
+            },
+            Message::Posted(vec![receive; 3]),
+            Message::Eager { tag: 5, nth: 200 },
+            Message::Answer {
+                number: 1,
+                anew: Some(u32::MAX),
+            },
+            Message::Closed,
+        ];
+        said.iter()
+            .for_each(|message| search(&message.encode(300), channel_words));
     }
 
     #[test]

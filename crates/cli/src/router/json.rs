@@ -13,6 +13,11 @@ use thiserror::Error;
 /// Keys by which one side of a hand-off tells the other where to read. Only routers may say that.
 const PRIVATE: [&[u8]; 2] = [b"kv_transfer_params", b"ec_transfer_params"];
 
+/// Whether a key, as it is without escapes, belongs to routers.
+pub fn is_private(key: &[u8]) -> bool {
+    PRIVATE.contains(&key)
+}
+
 /// Python's reader of JSON takes some hundreds; nobody needs that many.
 const DEPTH_MAX: usize = 128;
 /// No number that means anything is longer.
@@ -239,7 +244,7 @@ impl Rewriter<'_> {
         self.copy(b':')?;
         self.skip_space();
         let begin = self.written;
-        let private = self.keys == Keys::LeaveOut && PRIVATE.contains(&&self.text[key.clone()]);
+        let private = self.keys == Keys::LeaveOut && is_private(&self.text[key.clone()]);
         // A text that is longer than numbers of 32 bits can say is not accepted by anybody.
         let at = |index: usize| u32::try_from(index).map_err(|_| JsonError::TooManyKeys { at: index });
         self.open_keys.push((at(key.start)?, at(key.end)?));

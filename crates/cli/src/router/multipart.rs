@@ -15,7 +15,7 @@ const FILE_NAME_BYTES_MAX: usize = 128;
 const BOUNDARY_BYTES_MAX: usize = 70;
 
 /// Parts from which engines would read what only routers may say.
-const LEFT_OUT: [&str; 6] = [
+pub const LEFT_OUT: [&str; 6] = [
     "kv_transfer_params",
     "ec_transfer_params",
     "vllm_xargs",

@@ -18,7 +18,7 @@ mod incoming;
 mod outgoing;
 #[cfg(test)]
 mod tests;
-mod wire;
+pub(crate) mod wire;
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
