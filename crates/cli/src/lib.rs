@@ -1,5 +1,7 @@
 //! The `weft` command: one file per verb. As a library, so that one wheel holds it and the Python package, and the code they share once.
 #![forbid(unsafe_code)]
+// They panic where nobody reads: `out.rs` has what verbs use.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[macro_use]
 mod out;

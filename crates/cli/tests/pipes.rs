@@ -28,6 +28,7 @@ fn no_verb_minds_that_nobody_reads() {
     std::fs::write(served.join("file"), vec![7; 1 << 20]).unwrap();
     let server = Server::start(&served, &[], Stdio::null());
     let (file, directory) = (server.url("file"), server.url(""));
+    let place = served.display();
     for line in [
         "explain all-reduce",
         "explain all-reduce --json",
@@ -52,6 +53,12 @@ fn no_verb_minds_that_nobody_reads() {
         "bench transfer --block 4KiB --batch 1 --seconds 0 --json",
         "bench transfer --mode write_bw --sizes 2 --iterations 30",
         "bench transfer --notify",
+        "bench store --count 20 --capacity 10",
+        "bench store --count 20 --capacity 10 --json",
+        &format!("bench file --directory {place} --size 1MiB --block 4KiB --depth 1 --seconds 0"),
+        &format!("bench file --directory {place} --size 1MiB --block 4KiB --depth 1 --seconds 0 --json"),
+        &format!("doctor --directory {place} --json"),
+        "doctor --stacks",
         "bench collective --sizes 1KiB --secs 0 --repeats 1",
         "bench collective --sizes 1KiB --secs 0 --repeats 1 --json",
         &format!("copy {file} -"),
