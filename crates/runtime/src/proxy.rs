@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use weft_fabric::cuda::ring::RingLayout;
 use weft_fabric::cuda::{Device, Layout, ProxiedTeam, RANKS_MAX, SIGNALS, TeamView};
+use weft_fabric::fork::Origin;
 use weft_fabric::memory::HostMemory;
 use weft_protocol::HostBytes;
 use weft_protocol::proxy::{Failure, Proxy, Shape};
@@ -152,6 +153,8 @@ struct Far {
 /// What the thread and the handles share.
 #[derive(Debug)]
 struct State {
+    /// Of all of it: a forked child has a copy of the tickets, and the very ring and heaps of its parent.
+    origin: Origin,
     name: String,
     here: Range<usize>,
     ranks: usize,
@@ -198,6 +201,7 @@ impl State {
     }
 
     fn check(&self) -> Result<(), Error> {
+        self.origin.check()?;
         if let Some(failed) = self.failed.get() {
             return Err(Error::Team(Box::new(failed.clone())));
         }
@@ -248,6 +252,7 @@ impl ProxyTeam {
         let mut team = ProxyTeam {
             agent: agent.clone(),
             state: Arc::new(State {
+                origin: Origin::here(),
                 name: options.name.clone(),
                 here: here.clone(),
                 ranks,
@@ -328,6 +333,7 @@ impl ProxyTeam {
 
     /// What a kernel is passed for a rank that is here. The kernel must have ended before the team is dropped.
     pub fn view(&self, rank: usize) -> Result<TeamView, Error> {
+        self.state.origin.check()?;
         let nth = self.nth(rank)?;
         let view = self.device.as_ref().and_then(|device| device.view(nth));
         view.ok_or_else(|| Error::Formation(format!("team {:?} has no device", self.state.name)))
@@ -335,6 +341,7 @@ impl ProxyTeam {
 
     /// The calls of `weft/device.cuh` for a thread of the host, in a team without a device.
     pub fn caller(&self, rank: usize) -> Result<Caller, Error> {
+        self.state.origin.check()?;
         let nth = self.nth(rank)?;
         match self.device {
             Some(_) => Err(Error::Formation(format!(
@@ -345,8 +352,11 @@ impl ProxyTeam {
         }
     }
 
-    /// Ends all waits of the ranks that are here; the others are told. Nothing can be asked of the team afterwards.
+    /// Ends all waits of the ranks that are here; the others are told. Nothing can be asked of the team afterwards. In a forked child it does nothing.
     pub fn abort(&self) {
+        if !self.state.origin.is_here() {
+            return;
+        }
         self.state.abort.store(true, Ordering::Release);
         for nth in 0..self.state.heaps.len() {
             self.state.ring.store(RingLayout::abort(nth), 1);
@@ -367,8 +377,9 @@ impl ProxyTeam {
 
 impl Drop for ProxyTeam {
     fn drop(&mut self) {
-        if self.agent.shared().is_err() {
-            // A forked child has neither the thread nor the device.
+        if !self.state.origin.is_here() {
+            // A forked child has neither the thread nor the device, and ends neither.
+            std::mem::forget((self.thread.take(), self.device.take()));
             return;
         }
         for nth in 0..self.state.heaps.len() {

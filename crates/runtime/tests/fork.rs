@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use support::{Child, LONG, Way, pattern};
 use weft::observe::{Observer, ObserverOptions};
+use weft::proxy::{ProxyOptions, ProxyTeam};
 use weft::rendezvous::{Rendezvous, RendezvousError};
 use weft::{
     Access, Agent, Borrowed, Communicator, Datatype, Error, Failure, HostMemory, JoinOptions, Loss, Memory, Peer,
@@ -450,6 +451,93 @@ fn a_group_goes_on_though_a_child_drops_its_copy_of_it() {
     ranks[1].barrier().run().unwrap();
     waiting.wait().unwrap();
     sum_of_both(&ranks);
+}
+
+#[test]
+fn a_child_asks_nothing_of_its_parents_proxy() {
+    let agent = Agent::builder(&format!("team-{}", std::process::id())).start().unwrap();
+    let options = ProxyOptions {
+        data_bytes: 4096,
+        ..ProxyOptions::new("forked", vec![None])
+    };
+    let team = ProxyTeam::join(&agent, options).unwrap();
+    let mut caller = team.caller(0).unwrap();
+    let (data, word) = (team.data_at(), team.signal_at(0).unwrap());
+    assert_eq!(caller.fetch_add(0, word, 1).unwrap(), 0);
+    let held = Cell::new(Some((team, caller)));
+    for drops in [true, false] {
+        let ended = in_child(|| {
+            let (team, mut caller) = held.take().unwrap();
+            forked(caller.put(0, data, &[1; 100]));
+            forked(caller.fetch_add(0, word, 1));
+            // Also of what has come about long ago.
+            forked(caller.wait(word, 1, 0));
+            forked(caller.quiet());
+            forked(caller.barrier(0));
+            forked(team.caller(0));
+            forked(team.check());
+            team.abort();
+            if !drops {
+                std::mem::forget((team, caller));
+            }
+        });
+        assert_eq!(ended, 0);
+        let (team, mut caller) = held.take().unwrap();
+        assert_eq!(caller.fetch_add(0, word, 1).unwrap(), if drops { 1 } else { 2 });
+        caller.put(0, data, &[7; 100]).unwrap();
+        caller.quiet().unwrap();
+        caller.barrier(0).unwrap();
+        team.check().unwrap();
+        held.set(Some((team, caller)));
+    }
+}
+
+#[test]
+fn files_of_a_parent_are_not_its_childs() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for io in ["auto", "threads"] {
+        let name = format!("files-{io}-{}", std::process::id());
+        let agent = Agent::builder(&name).set("file.io", io).start().unwrap();
+        let path = folder.path().join(io);
+        let new = weft::FileOptions::sized(LEN as u64).replace(true);
+        let file = agent.open_file(&path, new).unwrap();
+        let memory = agent.register_vec(pattern(3, LEN)).unwrap();
+        let spill = || agent.copy(&memory, &file).unwrap().post();
+        spill().unwrap().wait().unwrap();
+        for _ in 0..2 {
+            // One that is under way while its process forks is the parent's.
+            let under_way = spill().unwrap();
+            let ended = in_child(|| {
+                forked(agent.copy(&memory, &file).and_then(|copy| copy.post()));
+                forked(agent.open_file(folder.path().join("other"), weft::FileOptions::sized(1)));
+                let own = Agent::builder(&format!("{name}-child"))
+                    .set("file.io", io)
+                    .start()
+                    .unwrap();
+                let of_own = folder.path().join(format!("{io}-child"));
+                let of_own = own.open_file(of_own, weft::FileOptions::sized(LEN as u64)).unwrap();
+                let from = own.register_vec(pattern(4, LEN)).unwrap();
+                own.copy(&from, &of_own).unwrap().post().unwrap().wait().unwrap();
+                own.close();
+                // What is dropped here takes nothing away: not the file that has no name yet either.
+                drop((file.clone(), agent.clone()));
+                agent.close();
+            });
+            assert_eq!(ended, 0);
+            under_way.wait().unwrap();
+            assert!(std::fs::read(folder.path().join(format!("{io}-child"))).unwrap() == pattern(4, LEN));
+        }
+        assert!(!path.exists());
+        agent
+            .copy(&memory, &file)
+            .unwrap()
+            .commit()
+            .post()
+            .unwrap()
+            .wait()
+            .unwrap();
+        assert!(std::fs::read(&path).unwrap() == pattern(3, LEN));
+    }
 }
 
 #[test]

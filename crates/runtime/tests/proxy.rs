@@ -447,4 +447,23 @@ fn teams_that_make_no_sense_are_refused() {
     assert_eq!(caller.fetch_add(0, word(&alone, 0), 5).expect("added"), 5);
     caller.barrier(0).expect("it meets itself");
     assert!(caller.barrier(64).is_err());
+    drop(alone);
+    for (nth, behind_end) in [(0, 0i64), (1, -4), (2, i64::MAX), (3, -12)] {
+        let options = ProxyOptions::new(&format!("wrong {nth}"), vec![None]);
+        let team = ProxyTeam::join(&agent, options).expect("a team");
+        let end = team.heap(0).expect("its heap").len() as u64;
+        let mut caller = team.caller(0).expect("a caller");
+        let told = failure(
+            caller
+                .wait(end.wrapping_add_signed(behind_end), 0, 0)
+                .expect_err("no word"),
+        );
+        let is_said = match behind_end {
+            -12 => matches!(told, TeamFailure::Refused(BadRequest::Misaligned { .. })),
+            _ => matches!(told, TeamFailure::Refused(BadRequest::OutOfBounds { .. })),
+        };
+        assert!(is_said, "{behind_end}: {told:?}");
+        // As after any other call that cannot be.
+        assert!(caller.signal(0, word(&team, 0), 1).is_err() && team.check().is_err());
+    }
 }

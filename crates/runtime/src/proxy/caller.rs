@@ -7,7 +7,7 @@ use std::time::Instant;
 use weft_fabric::cpu;
 use weft_fabric::cuda::ring::{Descriptor, INLINE_BYTES, RingLayout, SLOTS, STAGE_BYTES};
 use weft_fabric::cuda::{Layout, RANKS_MAX};
-use weft_protocol::proxy::{Failure, Request};
+use weft_protocol::proxy::{BadRequest, Failure, Request};
 
 use super::State;
 use crate::error::Error;
@@ -173,20 +173,37 @@ impl Caller {
         Ok(before)
     }
 
-    /// Waits until a word of this rank's own heap holds at least `value`; `peer` is who is expected to set it.
+    /// Waits until a word of this rank's own heap holds at least `value`; `peer` is who is expected to set it. To wait for what is no word of it ends the team, as any other call that cannot be.
     pub fn wait(&mut self, word: u64, value: u64, peer: usize) -> Result<(), Error> {
+        self.state.check()?;
+        let heap_bytes = self.state.layout.bytes;
+        let bad = match word.checked_add(8).is_some_and(|end| end <= heap_bytes) {
+            false => Some(BadRequest::OutOfBounds {
+                at: word,
+                bytes: 8,
+                heap_bytes,
+            }),
+            true => (!word.is_multiple_of(8)).then_some(BadRequest::Misaligned { at: word }),
+        };
+        if let Some(bad) = bad {
+            let failure = Failure::Refused(bad);
+            self.give_up(failure);
+            return Err(Error::Team(Box::new(self.state.failed(failure, None))));
+        }
         let heap = self.state.heaps[self.nth].clone();
         self.look_until(peer, || heap.load(word) >= value)
     }
 
     /// What this thread has put is there, for everybody who hears of it later.
     pub fn quiet(&mut self) -> Result<(), Error> {
+        self.state.check()?;
         self.wait_completed(self.asked, self.rank())?;
         self.state.check()
     }
 
     /// All ranks meet, at one of 64 barriers: what each did before is seen by all afterwards.
     pub fn barrier(&mut self, which: u64) -> Result<(), Error> {
+        self.state.check()?;
         if which >= BARRIERS {
             return Err(Error::Formation(format!(
                 "there is no barrier {which}, only {BARRIERS}"
@@ -256,14 +273,17 @@ impl Caller {
         while !look() {
             self.state.check()?;
             if began.elapsed() >= self.state.deadline {
-                let failure = Failure::TimedOut { peer: peer as u32 };
-                let heap = &self.state.heaps[self.nth];
-                // The proxy finds it there, and tells the others.
-                let _ = heap.memory.compare_swap(Layout::FAILED_AT, 0, failure.word(self.rank));
+                self.give_up(Failure::TimedOut { peer: peer as u32 });
                 return self.state.check();
             }
             cpu::look_again();
         }
         Ok(())
+    }
+
+    /// Writes a failure where the proxy finds it, and tells the others. The first stays.
+    fn give_up(&self, failure: Failure) {
+        let heap = &self.state.heaps[self.nth];
+        let _ = heap.memory.compare_swap(Layout::FAILED_AT, 0, failure.word(self.rank));
     }
 }
