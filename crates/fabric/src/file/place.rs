@@ -238,7 +238,14 @@ impl FileMemory {
             // Whoever opens a pipe would wait for its other end.
             .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
             .open(opened)
-            .map_err(failed)?;
+            .map_err(|source| match source.kind() {
+                // Nobody may write to one, so it is not even opened.
+                io::ErrorKind::IsADirectory => FileError::NotAFile {
+                    path: path.to_owned(),
+                    what: "a directory",
+                },
+                _ => failed(source),
+            })?;
         if let Some(naming) = &naming {
             naming.made.store(true, Ordering::Release);
         }
@@ -556,13 +563,15 @@ mod tests {
     fn only_files_and_devices_are_places() {
         let here = directory();
         let what = |path: &Path| FileMemory::open(path, FileOptions::default().write(false));
-        assert!(matches!(
-            what(here.path()),
-            Err(FileError::NotAFile {
-                what: "a directory",
-                ..
-            })
-        ));
+        for write in [false, true] {
+            assert!(matches!(
+                FileMemory::open(here.path(), FileOptions::default().write(write)),
+                Err(FileError::NotAFile {
+                    what: "a directory",
+                    ..
+                })
+            ));
+        }
         assert!(matches!(
             what(Path::new("/dev/null")),
             Err(FileError::NotAFile {
