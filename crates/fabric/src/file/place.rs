@@ -6,11 +6,11 @@
 use std::any::Any;
 use std::ffi::{CString, OsStr};
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -226,6 +226,9 @@ impl FileMemory {
             directory.unwrap_or(Path::new(".")).join(name)
         });
         let opened = temporary.as_deref().unwrap_or(path);
+        // Whoever may not read what is replaced may not read what replaces it, not for a moment either.
+        let replaced = naming.as_ref().and_then(|_| std::fs::metadata(path).ok());
+        let mode = replaced.map(|replaced| replaced.mode() & 0o777);
         let failed = |source| FileError::Open {
             path: path.to_owned(),
             source,
@@ -235,6 +238,7 @@ impl FileMemory {
             .write(options.write)
             .create(options.write && options.size.is_some() && naming.is_none())
             .create_new(naming.is_some())
+            .mode(mode.unwrap_or(0o666))
             // Whoever opens a pipe would wait for its other end.
             .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
             .open(opened)
@@ -248,6 +252,10 @@ impl FileMemory {
             })?;
         if let Some(naming) = &naming {
             naming.made.store(true, Ordering::Release);
+        }
+        if let Some(mode) = mode {
+            // Some of it may have been masked.
+            file.set_permissions(Permissions::from_mode(mode)).map_err(failed)?;
         }
         let kind = file.metadata().map_err(failed)?;
         let what = match kind.file_type() {
@@ -621,6 +629,24 @@ mod tests {
             assert_eq!((align.memory, align.offset), (memory, wanted));
         }
         assert!(page_bytes().is_power_of_two() && page_bytes() >= PAGE);
+    }
+
+    #[test]
+    fn what_replaces_a_file_can_be_read_by_whom_that_could_be() {
+        let here = directory();
+        let path = here.path().join("file");
+        let mode_of_new = || {
+            let new = FileMemory::open(&path, FileOptions::sized(10).replace(true)).expect("a new one");
+            new.buffered.metadata().expect("open").mode() & 0o777
+        };
+        let usual = mode_of_new();
+        for mode in [0o600, 0o640, 0o666] {
+            std::fs::write(&path, b"old").expect("a file");
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("its owner");
+            assert_eq!(mode_of_new(), mode, "{mode:o}");
+        }
+        std::fs::remove_file(&path).expect("there");
+        assert_eq!(mode_of_new(), usual);
     }
 
     #[test]
