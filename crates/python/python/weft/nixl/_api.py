@@ -15,6 +15,8 @@ from .logging import get_logger
 logger = get_logger(__name__)
 
 nixl_backend_handle = int
+# What programs import from here under this name.
+nixlBind = _bindings
 
 _MEMORIES = {
     "DRAM": _bindings.nixl_mem_t.DRAM_SEG,
