@@ -13,7 +13,7 @@ pub struct Connection {
 }
 
 /// A registration, as peers know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Registration {
     /// The name that its region is published under.
     pub region: String,
@@ -28,6 +28,8 @@ pub struct Introduction {
     pub name: String,
     /// None where only registrations are added to what is known already.
     pub connection: Option<Connection>,
+    /// Whether these are all registrations that the agent has, and others are none any more.
+    pub is_whole: bool,
     pub registrations: Vec<(Segment, Registration)>,
 }
 
@@ -97,6 +99,7 @@ impl Introduction {
             &mut bytes,
             &self.connection.as_ref().map_or(Vec::new(), Connection::encode),
         );
+        bytes.push(self.is_whole.into());
         for (segment, registration) in &self.registrations {
             // No device has the number of host memory: devices are counted from zero.
             let number = match segment {
@@ -110,12 +113,13 @@ impl Introduction {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Introduction, Trouble> {
-        let (name, connection, mut rest) = bytes
+        let (name, connection, is_whole, mut rest) = bytes
             .strip_prefix(INTRODUCTION)
             .and_then(|rest| {
                 let (name, rest) = text(rest)?;
                 let (connection, rest) = piece(rest)?;
-                Some((name, connection, rest))
+                let (is_whole, rest) = rest.split_first()?;
+                (*is_whole <= 1).then_some((name, connection, *is_whole == 1, rest))
             })
             .ok_or(Trouble::Foreign("metadata"))?;
         let connection = match connection {
@@ -139,6 +143,7 @@ impl Introduction {
         Ok(Introduction {
             name,
             connection,
+            is_whole,
             registrations,
         })
     }
@@ -200,6 +205,7 @@ mod tests {
         fn introductions_come_back(
             name in ".{0,20}",
             address in proptest::option::of(".{0,40}"),
+            is_whole: bool,
             regions in proptest::collection::vec((".{0,20}", 0..u64::MAX / 2, 0..u64::MAX / 2, any::<u64>()), 0..5),
         ) {
             let connection = address.map(|address| Connection { name: name.clone(), address, epoch: 7 });
@@ -207,7 +213,7 @@ mod tests {
                 let segment = if number == u64::MAX || number % 2 == 0 { Segment::Host } else { Segment::Device(number) };
                 (segment, Registration { region, base, len })
             });
-            let introduction = Introduction { name, connection, registrations: registrations.collect() };
+            let introduction = Introduction { name, connection, is_whole, registrations: registrations.collect() };
             let bytes = introduction.encode();
             prop_assert_eq!(&Introduction::decode(&bytes).unwrap(), &introduction);
             for end in 0..bytes.len() {
@@ -235,6 +241,7 @@ mod tests {
             let introduction = Introduction {
                 name: "a".into(),
                 connection: Some(connection),
+                is_whole: true,
                 registrations: vec![(Segment::Host, region.clone()), (Segment::Device(3), region)],
             };
             let mut bytes = introduction.encode();
@@ -256,6 +263,7 @@ mod tests {
         let introduction = Introduction {
             name: "a".into(),
             connection: Some(connection),
+            is_whole: false,
             registrations: Vec::new(),
         };
         assert!(Introduction::decode(&introduction.encode()).is_err());

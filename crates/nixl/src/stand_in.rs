@@ -1,7 +1,7 @@
 //! What NIXL's own agent does for its users, with Weft alone behind it: registrations are found by address, agents learn of each other by blobs, and
 //! transfers are asked for by descriptors.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -90,8 +90,17 @@ impl Shelf {
         self.entries.insert(at, entry);
     }
 
-    /// The registration that bytes are in. Of several, the one that begins last.
+    /// The registration that bytes are in. What was said to be a device's may be an owner's that has none: see [`as_it_is_here`].
     fn covering(&self, bytes: &Bytes) -> Option<&Entry> {
+        let of_host = || {
+            let segment = Segment::Host;
+            (bytes.segment != segment).then(|| self.covering_in(&Bytes { segment, ..*bytes }))?
+        };
+        self.covering_in(bytes).or_else(of_host)
+    }
+
+    /// Of several, the one that begins last.
+    fn covering_in(&self, bytes: &Bytes) -> Option<&Entry> {
         let end = (bytes.address as u64).checked_add(bytes.len as u64)?;
         let before = &self.entries[..self.place(bytes.segment, bytes.address as u64)];
         let same = before.iter().rev().take_while(|entry| entry.segment == bytes.segment);
@@ -142,9 +151,9 @@ impl StandIn {
     /// The bytes stay where they are until they are deregistered, or the agent is closed.
     pub unsafe fn register(&self, list: &[Bytes]) -> Result<(), Trouble> {
         let mut registered = Vec::new();
-        for bytes in list {
+        for bytes in list.iter().map(as_it_is_here) {
             // SAFETY: as the caller says.
-            match unsafe { self.engine.register(given(bytes)) } {
+            match unsafe { self.engine.register(given(&bytes)) } {
                 Ok(own) => registered.push((bytes.segment, Arc::new(own))),
                 Err(trouble) => {
                     for (_, own) in &registered {
@@ -168,7 +177,7 @@ impl StandIn {
         {
             let mut shelf = lock(&self.own);
             for bytes in list {
-                let Some(entry) = shelf.take(bytes) else {
+                let Some(entry) = shelf.take(&as_it_is_here(bytes)) else {
                     for entry in taken {
                         let Entry {
                             segment,
@@ -198,6 +207,7 @@ impl StandIn {
         let all = shelf.entries.iter();
         self.introduce(
             true,
+            true,
             all.map(|entry| (entry.segment, entry.registration.clone())).collect(),
         )
     }
@@ -207,26 +217,30 @@ impl StandIn {
         let shelf = lock(&self.own);
         let mut registrations = Vec::new();
         for bytes in list {
-            let at = shelf.find(bytes).ok_or_else(|| unregistered(bytes, "this agent"))?;
-            registrations.push((bytes.segment, shelf.entries[at].registration.clone()));
+            let at = shelf.find(&as_it_is_here(bytes));
+            let entry = &shelf.entries[at.ok_or_else(|| unregistered(bytes, "this agent"))?];
+            registrations.push((entry.segment, entry.registration.clone()));
         }
-        Ok(self.introduce(with_connection, registrations))
+        Ok(self.introduce(false, with_connection, registrations))
     }
 
-    fn introduce(&self, with_connection: bool, registrations: Vec<(Segment, Registration)>) -> Vec<u8> {
+    fn introduce(&self, is_whole: bool, with_connection: bool, registrations: Vec<(Segment, Registration)>) -> Vec<u8> {
         let introduction = Introduction {
             name: self.name.clone(),
             connection: with_connection.then(|| self.engine.connection()),
+            is_whole,
             registrations,
         };
         introduction.encode()
     }
 
-    /// Learns of another agent what it has said, and tells its name. What was known of an earlier life of it is forgotten.
+    /// Learns of another agent what it has said, and tells its name. What was known of an earlier life of it is forgotten, and, where it has said all
+    /// that it has, whatever else was known.
     pub fn meet(&self, introduction: &[u8]) -> Result<String, Trouble> {
         let Introduction {
             name,
             connection,
+            is_whole,
             registrations,
         } = Introduction::decode(introduction)?;
         if name == self.name {
@@ -238,7 +252,7 @@ impl StandIn {
             None if others.contains_key(&name) => false,
             None => return Err(Trouble::UnknownAgent(name)),
         };
-        let known = others.get(&name).filter(|_| !begins_anew);
+        let known = others.get(&name).filter(|_| !begins_anew && !is_whole);
         if known.map_or(0, |shelf| shelf.entries.len()) + registrations.len() > REGISTRATIONS_MAX {
             return Err(Trouble::Invalid(format!(
                 "more than {REGISTRATIONS_MAX} registrations of agent {name:?}"
@@ -250,6 +264,11 @@ impl StandIn {
         let shelf = others.entry(name.clone()).or_default();
         if begins_anew {
             shelf.entries.clear();
+        } else if is_whole {
+            let said: HashSet<&(Segment, Registration)> = registrations.iter().collect();
+            shelf
+                .entries
+                .retain(|entry| said.contains(&(entry.segment, entry.registration.clone())));
         }
         for (segment, registration) in registrations {
             let bytes = Bytes {
@@ -442,6 +461,17 @@ impl Asked {
     }
 }
 
+/// Where there is no device, memory that is said to be of one is the host's: engines that run on processors say so too.
+fn as_it_is_here(bytes: &Bytes) -> Bytes {
+    match bytes.segment {
+        Segment::Device(_) if !Engine::has_devices() => Bytes {
+            segment: Segment::Host,
+            ..*bytes
+        },
+        _ => *bytes,
+    }
+}
+
 fn given(bytes: &Bytes) -> Given {
     Given {
         address: bytes.address,
@@ -512,7 +542,7 @@ mod tests {
                 let has = |(segment, one): &&(Segment, Registration)| {
                     *segment == bytes.segment && one.base <= address as u64 && (address + len) as u64 <= one.base + one.len
                 };
-                let found = shelf.covering(&bytes).map(|entry| entry.registration.clone());
+                let found = shelf.covering_in(&bytes).map(|entry| entry.registration.clone());
                 prop_assert_eq!(found.is_some(), all.iter().any(|one| has(&one)));
                 if let Some(found) = found {
                     prop_assert!(all.iter().filter(|one| has(one)).any(|one| one.1 == found));
@@ -532,6 +562,7 @@ mod tests {
         let many = |count: usize, connection| Introduction {
             name: "there".to_owned(),
             connection,
+            is_whole: false,
             registrations: (0..count)
                 .map(|number| (Segment::Host, entry(number, number as u64, 1)))
                 .collect(),
@@ -546,9 +577,16 @@ mod tests {
             len: 1,
         };
         assert!(here.knows("there", &[byte(9)]) && !here.knows("there", &[byte(10)]));
+        // What it says of all that it has takes the place of that.
+        let all = Introduction {
+            is_whole: true,
+            ..many(3, None)
+        };
+        here.meet(&all.encode()).unwrap();
+        assert!(here.knows("there", &[byte(2)]) && !here.knows("there", &[byte(9)]));
         // Another life of it has nothing of what the one before had.
         let anew = crate::blobs::Connection { epoch: 2, ..connection };
         here.meet(&many(1, Some(anew)).encode()).unwrap();
-        assert!(here.knows("there", &[byte(0)]) && !here.knows("there", &[byte(9)]));
+        assert!(here.knows("there", &[byte(0)]) && !here.knows("there", &[byte(2)]));
     }
 }

@@ -15,6 +15,8 @@ from collections.abc import Callable
 
 # Of the agents in all actors.
 os.environ.setdefault("WEFT_DEADLINE", "4s")
+# Ray's workers stand behind everybody else, and on a machine with other work would never come to it.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import ray
 import torch
@@ -84,7 +86,6 @@ def tensors() -> str:
         assert got == (size, want), f"{size} numbers gave {got}, not {want}"
     got = ray.get(sink.totals.remote(source.several.remote(1000)), timeout=120)
     assert got == {"a": 3000.0, "b": 3000.0}, got
-    assert "weft.nixl" in loaded and "nixl" not in loaded, loaded
     return f"{len(sizes)} sizes up to {4 * sizes[-1] // MIB} MiB and a dictionary of two, all right"
 
 

@@ -209,6 +209,11 @@ def test_metadata_in_parts():
     assert not here.check_remote_metadata(there.agent.name, second.trim())
     here.add_remote_agent(there.agent.get_agent_metadata())
     assert here.check_remote_metadata(there.agent.name, second.trim())
+    # What it says of all that it has takes the place of what it has said before.
+    there.agent.deregister_memory(first)
+    here.add_remote_agent(there.agent.get_agent_metadata())
+    assert here.check_remote_metadata(there.agent.name, second.trim())
+    assert not here.check_remote_metadata(there.agent.name, first.trim())
     here.remove_remote_agent(there.agent.name)
     assert not here.check_remote_metadata(there.agent.name)
     with pytest.raises(bindings.nixlNotFoundError):
@@ -422,6 +427,23 @@ def test_tensors():
     apart = torch.zeros(4, 4).t()
     for wrong in (apart, [mine, apart]):
         assert here.get_xfer_descs(wrong) is None and here.get_reg_descs(wrong) is None
+
+
+@pytest.mark.skipif("VRAM_SEG" in agent().get_backend_mem_types("WEFT"), reason="there is a GPU")
+def test_without_a_gpu_its_memory_is_the_hosts(sides):
+    """Engines that run on processors call their caches so all the same."""
+    here, there = sides
+    mine, theirs = (np.full(4096, value, dtype=np.uint8) for value in (0, 6))
+    for side, array in ((here, mine), (there, theirs)):
+        registered = side.agent.register_memory([(array.ctypes.data, 4096, 3, "")], "VRAM")
+    part = there.agent.get_partial_agent_metadata(registered)
+    here.agent.add_remote_agent(part)
+    local = here.agent.get_xfer_descs([(mine.ctypes.data, 4096, 3)], "VRAM")
+    remote = here.agent.get_xfer_descs([(theirs.ctypes.data, 4096, 3)], "VRAM")
+    assert here.agent.check_remote_metadata(there.agent.name, remote)
+    finish(here.agent, here.agent.initialize_xfer("READ", local, remote, there.agent.name))
+    assert (mine == 6).all()
+    there.agent.deregister_memory(registered)
 
 
 def python(program, tmp_path, **environment):

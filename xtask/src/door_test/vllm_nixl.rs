@@ -44,11 +44,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         let mut script = vllm.plain_script("through_nixl.py");
         script.args(["--by", name]);
         if by == By::Nixl {
-            // Apart from vLLM's environment, so that the other way has none. What it asks for is there: NumPy and torch.
+            // Apart from vLLM's environment, so that the other way has none. What it asks for is there: NumPy, and torch, which is of CUDA 13.
             let apart = root().join("target/door/vllm-nixl");
             let (nixl, library) = (
                 format!("nixl=={}", arguments.nixl),
-                format!("nixl-cu12=={}", arguments.nixl),
+                format!("nixl-cu13=={}", arguments.nixl),
             );
             let apart_name = apart.to_string_lossy();
             vllm.add(&["--upgrade", "--target", &apart_name, &nixl, &library])?;

@@ -37,11 +37,25 @@ for _method in ("_make_nixl_agent", "select_backend", "actor_has_tensor_transpor
 
 
 class _Agent(nixl_agent):
-    """Ray has each fetch told to its source, where nobody takes what is told: it would pile up there until senders are held back."""
+    def __init__(self, name: str, config: nixl_agent_config) -> None:
+        super().__init__(name, config)
+        self._left: set[str] = set()
+
+    def remove_remote_agent(self, agent: str | bytes) -> None:
+        """Ray removes an agent that has given memory back, only to add it again with what it has now. That need not cost the session with it."""
+        self._left.add(agent.decode() if isinstance(agent, bytes) else agent)
+
+    def add_remote_agent(self, metadata: bytes) -> bytes:
+        name = super().add_remote_agent(metadata)
+        self._left.discard(name.decode())
+        while self._left:
+            super().remove_remote_agent(self._left.pop())
+        return name
 
     def initialize_xfer(  # type: ignore[override]
         self, operation: str, local_descs: Any, remote_descs: Any, remote_agent: str, notif_msg: bytes = b"", **more: Any
     ) -> Any:
+        """Ray has each fetch told to its source, where nobody takes what is told: it would pile up there until senders are held back."""
         return super().initialize_xfer(operation, local_descs, remote_descs, remote_agent, **more)
 
 
