@@ -4,6 +4,8 @@
 
 mod nccl;
 mod nixl;
+mod ray;
+mod vllm_nixl;
 
 use std::process::ExitCode;
 
@@ -19,6 +21,10 @@ pub struct Arguments {
 enum Door {
     /// Weft as a back end of NIXL: the interface, NIXL's own tests, faults beside UCX, speed beside UCX.
     Nixl(nixl::Arguments),
+    /// vLLM's NixlConnector over Weft, with NIXL and without.
+    VllmNixl(vllm_nixl::Arguments),
+    /// Tensors from actor to actor of Ray's.
+    Ray(ray::Arguments),
     /// Weft's plug-ins for NCCL: the tables that NCCL asks for, and those tables in two processes.
     Nccl(nccl::Arguments),
 }
@@ -26,6 +32,8 @@ enum Door {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     match &arguments.door {
         Door::Nixl(arguments) => nixl::run(arguments),
+        Door::VllmNixl(arguments) => vllm_nixl::run(arguments),
+        Door::Ray(arguments) => ray::run(arguments),
         Door::Nccl(arguments) => nccl::run(arguments),
     }
 }

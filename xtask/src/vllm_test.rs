@@ -49,13 +49,19 @@ pub struct Vllm {
 
 impl Vllm {
     pub fn install() -> Result<Vllm, Error> {
+        let vllm = Vllm::install_without_router()?;
+        command::run(cargo().args(["build", "--release", "--quiet", "--package", "weft-cli"]))?;
+        Ok(vllm)
+    }
+
+    /// For scripts that route by themselves.
+    pub fn install_without_router() -> Result<Vllm, Error> {
         install_missing(NEEDED)?;
         let environment = Environment::make("target/vllm")?;
         eprintln!("installing vLLM, which is several gigabytes the first time");
         // The list is complete, and what vLLM asks of torch cannot be had from PyPI: nothing is to be resolved.
         environment.pip_install(&["--no-deps", "--requirement", PINNED])?;
         environment.pip_install(&["--no-deps", "--force-reinstall", "."])?;
-        command::run(cargo().args(["build", "--release", "--quiet", "--package", "weft-cli"]))?;
         Ok(Vllm { environment })
     }
 
@@ -64,10 +70,21 @@ impl Vllm {
         self.environment.pip_install(&[&["--no-deps"], packages].concat())
     }
 
+    /// A program that a package has brought.
+    pub fn installed(&self, name: &str) -> Command {
+        self.environment.installed(name)
+    }
+
     /// One of the scripts beside the connector.
-    pub fn script(&self, name: &str, logs: Option<&Path>) -> Command {
+    pub fn plain_script(&self, name: &str) -> Command {
         let mut command = self.environment.python();
         command.arg(root().join("crates/python/vllm_tests").join(name));
+        command
+    }
+
+    /// The same with the command, whose router it starts.
+    pub fn script(&self, name: &str, logs: Option<&Path>) -> Command {
+        let mut command = self.plain_script(name);
         command.arg("--weft").arg(root().join("target/release/weft"));
         if let Some(logs) = logs {
             command.arg("--logs").arg(logs);

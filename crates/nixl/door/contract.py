@@ -1,6 +1,7 @@
 """Runs every function of a back end that NIXL calls, through NIXL's own Python API, between two processes and within one.
 
     NIXL_PLUGIN_DIR=… contract.py [BACKEND]
+    WEFT_NIXL=1 contract.py                     # the same of weft.nixl, without NIXL
 
 NIXL calls a back end's functions by number. If the numbers have moved, something here does something else than it should; `weft nixl` says which.
 """
@@ -9,7 +10,7 @@ import os
 import sys
 
 import numpy as np
-from pair import Pair, Region, agent
+from partners import Pair, Region, agent
 
 CHECKS = []
 

@@ -1,6 +1,7 @@
 """What happens when the other end does not do as it should: WEFT beside UCX, each case in processes of its own.
 
     NIXL_PLUGIN_DIR=… faults.py [--only CASE] [--backends WEFT,UCX]
+    WEFT_NIXL=1 faults.py --backends WEFT       # weft.nixl, without NIXL
 
 Prints a row a case. What must hold must hold for WEFT; what UCX does is shown beside it.
 """
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from pair import Pair
+from partners import Pair
 
 DEADLINE = 3.0
 PATIENCE = 12.0

@@ -90,12 +90,18 @@ pub struct Own {
 #[derive(Debug)]
 pub struct Their {
     agent: String,
+    /// Which life of it; the regions of a later one are others, though they have the same names.
+    epoch: Option<u64>,
     registration: Registration,
     /// The region, as one session with its owner knows it.
     found: Mutex<Option<(Peer, Remote)>>,
 }
 
 impl Own {
+    pub fn registration(&self) -> &Registration {
+        &self.registration
+    }
+
     /// That nobody has given it back.
     pub fn check(&self) -> Result<(), Trouble> {
         match self.released.load(Ordering::Acquire) {
@@ -241,6 +247,7 @@ impl Engine {
     pub fn load_remote(&self, agent: &str, given: Given, bytes: &[u8]) -> Result<Their, Trouble> {
         let their = Their {
             agent: agent.to_owned(),
+            epoch: self.known(agent).ok().map(|known| known.connection.epoch),
             registration: Registration::decode(bytes)?,
             found: Mutex::new(None),
         };
@@ -251,6 +258,12 @@ impl Engine {
             )));
         }
         Ok(their)
+    }
+
+    /// Whether this is where an agent is by what has been loaded of it.
+    pub fn knows(&self, connection: &Connection) -> bool {
+        self.known(&connection.name)
+            .is_ok_and(|known| known.connection == *connection)
     }
 
     fn known(&self, agent: &str) -> Result<Arc<Known>, Trouble> {
@@ -308,14 +321,12 @@ impl Engine {
         {
             return Ok(remote.clone());
         }
+        if their.epoch.is_some() && self.known(&their.agent).ok().map(|known| known.connection.epoch) != their.epoch {
+            return Err(stale(their));
+        }
         let remote = match peer.region(&their.registration.region, self.patience) {
             // It was published before its metadata were made, so it has been taken back since.
-            Err(Error::TimedOut { .. }) => {
-                return Err(Trouble::Stale {
-                    agent: their.agent.clone(),
-                    region: their.registration.region.clone(),
-                });
-            }
+            Err(Error::TimedOut { .. }) => return Err(stale(their)),
             other => other?,
         };
         if remote.len() != their.registration.len {
@@ -352,6 +363,13 @@ impl Engine {
 
     pub fn close(&self) {
         self.agent.close();
+    }
+}
+
+fn stale(their: &Their) -> Trouble {
+    Trouble::Stale {
+        agent: their.agent.clone(),
+        region: their.registration.region.clone(),
     }
 }
 

@@ -11,11 +11,19 @@ mod blobs;
 #[cfg(target_arch = "x86_64")]
 mod boundary;
 mod engine;
+pub mod harness;
 pub mod interface;
 mod parameters;
 mod request;
+pub mod stand_in;
 mod stdcxx;
 mod trouble;
+
+pub use abi::Status;
+pub use blobs::Segment;
+pub use parameters::OFFERED;
+pub use request::Stage;
+pub use trouble::Trouble;
 
 /// Whether there is a plug-in for this kind of machine. How C++ returns a map is written down for one of them.
 pub const SUPPORTED: bool = cfg!(target_arch = "x86_64");

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use weft::{Direction, Memory, Peer, Prepared, Remote, Span, Spans, Transfer};
 
@@ -76,6 +77,8 @@ struct Move {
 #[derive(Debug, Default)]
 struct UnderWay {
     transfers: Vec<Transfer>,
+    /// How long the longest of them took, when all have ended.
+    took: Option<Duration>,
     /// What this agent is to be told by itself at the end.
     tell_self: Option<Vec<u8>>,
     posted: bool,
@@ -134,6 +137,11 @@ impl Request {
         }
     }
 
+    /// From the post to the end, of the last post that has ended well.
+    pub fn took(&self) -> Option<Duration> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner).took
+    }
+
     /// Calls off what is under way, and waits until nobody touches its memory any more. That comes by its deadline at the latest.
     pub fn end(&self) -> Result<(), Trouble> {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,17 +175,19 @@ impl There {
 impl UnderWay {
     fn look(&mut self, engine: &Engine) -> Result<Stage, Trouble> {
         let mut failed = None;
+        let mut took = Duration::ZERO;
         for transfer in &self.transfers {
             match transfer.poll() {
                 None => return Ok(Stage::UnderWay),
                 Some(Err(error)) => failed = Some(error),
-                Some(Ok(_)) => {}
+                Some(Ok(summary)) => took = took.max(Duration::from_nanos(summary.duration().as_ns())),
             }
         }
         // Only when all have ended is the memory free for other use.
         if let Some(error) = failed {
             return Err(error.into());
         }
+        self.took = Some(took);
         if let Some(message) = self.tell_self.take() {
             engine.tell_self(message)?;
         }

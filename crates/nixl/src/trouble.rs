@@ -6,6 +6,7 @@ use weft::{Failure, PeerError, SubmitError};
 use crate::abi::Status;
 
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum Trouble {
     #[error(transparent)]
     Weft(#[from] weft::Error),
@@ -16,6 +17,8 @@ pub enum Trouble {
     Foreign(&'static str),
     #[error("nothing is known of agent {0:?}: load its metadata first")]
     UnknownAgent(String),
+    #[error("{len} bytes at {address:#x} are not registered by {agent}, or not known to be")]
+    Unregistered { address: usize, len: usize, agent: String },
     #[error("agent {agent:?} has nothing published under {region:?} any more")]
     Stale { agent: String, region: String },
     #[error("the memory has been deregistered")]
@@ -36,7 +39,7 @@ impl Trouble {
             Trouble::Weft(error) => of(error),
             Trouble::Invalid(_) => Status::InvalidParam,
             Trouble::Foreign(_) => Status::Mismatch,
-            Trouble::UnknownAgent(_) => Status::NotFound,
+            Trouble::UnknownAgent(_) | Trouble::Unregistered { .. } => Status::NotFound,
             Trouble::Stale { .. } | Trouble::Deregistered => Status::NotAllowed,
             Trouble::Untaken { .. } => Status::Backend,
             Trouble::UnderWay => Status::RepostActive,

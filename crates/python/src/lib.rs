@@ -15,6 +15,7 @@ mod errors;
 mod hand_off;
 mod inbox;
 mod memory;
+mod nixl;
 mod pages;
 mod peer;
 mod seal;
@@ -39,6 +40,8 @@ mod _weft {
     use super::inbox::Notification;
     #[pymodule_export]
     use super::memory::Memory;
+    #[pymodule_export]
+    use super::nixl::{NixlAgent, NixlRequest, NixlSide};
     #[pymodule_export]
     use super::pages::{Pages, Spans};
     #[pymodule_export]

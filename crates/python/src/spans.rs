@@ -69,14 +69,14 @@ fn blocks(spans: &mut Spans, block: u64, indices: &Bound<'_, PyAny>) -> PyResult
 }
 
 /// An array of integers, copied out without making a Python object of each.
-struct Array {
-    shape: Vec<usize>,
-    numbers: Vec<u64>,
+pub struct Array {
+    pub shape: Vec<usize>,
+    pub numbers: Vec<u64>,
 }
 
 impl Array {
     /// `None` where it is not an array of integers of a usual size.
-    fn of(value: &Bound<'_, PyAny>, expected: &str) -> PyResult<Option<Array>> {
+    pub fn of(value: &Bound<'_, PyAny>, expected: &str) -> PyResult<Option<Array>> {
         let read = [
             Array::typed::<i64>,
             Array::typed::<i32>,

@@ -16,6 +16,11 @@ thread_local! {
 
 /// Does something that may wait. Ctrl-C ends the wait, and what was begun is given up.
 pub fn waiting<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, weft::Error> + Send) -> PyResult<T> {
+    waiting_for(py, work)?.map_err(|error| raise(py, &error))
+}
+
+/// The same for work whose outcome is the caller's to tell.
+pub fn waiting_for<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
     let done = py.detach(|| weft::interruptible(IS_WANTED.with(Rc::clone), work));
     match RAISED.take() {
         // Whatever came of the work: an exception of a signal is not to be lost.
@@ -23,7 +28,7 @@ pub fn waiting<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, weft::E
             py.detach(|| drop(done));
             Err(raised)
         }
-        None => done.map_err(|error| raise(py, &error)),
+        None => Ok(done),
     }
 }
 

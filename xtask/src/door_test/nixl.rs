@@ -41,6 +41,8 @@ enum Part {
     Theirs,
     /// What happens when the other end is late, frozen or dead.
     Faults,
+    /// The module that stands in NIXL's place where there is no NIXL: its API beside NIXL's, every function, NIXL's own tests, the faults.
+    StandIn,
     /// Ratios to UCX, through NIXL.
     Speed,
 }
@@ -67,6 +69,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
                 Part::Contract => door.contract()?,
                 Part::Theirs => door.theirs(arguments)?,
                 Part::Faults => door.faults()?,
+                Part::StandIn => door.stand_in(arguments)?,
                 Part::Speed => door.speed(arguments)?,
             };
             if !as_it_should_be {
@@ -94,10 +97,14 @@ struct Door<'a> {
 /// What `weft nixl` prints of the variable; it refuses a NIXL whose interface is another.
 fn plugin_directory(environment: &Environment, arguments: &[&str]) -> Result<String, Error> {
     let mut weft = environment.installed("weft");
-    weft.arg("nixl")
-        .args(arguments)
-        .env("XDG_CACHE_HOME", root().join("target/door/cache"));
-    let said = output(&mut weft)?;
+    weft.arg("nixl").args(arguments);
+    plugin_directory_by(&mut weft)
+}
+
+/// The same by a command that is described already.
+pub fn plugin_directory_by(weft: &mut Command) -> Result<String, Error> {
+    weft.env("XDG_CACHE_HOME", root().join("target/door/cache"));
+    let said = output(weft)?;
     let line = said
         .lines()
         .find_map(|line| line.strip_prefix("export NIXL_PLUGIN_DIR='"));
@@ -121,11 +128,7 @@ impl Door<'_> {
     fn script(&self, plugins: &str, name: &str, arguments: &[&str]) -> Result<bool, Error> {
         let mut python = self.python(plugins);
         python.arg(root().join("crates/nixl/door").join(name)).args(arguments);
-        match command::run(&mut python) {
-            Ok(()) => Ok(true),
-            Err(Error::Failed { .. }) => Ok(false),
-            Err(other) => Err(other),
-        }
+        ended_well(&mut python)
     }
 
     fn contract(&self) -> Result<bool, Error> {
@@ -156,13 +159,42 @@ impl Door<'_> {
             let mut pytest = self.python(plugins);
             pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120"]);
             pytest.args(files).args(["--backend", backend]).current_dir(&tests);
-            well &= match command::run(&mut pytest) {
-                Ok(()) => true,
-                Err(Error::Failed { .. }) => false,
-                Err(other) => return Err(other),
-            };
+            well &= ended_well(&mut pytest)?;
         }
         Ok(well)
+    }
+
+    /// `weft.nixl` needs nothing of NIXL; that it is installed here is for what is compared with it.
+    fn stand_in(&self, arguments: &Arguments) -> Result<bool, Error> {
+        let here = root().join("crates/nixl/door");
+        println!("\nNIXL's API, and that of weft.nixl:");
+        let mut well = self.script("", "api.py", &[])?;
+        for (name, more) in [("contract.py", &[][..]), ("faults.py", &["--backends", "WEFT"][..])] {
+            println!("\n{name} by weft.nixl:");
+            let mut python = self.python("");
+            python.env("WEFT_NIXL", "1").arg(here.join(name)).args(more);
+            well &= ended_well(&mut python)?;
+        }
+        let Some(checkout) = &arguments.checkout else {
+            println!("\nNIXL's own tests on weft.nixl: not run, as there is no --checkout of its repository");
+            return Ok(well);
+        };
+        println!("\nNIXL's own tests on weft.nixl:");
+        let mut pytest = self.python("");
+        pytest.args([
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "in_place",
+            "--timeout",
+            "120",
+        ]);
+        pytest.args(["test_nixl_api.py", "test_nixl_bindings.py", "--backend", "UCX"]);
+        pytest.env("PYTHONPATH", here).current_dir(checkout.join("test/python"));
+        Ok(ended_well(&mut pytest)? && well)
     }
 
     fn faults(&self) -> Result<bool, Error> {
@@ -224,6 +256,15 @@ impl Door<'_> {
             );
         }
         Ok(ROWS.len() * SIDES.len() == figures.len())
+    }
+}
+
+/// Runs what prints for itself.
+fn ended_well(command: &mut Command) -> Result<bool, Error> {
+    match command::run(command) {
+        Ok(()) => Ok(true),
+        Err(Error::Failed { .. }) => Ok(false),
+        Err(other) => Err(other),
     }
 }
 

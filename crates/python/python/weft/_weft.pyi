@@ -753,6 +753,59 @@ class Pending:
         """Whether it has ended well; `False` while it is under way. Raises if it failed."""
     def __await__(self) -> Generator[Any, None, None]: ...
 
+class _NixlAgent:
+    """What `weft.nixl` stands on: an agent of NIXL's kind. Memory is given by kind (0 of the host, 1 of devices) and rows of address, length and device,
+    which the caller vouches for. What goes wrong is raised as NIXL's exceptions."""
+
+    def __new__(cls, name: str, kind: str, parameters: Sequence[tuple[str, str]]) -> Self: ...
+    @staticmethod
+    def offered() -> list[str]:
+        """The parameters that are offered."""
+    @staticmethod
+    def has_devices() -> bool: ...
+    def register(self, kind: int, rows: _Array) -> None: ...
+    def deregister(self, kind: int, rows: _Array) -> None: ...
+    def introduction(self, part: tuple[int, _Array] | None = None, with_connection: bool = True) -> bytes:
+        """What other agents have to know of this one; of some of its memory only, where that is said."""
+    def meet(self, introduction: bytes) -> str:
+        """Learns of another agent, and tells its name."""
+    def forget(self, agent: str) -> None: ...
+    def knows(self, agent: str, kind: int, rows: _Array) -> bool: ...
+    def connect(self, agent: str) -> None: ...
+    def side(self, agent: str | None, kind: int, rows: _Array, columns: int = 3) -> _NixlSide:
+        """Looks up where descriptors lie. With five columns a row is so many blocks at a stride."""
+    def ask(
+        self,
+        write: bool,
+        here: _NixlSide,
+        here_indices: Any,
+        there: _NixlSide,
+        there_indices: Any,
+        notification: bytes | None = None,
+    ) -> _NixlRequest:
+        """Prepares a transfer. Without indices, it is of all descriptors."""
+    def post(self, request: _NixlRequest, notification: bytes | None = None) -> bool:
+        """Whether it has ended by the time of the return."""
+    def check(self, request: _NixlRequest) -> bool:
+        """Whether it has ended."""
+    def notify(self, agent: str, message: bytes) -> None: ...
+    def notifications(self) -> list[tuple[str, bytes]]:
+        """All that has been told since, with who told it."""
+    def close(self) -> None: ...
+
+class _NixlSide:
+    """Descriptors with the registrations that they lie in."""
+
+    def __len__(self) -> int: ...
+
+class _NixlRequest:
+    """A transfer that was asked for."""
+
+    def end(self) -> None:
+        """Calls it off, if it is under way. Afterwards nobody touches its memory."""
+    def telemetry(self) -> tuple[int, int, int, int, int] | None:
+        """In microseconds: when it was posted, how long that call took, how long all of it; then its bytes, and its descriptors. None before its end."""
+
 class Notification:
     """What a peer has told this agent."""
 

@@ -14,9 +14,15 @@ use super::{Setting, TABLE};
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Names the file.
 const FILE_VARIABLE: &str = "WEFT_CONFIG";
-/// Variables with our prefix that are no settings of an agent: where the file is, the token by which the router of the command is administered, and
-/// what the tests have to find here and write down.
-const OTHER_VARIABLES: [&str; 4] = [FILE_VARIABLE, "WEFT_ADMIN_TOKEN", "WEFT_REQUIRE", "WEFT_LEFT_OUT"];
+/// Variables with our prefix that are no settings of an agent: where the file is, the token by which the router of the command is administered, whether
+/// Python's `nixl` is to be Weft, and what the tests have to find here and write down.
+const OTHER_VARIABLES: [&str; 5] = [
+    FILE_VARIABLE,
+    "WEFT_ADMIN_TOKEN",
+    "WEFT_NIXL",
+    "WEFT_REQUIRE",
+    "WEFT_LEFT_OUT",
+];
 /// How much of a bad value an error repeats.
 const SHOWN_CHARS_MAX: usize = 80;
 
@@ -350,6 +356,7 @@ mod tests {
         for name in [
             "WEFT_CONFIG",
             "WEFT_ADMIN_TOKEN",
+            "WEFT_NIXL",
             "WEFT_REQUIRE",
             "WEFT_LEFT_OUT",
             "PATH",

@@ -1,4 +1,7 @@
-"""Two processes with a NIXL agent each, for the tests behind NIXL's door: this one, and a target that does what it is told."""
+"""Two processes with a NIXL agent each, for the tests behind NIXL's door: this one, and a target that does what it is told.
+
+Where `WEFT_NIXL` says so, the agents are those of `weft.nixl`, and NIXL need not be there.
+"""
 
 import ctypes
 import multiprocessing
@@ -22,6 +25,10 @@ def environment(backend, transport):
 
 
 def agent(name, backend, parameters):
+    if os.environ.get("WEFT_NIXL"):
+        import weft.nixl
+
+        weft.nixl.install_where_asked()
     from nixl._api import nixl_agent, nixl_agent_config
 
     made = nixl_agent(name, nixl_agent_config(backends=[]))
