@@ -17,6 +17,7 @@ mod inbox;
 mod memory;
 mod pages;
 mod peer;
+mod rows;
 mod seal;
 mod spans;
 mod team;
@@ -43,6 +44,8 @@ mod _weft {
     use super::pages::{Pages, Spans};
     #[pymodule_export]
     use super::peer::{Peer, Prepared, Region};
+    #[pymodule_export]
+    use super::rows::{Experts, Norms, Symmetric};
     #[pymodule_export]
     use super::seal::Seal;
     #[pymodule_export]
