@@ -496,7 +496,7 @@ def norms(rank, size):
             narrow, _ = weft.torch.FusedNorm(epsilon=epsilon, output="fp8", scale=0.02)(every[rank], residual, weight)
             torch.testing.assert_close(narrow.double() * 0.02, exact.clamp(-8.96, 8.96), rtol=0.07, atol=0.02)
     rows, weight = torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(8, dtype=torch.bfloat16)
-    torch.library.opcheck(torch.ops.weft.all_reduce_norm.default, (rows, rows, weight, 1e-6, "same", 1.0, norm._number))
+    torch.library.opcheck(torch.ops.weft.all_reduce_norm.default, (rows, rows, weight, 1e-6, "same", 1.0, norm._name))
     for wrong in [
         lambda: norm(rows.float(), rows.float(), weight.float()),
         lambda: norm(rows, rows[:1], weight),

@@ -1,4 +1,4 @@
-"""Groups by number: custom operators of torch take numbers and tensors, and no groups."""
+"""What operators of torch are called for, by name: they take tensors, numbers and texts, and no groups. A text, because compilers take numbers for something that varies."""
 
 import itertools
 import weakref
@@ -11,7 +11,7 @@ import weft
 from ._backend import Calls
 
 _numbers = itertools.count(1)
-_known: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()
 
 
 def calls_of(group: dist.ProcessGroup | None) -> Calls:
@@ -31,15 +31,15 @@ def calls_of(group: dist.ProcessGroup | None) -> Calls:
     return calls
 
 
-def remember(what: object) -> int:
-    """The number by which operators find it, for as long as somebody has it."""
-    number = next(_numbers)
-    _known[number] = what
-    return number
+def remember(what: object) -> str:
+    """The name by which operators find it, for as long as somebody has it."""
+    name = str(next(_numbers))
+    _known[name] = what
+    return name
 
 
-def found(number: int) -> object:
-    what = _known.get(number)
+def found(name: str) -> object:
+    what = _known.get(name)
     if what is None:
         raise weft.InvalidCall("what this call was made for is gone")
     return what

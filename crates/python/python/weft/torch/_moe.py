@@ -95,12 +95,12 @@ class Moe:
         self.rows, self.scales, self.row_experts, self.row_weights, self.results = tensors
         count = self.experts_here + ranks if compact else self.experts_here * ranks
         self.counts = torch.zeros(count, dtype=torch.int32, device=device)
-        self._number = remember(self)
+        self._name = remember(self)
 
     def dispatch(self, x: Tensor, experts: Tensor, weights: Tensor) -> Received:
         """Sends this rank's tokens: rows `x`, for each the numbers of its experts, where what is no expert's number stands for none, and their weights."""
         _moe_dispatch(
-            x, experts, weights, self.rows, self.scales, self.counts, self.row_experts, self.row_weights, self._number
+            x, experts, weights, self.rows, self.scales, self.counts, self.row_experts, self.row_weights, self._name
         )
         here = self.experts_here
         if self._compact:
@@ -111,7 +111,7 @@ class Moe:
 
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         """Sums what the experts gave for each token of the last dispatch. `results` lie as the received rows do; `weights` are those of the dispatch."""
-        return _moe_combine(results, weights, self._number)
+        return _moe_combine(results, weights, self._name)
 
     def check(self) -> None:
         """Raises what has become of calls that the stream has come past: `weft.OverCapacity`, once, where a rank had no room, and `weft.CollectiveError` where one failed."""
@@ -130,7 +130,7 @@ def _moe_dispatch(
     counts: Tensor,
     row_experts: Tensor,
     row_weights: Tensor,
-    moe: int,
+    moe: str,
 ) -> None:
     of = _moe(moe)
     _check_dispatch(of, x, experts, weights)
@@ -152,7 +152,7 @@ def _(x, experts, weights, rows, scales, counts, row_experts, row_weights, moe):
 
 
 @torch.library.custom_op("weft::moe_combine", mutates_args=(), device_types="cuda")
-def _moe_combine(results: Tensor, weights: Tensor, moe: int) -> Tensor:
+def _moe_combine(results: Tensor, weights: Tensor, moe: str) -> Tensor:
     of = _moe(moe)
     out = _combined(of, results, weights)
     if results.data_ptr() != of.results.data_ptr() or not results.is_contiguous():
@@ -167,8 +167,8 @@ def _(results, weights, moe):
     return _combined(_moe(moe), results, weights)
 
 
-def _moe(number: int) -> Moe:
-    moe = found(number)
+def _moe(name: str) -> Moe:
+    moe = found(name)
     assert isinstance(moe, Moe)
     return moe
 

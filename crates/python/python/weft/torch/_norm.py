@@ -49,7 +49,7 @@ class FusedNorm:
         if not 0 < scale < float("inf") or not 0 <= epsilon < float("inf"):
             raise weft.InvalidCall("a scale is above zero, and an epsilon not below")
         self._calls = calls_of(group)
-        self._number = remember(self._calls)
+        self._name = remember(self._calls)
         self.epsilon = epsilon
         self.output = output
         self.scale = scale
@@ -60,14 +60,14 @@ class FusedNorm:
 
     def __call__(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         output, residual, scales = _all_reduce_norm(
-            x, residual, weight, self.epsilon, self.output, self.scale, self._number
+            x, residual, weight, self.epsilon, self.output, self.scale, self._name
         )
         return (output, residual, scales) if self.output == "fp8_by_row" else (output, residual)
 
 
 @torch.library.custom_op("weft::all_reduce_norm", mutates_args=(), device_types=("cpu", "cuda"))
 def _all_reduce_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, output: str, scale: float, group: int
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, output: str, scale: float, group: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     calls = found(group)
     assert isinstance(calls, Calls)
