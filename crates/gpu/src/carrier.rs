@@ -137,7 +137,7 @@ impl Carrier {
         let (rank, team) = (self.rank(), self.team());
         let ranks = team.ranks();
         let far = ranks > 1 && team.is_far();
-        if !far || choose(&collective, ranks, None, team.blocks_max())?.way != Way::Bulk {
+        if !far || choose(&collective, ranks, None, team.blocks_max(), team.costs())?.way != Way::Bulk {
             // SAFETY: the caller's promise. Packets touch the caller's memory by this rank's kernel alone.
             return unsafe { self.calls.call(stream, collective, buffers) };
         }

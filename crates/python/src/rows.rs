@@ -3,7 +3,6 @@
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use weft::gpu::{
     CollectiveError, CombineBuffers, DeviceSlice, DispatchBuffers, FusedBuffers, FusedNorm, FusedNorms, Moe, MoeError,
     MoeHandle, MoeSettings, Received, Rounded, Sent,
@@ -60,17 +59,6 @@ impl Symmetric {
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.bytes()
-    }
-
-    /// How torch finds it.
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let described = PyDict::new(py);
-        described.set_item("shape", (self.inner.bytes(),))?;
-        described.set_item("typestr", "|u1")?;
-        described.set_item("data", (self.inner.address(), false))?;
-        described.set_item("version", 3)?;
-        Ok(described)
     }
 }
 
@@ -211,17 +199,6 @@ impl Experts {
             place
         };
         parts(&self.moe).map(place).to_vec()
-    }
-
-    /// How torch finds all of them.
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let described = PyDict::new(py);
-        described.set_item("shape", (self.memory.bytes(),))?;
-        described.set_item("typestr", "|u1")?;
-        described.set_item("data", (self.memory.address(), false))?;
-        described.set_item("version", 3)?;
-        Ok(described)
     }
 
     /// Puts a dispatch on a stream, into the memory that is here.

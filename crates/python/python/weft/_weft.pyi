@@ -753,8 +753,6 @@ class _Symmetric:
     def address(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 class _Norms:
     """The fused kernels of a team."""
@@ -799,8 +797,6 @@ class _Experts:
         """Every rank calls it, with the same numbers. Without `capacity` rows are in slots."""
     def places(self) -> list[tuple[int, int]]:
         """Where rows, scales, experts and weights of rows, and results lie."""
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
     def dispatch(
         self,
         tokens: int,

@@ -207,7 +207,8 @@ class Gate:
 
         chosen = self.experts[rank]
         factors = torch.where(chosen >= 0, self.factors[chosen.clamp(min=0)], 0) * self.weights[rank]
-        most = self.x[rank].double().abs() * factors.abs().sum(1, keepdim=True).double() * of_each + 1e-6
+        # What is small beside the largest of its 128 is rounded to steps of that.
+        most = (self.x[rank].double().abs() * of_each + 5e-5) * factors.abs().sum(1, keepdim=True).double() + 1e-6
         off = (got.double() - self.wanted(rank)).abs()
         assert (off <= most).all(), f"{what}: {(off / most).max().item() if off.numel() else 0} times what it may be off"
 

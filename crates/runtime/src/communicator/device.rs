@@ -19,6 +19,7 @@ use weft_fabric::cuda::{
 use weft_fabric::fork::OfProcess;
 use weft_fabric::memory::HostMemory;
 use weft_fabric::shared_memory::{DescriptorExchange, host_identity};
+use weft_plan::cost::kernels::DeviceCosts;
 use weft_plan::{Datatype, Rank};
 
 use super::{Communicator, Inner, Part};
@@ -109,7 +110,7 @@ impl Communicator {
             let why = format!("a team has at most {RANKS_MAX} ranks, and this group has {ranks}");
             return Ok(Err(NoTeam { rank: Rank(0), why }));
         }
-        let own = prepare(&options);
+        let own = prepare(&options, self.device_costs());
         let (card, own) = match own {
             Ok((card, heap, door)) => (card, Some((heap, door))),
             Err(why) => (Card::refusal(&why), None),
@@ -139,6 +140,13 @@ impl Communicator {
         }
     }
 
+    /// What kernels take, as the platform file says, which is the same on all ranks: of the first of its GPUs of which it is known, so that ranks on different ones choose alike.
+    fn device_costs(&self) -> DeviceCosts {
+        let machines = self.inner.agent.platform().machines.iter();
+        let mut known = machines.flat_map(|machine| &machine.gpus).filter_map(|gpu| gpu.costs);
+        known.next().unwrap_or_default()
+    }
+
     /// What every rank says, in their order.
     fn tell_all(&self, own: &[u8; CARD_BYTES], deadline: Duration) -> Result<Vec<[u8; CARD_BYTES]>, Error> {
         let all = Arc::new(HostMemory::from_vec(vec![0; CARD_BYTES * self.size() as usize]));
@@ -163,12 +171,13 @@ impl Communicator {
 }
 
 /// A heap of this rank's, the door at which others are given its descriptor, and what they are told.
-fn prepare(options: &DeviceTeamOptions) -> Result<(Card, Heap, DescriptorExchange), String> {
+fn prepare(options: &DeviceTeamOptions, costs: DeviceCosts) -> Result<(Card, Heap, DescriptorExchange), String> {
     let device = Device::open(options.device).map_err(|error| error.to_string())?;
     let settings = TeamSettings {
         deadline: options.deadline.min(DEADLINE_MAX),
         data_bytes: Carrier::heap_bytes(options.piece_bytes),
         blocks_a_rank: None,
+        costs,
     };
     let heap = Heap::allocate(&device, settings).map_err(|error| error.to_string())?;
     let export = heap.memory().export().map_err(|error| error.to_string())?;

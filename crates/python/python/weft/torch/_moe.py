@@ -11,6 +11,7 @@ from weft._weft import _Experts as Experts
 
 from ._groups import calls_of, found, remember
 from ._norm import _device, aligned
+from ._symmetric import tensor_at
 from ._tensors import _NOTHING, _place
 
 # Elements that share a scale where rows are sent as fp8.
@@ -78,10 +79,6 @@ class Moe:
         self.hidden, self.top_k, self.tokens_max = hidden, top_k, tokens_max
         self.experts_here = experts // ranks
         self._compact = compact
-        memory = torch.as_tensor(self._experts, device=device)
-        parts = [
-            memory[address - memory.data_ptr() :][:nbytes] for address, nbytes in self._experts.places()
-        ]
         lead = (room,) if compact else (self.experts_here, ranks, tokens_max)
         beside = (*lead, top_k) if compact else (0,)
         kinds = [
@@ -91,7 +88,10 @@ class Moe:
             (torch.float32, beside),
             (torch.bfloat16, (*lead, hidden)),
         ]
-        tensors = [part.view(dtype).view(shape) for part, (dtype, shape) in zip(parts, kinds)]
+        tensors = [
+            tensor_at(self._experts, place, dtype, shape, device)
+            for place, (dtype, shape) in zip(self._experts.places(), kinds)
+        ]
         self.rows, self.scales, self.row_experts, self.row_weights, self.results = tensors
         count = self.experts_here + ranks if compact else self.experts_here * ranks
         self.counts = torch.zeros(count, dtype=torch.int32, device=device)

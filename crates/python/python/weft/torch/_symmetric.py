@@ -23,5 +23,23 @@ def symmetric_empty(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     place = _device(device)
     memory = calls_of(group)._devices.symmetric(place, max(1, math.prod(shape) * dtype.itemsize))
-    flat = torch.as_tensor(memory, device=place)
-    return flat[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+    return tensor_at(memory, (memory.address, math.prod(shape) * dtype.itemsize), dtype, shape, place)
+
+
+class _Place:
+    """How torch finds a part of memory, and keeps its owner."""
+
+    def __init__(self, owner: object, place: tuple[int, int]) -> None:
+        address, nbytes = place
+        self.owner = owner
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def tensor_at(
+    owner: object, place: tuple[int, int], dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """A tensor that is a view of no other: compilers take no two that are written to and share a storage."""
+    tensor = torch.empty(0, dtype=dtype, device=device)
+    if not math.prod(shape):
+        return tensor.view(shape) if shape != (0,) else tensor
+    return tensor.set_(torch.as_tensor(_Place(owner, place), device=device).untyped_storage(), 0, shape)
