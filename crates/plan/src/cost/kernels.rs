@@ -159,7 +159,7 @@ mod tests {
         let costs = DeviceCosts::default();
         let time = |bytes| costs.time(Way::Bulk, &all_reduce(bytes, 8), 8).unwrap();
         let more = time(512 << 20).saturating_sub(time(256 << 20));
-        assert_eq!(more, costs.memory.time_for(Bytes(256 * 16 << 20)));
+        assert_eq!(more, costs.memory.time_for(Bytes((256 * 16) << 20)));
         // Never faster for more.
         let all: Vec<Picos> = (0..40).map(|shift| time(1 << shift)).collect();
         assert!(all.is_sorted());

@@ -4,18 +4,18 @@ use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
-use weft_fabric::cuda::{Device, DeviceFacts, device_costs, device_count};
+use weft_fabric::cuda::{Collective, Device, DeviceFacts, chosen_way, device_costs, device_count};
 use weft_fabric::discover;
-use weft_plan::cost::kernels::{DeviceCosts, KernelCall, Way};
+use weft_plan::cost::kernels::{DeviceCosts, Way};
 use weft_plan::platform::Gpu;
-use weft_plan::{Bytes, Machine, Platform};
+use weft_plan::{Bytes, Datatype, Machine, Platform, Reduction};
 
 use super::heading;
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::table::{Align, Table};
 
 /// Between how many ranks the choice is shown.
-const SHOWN_RANKS: [u64; 3] = [2, 4, 8];
+const SHOWN_RANKS: [usize; 3] = [2, 4, 8];
 
 struct Found {
     ordinal: u16,
@@ -134,7 +134,7 @@ fn print(found: &Found) -> Result<(), Complaint> {
     out!("{}", table.render());
     outln!();
     outln!(
-        "  a launch until its word is seen {:.1}; a word to a peer and back {:.2}, with fences {:.2}; a copy within it {:.0}, its memory {:.0}",
+        "  a launch until its word is seen {:.1}; a word to a peer and back {:.2}, with fences {:.2}; a copy within it {:.2}, its memory {:.2}",
         costs.launch,
         costs.flag,
         costs.signal,
@@ -153,7 +153,7 @@ fn print(found: &Found) -> Result<(), Complaint> {
             name(way).to_owned(),
             format!("{:.2}", cost.latency),
             format!("{:.2}", cost.per_span),
-            format!("{:.0}", cost.bandwidth),
+            format!("{:.1}", cost.bandwidth),
         ]);
     }
     out!("{}", table.render());
@@ -215,16 +215,18 @@ pub fn name(way: Way) -> &'static str {
 }
 
 /// Up to which power of two of bytes each way but the last is the fastest.
-fn crossovers(costs: &DeviceCosts, ranks: u64) -> Vec<(Way, Bytes)> {
+fn crossovers(costs: &DeviceCosts, ranks: usize) -> Vec<(Way, Bytes)> {
     let mut found: Vec<(Way, Bytes)> = Vec::new();
     for bytes in (3..28).map(|shift| 1u64 << shift) {
-        let call = KernelCall {
-            one_hop: bytes,
-            two_hops: Some(bytes.div_ceil(ranks)),
-            read: bytes * ranks,
-            written: bytes * ranks,
+        let all_reduce = Collective::AllReduce {
+            count: bytes / 2,
+            datatype: Datatype::Bf16,
+            reduction: Reduction::Sum,
         };
-        let way = costs.fastest(&call, ranks, |_| true);
+        // A length that cannot be reduced is none of these.
+        let Ok(way) = chosen_way(&all_reduce, ranks, costs) else {
+            break;
+        };
         match found.last_mut() {
             Some((last, until)) if *last == way => *until = Bytes(bytes),
             _ => found.push((way, Bytes(bytes))),
