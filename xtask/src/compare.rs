@@ -6,6 +6,7 @@
 mod collective;
 mod figures;
 mod file;
+mod gpu;
 mod setup;
 mod simulator;
 mod table;
@@ -34,6 +35,8 @@ enum What {
     Collective(collective::Arguments),
     /// Blocks between memory and a file, beside fio.
     File(file::Arguments),
+    /// What a GPU has to show, beside NCCL, torch and what its memory could move: a bundle for a machine with one.
+    Gpu(gpu::Arguments),
     /// The simulated networks, beside what others' simulators took on the same machine.
     Simulator(simulator::Arguments),
     /// KV hand-offs between instances of vLLM, beside its NixlConnector.
@@ -67,6 +70,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         What::Transfer(arguments) => transfers(arguments),
         What::Collective(arguments) => collective::run(arguments),
         What::File(arguments) => file::run(arguments),
+        What::Gpu(arguments) => gpu::run(arguments),
         What::Simulator(arguments) => simulator::run(arguments),
         What::Vllm(arguments) => vllm::run(arguments),
     }

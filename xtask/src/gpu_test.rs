@@ -25,12 +25,13 @@ pub struct Arguments {
 }
 
 /// Test programs, by package and name.
-const TESTS: [(&str, &str); 10] = [
+const TESTS: [(&str, &str); 11] = [
     ("weft-gpu", "device"),
     ("weft-gpu", "collective"),
     ("weft-gpu", "device_api"),
     ("weft-gpu", "fused_norm"),
     ("weft-gpu", "experts"),
+    ("weft-gpu", "gauge"),
     ("weft-fabric", "cuda_conformance"),
     ("weft-fabric", "cuda_processes"),
     ("weft", "gpu"),
@@ -102,6 +103,7 @@ if ls ./*.whl > /dev/null 2>&1; then
     echo "== Python"
     python3 -m pip install --quiet --no-deps --no-index --upgrade --target site ./*.whl && PYTHONPATH=site python3 tensors.py || failed=1
     PYTHONPATH=site python3 torch_cuda.py || failed=1
+    PYTHONPATH=site python3 torch_rows.py || failed=1
 fi
 exit $failed
 "#;
@@ -140,7 +142,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
             "--out",
         ]);
         run_command(maturin.arg(&out).current_dir(root()))?;
-        for script in ["tensors.py", "torch_cuda.py"] {
+        for script in ["tensors.py", "torch_cuda.py", "torch_rows.py"] {
             copy(&root().join("crates/python/tests/gpu").join(script), &out.join(script))?;
         }
     }
@@ -152,15 +154,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         path: script.clone(),
         source,
     })?;
-    let packed = out.with_extension("tar.xz");
-    run_command(
-        Command::new("tar")
-            .arg("-cJf")
-            .arg(&packed)
-            .arg("-C")
-            .arg(&out)
-            .arg("."),
-    )?;
+    let packed = pack(&out)?;
     let bytes = fs::metadata(&packed).map_or(0, |packed| packed.len());
     println!(
         "{}.tar.xz: {:.1} MB; carry it to a machine with a GPU, unpack it there, and: ./run",
@@ -180,8 +174,16 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     }
 }
 
+/// A folder as one file beside it, which is told.
+pub fn pack(out: &Path) -> Result<PathBuf, Error> {
+    let packed = out.with_extension("tar.xz");
+    let mut tar = Command::new("tar");
+    run_command(tar.arg("-cJf").arg(&packed).arg("-C").arg(out).arg("."))?;
+    Ok(packed)
+}
+
 /// Builds, and says where the program is.
-fn built(command: &mut Command) -> Result<PathBuf, Error> {
+pub fn built(command: &mut Command) -> Result<PathBuf, Error> {
     command.args(["--message-format", "json-render-diagnostics"]);
     let line = format!("{command:?}");
     let failed = move |code| Error::Failed {
@@ -200,11 +202,11 @@ fn built(command: &mut Command) -> Result<PathBuf, Error> {
 }
 
 /// A program without its symbols.
-fn take(program: &Path, to: &Path) -> Result<(), Error> {
+pub fn take(program: &Path, to: &Path) -> Result<(), Error> {
     run_command(Command::new("strip").arg("-o").arg(to).arg(program))
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+pub fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     fs::copy(from, to).map(|_| ()).map_err(|source| Error::File {
         path: from.to_owned(),
         source,

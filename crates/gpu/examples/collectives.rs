@@ -2,15 +2,20 @@
 //!
 //! `cargo run --release -p weft-gpu --example collectives`
 //!
+//! `--ranks 8` is about eight ranks alone, `--few` leaves out what is no row of a comparison, and `--nccl libnccl.so.2` puts NCCL beside it, launched by the same threads: several ranks of NCCL share a device
+//! from 2.30 on, where `NCCL_MULTI_RANK_GPU_ENABLE=1` is set, and four or more need fewer blocks (`NCCL_MAX_CTAS`), which is set here, for all ranks of a process: one number of ranks a run.
+//!
 //! Four ways to launch: a thread for each rank (`threads`, by the host's clock, many calls in a row), one launch for all ranks (`together`), and both captured in a graph (`graph`,
 //! `graph 1`), by events. Microseconds a call; bf16; the bytes are those of the whole buffer.
+
+mod nccl;
 
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use weft_gpu::{
-    Buffers, Collective, CollectiveError, Collectives, Device, DeviceMemory, DeviceSlice, Moment, Pinned, Stream, Team,
-    TeamSettings, Way,
+    Buffers, Collective, CollectiveError, Collectives, Device, DeviceMemory, DeviceSlice, GpuError, Moment, Pinned,
+    Stream, Team, TeamSettings, Way,
 };
 use weft_plan::{Datatype, Reduction};
 
@@ -68,6 +73,13 @@ struct Bench {
     team: Arc<Team>,
     streams: Vec<Stream>,
     buffers: Vec<(DeviceMemory, DeviceMemory)>,
+    beside: Option<Beside>,
+}
+
+/// NCCL, and its ranks.
+struct Beside {
+    nccl: nccl::Nccl,
+    ranks: Vec<nccl::Rank>,
 }
 
 impl Bench {
@@ -78,6 +90,7 @@ impl Bench {
             team: team(device, ranks)?,
             streams: Vec::new(),
             buffers: Vec::new(),
+            beside: None,
         };
         let block = random_bf16(16 << 20);
         for _ in 0..ranks {
@@ -135,26 +148,52 @@ impl Bench {
         (0..self.streams.len()).try_for_each(|rank| self.team.check(rank))
     }
 
-    /// A thread for each rank, by the host's clock.
     fn by_threads(&self, collective: Collective, calls: usize) -> Outcome<f64> {
+        let own: Outcome<Vec<_>> = (0..self.streams.len())
+            .map(|rank| Collectives::new(&self.team, rank))
+            .collect();
+        let own = own?;
+        let took = self.threads(calls, |rank| self.each(&own[rank], collective), CollectiveError::from);
+        self.settle()?;
+        took
+    }
+
+    /// The same by NCCL.
+    fn by_nccl(&self, collective: Collective, calls: usize) -> Option<Result<f64, String>> {
+        let Beside { nccl, ranks } = self.beside.as_ref()?;
+        let call = |rank: usize| {
+            let buffers = self.buffers(rank, collective);
+            let places = (buffers.input.address, buffers.output.address);
+            nccl.call(ranks[rank], collective, places, &self.streams[rank])
+        };
+        Some(self.threads(calls, call, |error| error.to_string()))
+    }
+
+    /// A thread for each rank, by the host's clock.
+    fn threads<E: Send>(
+        &self,
+        calls: usize,
+        call: impl Fn(usize) -> Result<(), E> + Sync,
+        gpu: impl Fn(GpuError) -> E + Sync,
+    ) -> Result<f64, E> {
         let barrier = Barrier::new(self.streams.len());
-        let one = |rank: usize| -> Outcome<f64> {
+        let one = |rank: usize| -> Result<f64, E> {
             let mut took = Vec::new();
-            let own = Collectives::new(&self.team, rank)?;
             for repeat in 0..=REPEATS {
                 barrier.wait();
                 let began = Instant::now();
-                let put = (0..calls).try_for_each(|_| self.each(&own, collective));
+                let put = (0..calls).try_for_each(|_| call(rank));
                 let ended = self.streams[rank].synchronize();
                 barrier.wait();
                 put?;
-                ended?;
+                ended.map_err(&gpu)?;
                 if repeat > 0 {
                     took.push(began.elapsed().as_secs_f64() * 1e6 / calls as f64);
                 }
             }
             Ok(median(took))
         };
+        let one = &one;
         let took = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.streams.len())
                 .map(|rank| scope.spawn(move || one(rank)))
@@ -164,7 +203,6 @@ impl Bench {
                 .map(|thread| thread.join().expect("a thread"))
                 .collect::<Vec<_>>()
         });
-        self.settle()?;
         took.into_iter().next().expect("a rank")
     }
 
@@ -264,17 +302,73 @@ fn length(bytes: u64) -> String {
     }
 }
 
+struct Arguments {
+    ranks: Vec<usize>,
+    few: bool,
+    nccl: Option<String>,
+}
+
+impl Arguments {
+    fn read() -> Arguments {
+        let mut read = Arguments {
+            ranks: vec![2, 4, 8],
+            few: false,
+            nccl: None,
+        };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--few" => read.few = true,
+                "--nccl" => read.nccl = arguments.next(),
+                "--ranks" => {
+                    let ranks = arguments.next().and_then(|ranks| ranks.parse().ok());
+                    read.ranks = vec![ranks.expect("--ranks is followed by how many")];
+                }
+                other => panic!("{other}: --ranks N, --few and --nccl LIBRARY are known"),
+            }
+        }
+        read
+    }
+}
+
+/// Makes NCCL take several ranks on a device, with as many blocks of each as all have room for together.
+///
+/// # Safety
+/// No other thread may look at the environment meanwhile.
+unsafe fn ask_for_several_ranks(ranks: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        std::env::set_var("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+        if ranks > 2 {
+            std::env::set_var("NCCL_MAX_CTAS", if ranks > 4 { "8" } else { "16" });
+        }
+    }
+}
+
 fn main() -> Outcome<()> {
     // Streams that share one of the driver's queues wait for each other, and here kernels of one stream wait for those of others.
     // SAFETY: the only thread, before the driver is loaded.
     unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
+    let Arguments { ranks, few, nccl } = Arguments::read();
     let began = Instant::now();
     let device = Device::open(0)?;
     // Keeps the kernels loaded.
     let alone = team(&device, 1)?;
-    let few = std::env::args().any(|argument| argument == "--few");
-    for ranks in [2usize, 4, 8] {
+    for ranks in ranks {
         let mut bench = Bench::new(&device, ranks, &alone)?;
+        if let Some(path) = &nccl {
+            // SAFETY: no other thread looks at the environment.
+            unsafe { ask_for_several_ranks(ranks) };
+            let nccl = nccl::Nccl::load(path);
+            let beside = nccl.and_then(|nccl| nccl.ranks(ranks).map(|ranks| Beside { nccl, ranks }));
+            match beside {
+                Ok(beside) => {
+                    println!("NCCL {}", beside.nccl.version);
+                    bench.beside = Some(beside);
+                }
+                Err(why) => println!("no NCCL: {why}"),
+            }
+        }
         let blocks = bench.team.blocks_max();
         println!(
             "{device:?}, {ranks} ranks, {blocks} blocks a rank at most, after {:.1} s",
@@ -318,11 +412,19 @@ fn main() -> Outcome<()> {
                 let one = bench.cell(|bench| bench.by_graph(collective, None, calls, false));
                 let floor = op.bytes_moved(bytes, all) as f64 / BYTES_A_MICROSECOND;
                 let share = one.parse::<f64>().map_or(0.0, |took| 100.0 * floor / took);
+                let beside = match bench.by_nccl(collective, calls) {
+                    Some(Ok(took)) => format!("; NCCL {took:.2}"),
+                    Some(Err(why)) => format!("; {why}"),
+                    None => String::new(),
+                };
                 println!(
-                    "{op:?} {}: {threads}, {together}, {graph}, {one}; {floor:.2}, {share:.0} %",
+                    "{op:?} {}: {threads}, {together}, {graph}, {one}; {floor:.2}, {share:.0} %{beside}",
                     length(bytes)
                 );
             }
+        }
+        if nccl.is_some() {
+            continue;
         }
         println!("all-reduce by way (graph 1): one-shot, two-shot, bulk");
         for shift in 13..=20 {

@@ -7,6 +7,8 @@
 //! How a call is cut depends on nothing but its size, so all ranks cut it alike. What is copied is each rank's own affair: a buffer that lies in the heap is used where it lies, unless the
 //! call is cut across it.
 
+mod norm;
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
@@ -90,14 +92,25 @@ impl Carrier {
         let (rank, ranks) = (self.rank(), self.team().ranks());
         self.team().check(rank)?;
         collective.check(rank, ranks, &buffers)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.in_order(stream, || self.put(stream, collective, buffers)) }
+    }
+
+    /// Puts other calls of this rank's on a stream, in one order with its collectives: kernels of a team count their calls, so two must not be there at once.
+    ///
+    /// # Safety
+    /// The stream must be one of this device's.
+    pub unsafe fn in_order<E: From<GpuError>>(
+        &self,
+        stream: u64,
+        put: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's promise.
-        unsafe {
-            order.begin(stream)?;
-            self.put(stream, collective, buffers)?;
-            order.end(stream)?;
-        }
-        Ok(())
+        unsafe { order.begin(stream)? };
+        put()?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { order.end(stream) }?)
     }
 
     /// What comes on the stream from now on comes after what is on the streams of all other ranks when they put their barrier there.
@@ -124,7 +137,7 @@ impl Carrier {
         let (rank, team) = (self.rank(), self.team());
         let ranks = team.ranks();
         let far = ranks > 1 && team.is_far();
-        if !far || choose(&collective, ranks, None, team.blocks_max())?.way != Way::Bulk {
+        if !far || choose(&collective, ranks, None, team.blocks_max(), team.costs())?.way != Way::Bulk {
             // SAFETY: the caller's promise. Packets touch the caller's memory by this rank's kernel alone.
             return unsafe { self.calls.call(stream, collective, buffers) };
         }

@@ -1,27 +1,14 @@
 //! Which kernel a call takes, and how many blocks.
 
-use weft_plan::Datatype;
+use weft_plan::cost::kernels::{DeviceCosts, KernelCall};
+use weft_plan::{Datatype, Picos};
+
+pub use weft_plan::cost::kernels::Way;
 
 use crate::collective::{Collective, CollectiveError, Folding};
 use crate::kernels::{Float, Kernel, Reduced, THREADS, Width};
 use crate::layout::Layout;
 
-/// How the bytes of a call go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
-    /// By packets, in one hop: everything to everybody who needs it.
-    OneShot,
-    /// By packets, in two hops: all-reduce alone. Every rank reduces a part, and sends that to all.
-    TwoShot,
-    /// Every rank reads and writes the buffers of the others, between two meetings.
-    Bulk,
-}
-
-/// In one hop everything goes to every rank that needs it, twice as long as it is. Up to so many bytes from one rank to all together that is quicker than a second hop, or two
-/// meetings. As `examples/collectives.rs` found it on an H200.
-const ONE_SHOT_BYTES_MAX: u64 = 512 << 10;
-/// Up to so many bytes of a rank's part a second hop of packets is quicker than two meetings.
-const TWO_SHOT_PART_BYTES_MAX: u64 = 16 << 10;
 /// What a packet carries, and what a vector has.
 const EIGHT: u64 = 8;
 const VECTOR: u64 = 16;
@@ -39,27 +26,18 @@ pub(crate) fn choose(
     ranks: usize,
     way: Option<Way>,
     blocks_max: u32,
+    costs: &DeviceCosts,
 ) -> Result<Choice, CollectiveError> {
     let (input, output) = collective.bytes(ranks)?;
     let all = ranks as u64;
-    // What one rank sends another in a hop.
-    let (one_hop, two_hops) = match collective {
-        Collective::AllReduce { .. } => (input, Some(part(input, all, EIGHT))),
-        Collective::ReduceScatter { .. } => (output, None),
-        Collective::AllGather { .. } | Collective::Broadcast { .. } => (input, None),
-        Collective::AllToAll { .. } => (input / all, None),
-    };
-    let way = way.unwrap_or(match two_hops {
-        _ if one_hop.saturating_mul(all) <= ONE_SHOT_BYTES_MAX => Way::OneShot,
-        Some(part) if part <= TWO_SHOT_PART_BYTES_MAX => Way::TwoShot,
-        _ => Way::Bulk,
-    });
-    let fits = match way {
+    let (one_hop, two_hops) = hops(collective, all, (input, output));
+    let has_room = |way| match way {
         Way::OneShot => one_hop <= Layout::ONE_HOP_BYTES_MAX,
         Way::TwoShot => two_hops.is_some_and(|part| part <= Layout::TWO_HOP_BYTES_MAX),
         Way::Bulk => true,
     };
-    if !fits {
+    let way = way.unwrap_or_else(|| costs.fastest(&kernel_call(collective, ranks, (input, output)), all, has_room));
+    if !has_room(way) {
         return Err(CollectiveError::NotThisWay);
     }
     // What the threads of a rank share among them.
@@ -86,6 +64,47 @@ pub(crate) fn choose(
         _ => Kernel::MovePackets,
     };
     Ok(Choice { way, kernel, blocks })
+}
+
+/// What one rank sends another by packets, in one hop and in each of two.
+fn hops(collective: &Collective, all: u64, (input, output): (u64, u64)) -> (u64, Option<u64>) {
+    match collective {
+        Collective::AllReduce { .. } => (input, Some(part(input, all, EIGHT))),
+        Collective::ReduceScatter { .. } => (output, None),
+        Collective::AllGather { .. } | Collective::Broadcast { .. } => (input, None),
+        Collective::AllToAll { .. } => (input / all, None),
+    }
+}
+
+/// A call as the cost model has it.
+fn kernel_call(collective: &Collective, ranks: usize, (input, output): (u64, u64)) -> KernelCall {
+    let all = ranks as u64;
+    let (one_hop, two_hops) = hops(collective, all, (input, output));
+    let readers = match collective {
+        Collective::Broadcast { .. } => 1,
+        _ => all,
+    };
+    KernelCall {
+        one_hop,
+        two_hops,
+        read: input.saturating_mul(readers),
+        written: output.saturating_mul(all),
+    }
+}
+
+/// Which way a call takes that asks for none, between ranks that share a device.
+pub fn chosen_way(collective: &Collective, ranks: usize, costs: &DeviceCosts) -> Result<Way, CollectiveError> {
+    Ok(choose(collective, ranks, None, 1, costs)?.way)
+}
+
+/// How long the model says that a call takes each way, on a device that its ranks share.
+pub fn predicted(
+    collective: &Collective,
+    ranks: usize,
+    costs: &DeviceCosts,
+) -> Result<[(Way, Option<Picos>); 3], CollectiveError> {
+    let call = kernel_call(collective, ranks, collective.bytes(ranks)?);
+    Ok(Way::ALL.map(|way| (way, costs.time(way, &call, ranks as u64))))
 }
 
 /// A rank's part of what is cut into as many as there are ranks, at multiples of `unit`.
@@ -130,7 +149,7 @@ mod tests {
         for ranks in 2..=8 {
             let mut before = Way::OneShot;
             for shift in 4..30 {
-                let choice = choose(&all_reduce(1 << shift), ranks, None, 49).unwrap();
+                let choice = choose(&all_reduce(1 << shift), ranks, None, 49, &DeviceCosts::default()).unwrap();
                 let weight = |way| match way {
                     Way::OneShot => 0,
                     Way::TwoShot => 1,
@@ -141,7 +160,7 @@ mod tests {
                 before = choice.way;
             }
             assert_eq!(before, Way::Bulk);
-            let small = choose(&all_reduce(16), ranks, None, 49).unwrap();
+            let small = choose(&all_reduce(16), ranks, None, 49, &DeviceCosts::default()).unwrap();
             assert_eq!((small.kernel, small.blocks), (Kernel::OneShot, 1));
         }
     }
@@ -161,7 +180,7 @@ mod tests {
                     Collective::AllToAll { bytes },
                     Collective::Broadcast { bytes, root: 1 },
                 ] {
-                    let choice = choose(&collective, ranks, None, 49);
+                    let choice = choose(&collective, ranks, None, 49, &DeviceCosts::default());
                     assert!(choice.is_ok(), "{collective:?} {ranks} {choice:?}");
                 }
             }
@@ -172,14 +191,23 @@ mod tests {
     fn a_way_that_does_not_fit_is_refused() {
         let refused = |collective, ways: &[Way]| {
             for way in ways {
-                let choice = choose(&collective, 4, Some(*way), 49);
+                let choice = choose(&collective, 4, Some(*way), 49, &DeviceCosts::default());
                 assert_eq!(choice, Err(CollectiveError::NotThisWay), "{collective:?} {way:?}");
             }
         };
         refused(all_reduce(1 << 20), &[Way::OneShot, Way::TwoShot]);
         refused(Collective::AllGather { bytes: 16 }, &[Way::TwoShot]);
         refused(Collective::AllToAll { bytes: 1 << 20 }, &[Way::OneShot]);
-        assert!(choose(&all_reduce(512 << 10), 4, Some(Way::TwoShot), 49).is_ok());
+        assert!(
+            choose(
+                &all_reduce(512 << 10),
+                4,
+                Some(Way::TwoShot),
+                49,
+                &DeviceCosts::default()
+            )
+            .is_ok()
+        );
     }
 
     #[test]
@@ -190,7 +218,9 @@ mod tests {
                 datatype,
                 reduction,
             };
-            choose(&collective, ranks, None, 49).unwrap().kernel
+            choose(&collective, ranks, None, 49, &DeviceCosts::default())
+                .unwrap()
+                .kernel
         };
         use Reduction::{Avg, Max, Sum};
         assert_eq!(chosen(Datatype::Bf16, Sum, 2), Kernel::Sum(Float::Bf16, Width::Two));

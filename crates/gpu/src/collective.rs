@@ -438,7 +438,7 @@ impl Team {
             // SAFETY: the caller's promise.
             return unsafe { self.copy(stream, &buffers[0], output) };
         }
-        let choice = choose(collective, ranks, way, self.blocks_max())?;
+        let choice = choose(collective, ranks, way, self.blocks_max(), self.costs())?;
         let mut call = CallView::new(collective, ranks);
         for (local, (rank, buffers)) in call.locals.iter_mut().zip((first..).zip(buffers)) {
             *local = LocalView {

@@ -220,6 +220,10 @@ impl Device {
         self.multiprocessors
     }
 
+    pub(crate) fn handle(&self) -> CUdevice {
+        self.handle
+    }
+
     /// The driver has no life in a forked child, and calls there may never return.
     pub(crate) fn check_process(&self) -> Result<(), GpuError> {
         match std::process::id() == self.process {

@@ -138,7 +138,7 @@ impl FusedNorm {
     }
 
     /// What is wrong with a rank's buffers, if anything is.
-    fn check(&self, of: &FusedBuffers) -> Result<(), CollectiveError> {
+    pub(crate) fn check(&self, of: &FusedBuffers) -> Result<(), CollectiveError> {
         self.check_shape()?;
         let bytes = self.bytes();
         let needed = [
@@ -322,6 +322,11 @@ impl FusedNorms {
     ) -> Result<(), CollectiveError> {
         // SAFETY: the caller's promise.
         unsafe { self.put(stream, rank, norm, std::slice::from_ref(buffers), way) }
+    }
+
+    /// Which way a call takes that asks for none.
+    pub(crate) fn way(&self, norm: &FusedNorm) -> Result<Way, CollectiveError> {
+        Ok(choose(norm, self.team.ranks(), None, self.blocks_max)?.way)
     }
 
     /// All ranks of this process at once, in one launch: `buffers` in the order of their ranks.

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use weft_plan::cost::kernels::DeviceCosts;
+
 use crate::collective::CollectiveError;
 use crate::device::{Device, GpuError};
 use crate::kernels::Kernels;
@@ -25,6 +27,8 @@ pub struct TeamSettings {
     /// Blocks of one rank's launch at most. Kernels wait for each other, so all blocks of all ranks of one device have to fit on it at the same time, beside everything else that is there
     /// and does not end: whoever uses two teams of one device at once gives each a part. By default what a device takes, divided by the ranks of the team.
     pub blocks_a_rank: Option<u32>,
+    /// What calls take each way, by which the fastest is chosen.
+    pub costs: DeviceCosts,
 }
 
 impl Default for TeamSettings {
@@ -33,6 +37,7 @@ impl Default for TeamSettings {
             deadline: Duration::from_secs(30),
             data_bytes: 0,
             blocks_a_rank: None,
+            costs: DeviceCosts::default(),
         }
     }
 }
@@ -200,6 +205,7 @@ pub struct Team {
     heaps: Vec<DeviceMemory>,
     host: Pinned,
     blocks_max: u32,
+    costs: DeviceCosts,
     windows: Mutex<Vec<Window>>,
 }
 
@@ -307,6 +313,7 @@ impl Team {
             heaps,
             host,
             blocks_max,
+            costs: settings.costs,
             windows: Mutex::new(Vec::new()),
         };
         if far {
@@ -329,6 +336,10 @@ impl Team {
     /// Blocks of one rank's launch at most.
     pub fn blocks_max(&self) -> u32 {
         self.blocks_max
+    }
+    /// What calls take, by which the way of each is chosen.
+    pub fn costs(&self) -> &DeviceCosts {
+        &self.costs
     }
     /// What a kernel of the application is passed for a rank of this process.
     pub fn view(&self, rank: usize) -> Result<TeamView, CollectiveError> {

@@ -3,6 +3,7 @@
 pub mod device;
 mod fit;
 mod handover;
+pub mod kernels;
 mod placement;
 mod profile;
 pub mod roofline;

@@ -25,6 +25,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::cost::LinkCost;
+use crate::cost::kernels::DeviceCosts;
 use crate::units::{Bandwidth, Bytes, Picos};
 
 pub use cores::{CoreListError, Cores};
@@ -125,6 +126,9 @@ pub struct Gpu {
     pub pci: Option<String>,
     pub numa: Option<u16>,
     pub memory: Option<Bytes>,
+    /// What kernels between ranks take there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub costs: Option<DeviceCosts>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -25,6 +25,7 @@ import_exception!(weft._errors, TimedOut);
 import_exception!(weft._errors, Full);
 import_exception!(weft._errors, InvalidCall);
 import_exception!(weft._errors, GpuError);
+import_exception!(weft._errors, OverCapacity);
 import_exception!(weft._errors, NotBorrowable);
 import_exception!(weft._errors, LeaseEnded);
 import_exception!(weft._errors, StillInUse);
@@ -217,6 +218,15 @@ fn device_failed(py: Python<'_>, rank: Option<weft::Rank>, cause: weft::DeviceCa
         value.setattr("step", 0)?;
         value.setattr("called", py.None())?;
         value.setattr("others", Vec::<(u32, String)>::new())
+    })
+}
+
+/// Tokens for which a rank had no room.
+pub fn over_capacity(py: Python<'_>, text: String, rank: usize, needed: u64, capacity: u64) -> PyErr {
+    with(py, OverCapacity::new_err(text), |value| {
+        value.setattr("rank", rank)?;
+        value.setattr("needed", needed)?;
+        value.setattr("capacity", capacity)
     })
 }
 

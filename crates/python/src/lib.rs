@@ -18,6 +18,7 @@ mod memory;
 mod nixl;
 mod pages;
 mod peer;
+mod rows;
 mod seal;
 mod spans;
 mod team;
@@ -46,6 +47,8 @@ mod _weft {
     use super::pages::{Pages, Spans};
     #[pymodule_export]
     use super::peer::{Peer, Prepared, Region};
+    #[pymodule_export]
+    use super::rows::{Experts, Norms, Symmetric};
     #[pymodule_export]
     use super::seal::Seal;
     #[pymodule_export]

@@ -129,7 +129,6 @@ impl Team {
         self.live()?.check().map_err(|error| raise(py, &error))
     }
 
-    /// Waits for the kernels of this rank, and lets go of the heaps.
     /// Ends all waits of kernels, here and soon at the other ranks. Nothing can be asked of the team afterwards.
     fn abort(&self) {
         if let Ok(team) = self.live() {
@@ -145,7 +144,7 @@ impl Team {
 }
 
 impl Team {
-    fn live(&self) -> PyResult<Arc<DeviceTeam>> {
+    pub fn live(&self) -> PyResult<Arc<DeviceTeam>> {
         let team = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
         team.ok_or_else(|| invalid("the team has been closed"))
     }

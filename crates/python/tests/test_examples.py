@@ -17,6 +17,7 @@ SAYS = {
     "12_torch_ddp.py": "2 ranks over weft have learned it",
     "14_hand_off.py": "the blocks of prompt 1 are free: everybody has it",
     "15_torch_cuda.py": "2 ranks over weft agree: True",
+    "16_torch_rows_cuda.py": "2 ranks: every token doubled by its experts: True",
     "13_own_schedule.py": "by the schedule chain every rank has 6.0; one that forgets a contribution is refused",
 }
 

@@ -47,6 +47,11 @@ def test_training(name, tmp_path):
     on_ranks(name, 2, tmp_path)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_norms_of_sums(size, tmp_path):
+    on_ranks("norms", size, tmp_path)
+
+
 def test_checkpoint(tmp_path):
     on_ranks("checkpoint", 2, tmp_path, str(tmp_path / "checkpoint"))
 

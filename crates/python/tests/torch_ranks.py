@@ -471,6 +471,59 @@ def forked(rank, size):
     assert tensor[0] == size * size and received[0] == other
 
 
+def norms(rank, size):
+    """All-reduce, residual and RMSNorm as one operator, for tensors in host memory, against f64."""
+    generator = torch.Generator().manual_seed(3)
+    epsilon = 1e-5
+    for dtype in (torch.bfloat16, torch.float16):
+        for shape in [(1, 8), (5, 264), (2, 3, 1024)]:
+            every = torch.randn(size, *shape, generator=generator).to(dtype)
+            residual, weight = (torch.randn(s, generator=generator).to(dtype) for s in (shape, shape[-1:]))
+            summed = (every.float().sum(0) + residual.float()).to(dtype)
+            wide = summed.double()
+            exact = wide / (wide.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.double()
+            norm = weft.torch.FusedNorm(epsilon=epsilon)
+            output, after = norm(every[rank], residual, weight)
+            # Sums of the same numbers in another order may be rounded to a neighbour.
+            torch.testing.assert_close(after, summed)
+            torch.testing.assert_close(output.double(), exact, rtol=0.02, atol=0.02)
+            compiled = torch.compile(lambda *of: norm(*of)[0] * 2, backend="aot_eager", fullgraph=True)
+            same(compiled(every[rank], residual, weight), output * 2)
+            narrow, after, scales = weft.torch.FusedNorm(epsilon=epsilon, output="fp8_by_row")(every[rank], residual, weight)
+            assert narrow.dtype == torch.float8_e4m3fn and scales.shape == shape[:-1]
+            torch.testing.assert_close(scales.double(), exact.abs().amax(-1) / 448, rtol=0.02, atol=1e-9)
+            torch.testing.assert_close(narrow.double() * scales[..., None].double(), exact, rtol=0.07, atol=0.02)
+            narrow, _ = weft.torch.FusedNorm(epsilon=epsilon, output="fp8", scale=0.02)(every[rank], residual, weight)
+            torch.testing.assert_close(narrow.double() * 0.02, exact.clamp(-8.96, 8.96), rtol=0.07, atol=0.02)
+    rows, weight = torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(8, dtype=torch.bfloat16)
+    torch.library.opcheck(torch.ops.weft.all_reduce_norm.default, (rows, rows, weight, 1e-6, "same", 1.0, norm._name))
+    for wrong in [
+        lambda: norm(rows.float(), rows.float(), weight.float()),
+        lambda: norm(rows, rows[:1], weight),
+        lambda: norm(rows, rows, weight[:4]),
+        lambda: norm(rows, rows, weight.half()),
+        lambda: weft.torch.FusedNorm(output="fp4"),
+        lambda: weft.torch.FusedNorm(scale=0.0),
+        lambda: weft.torch.FusedNorm(dist.new_group(backend="gloo")),
+    ]:
+        try:
+            wrong()
+        except weft.InvalidCall:
+            continue
+        raise AssertionError("it was taken")
+    # It may outlive its group.
+    group = dist.new_group()
+    late = weft.torch.FusedNorm(group)
+    late(rows, rows, weight)
+    dist.destroy_process_group(group)
+    try:
+        late(rows, rows, weight)
+    except RuntimeError as error:
+        assert "destroyed" in str(error), error
+    else:
+        raise AssertionError("a group that is gone was called")
+
+
 def killed(rank, size):
     tensor = torch.ones(1 << 20)
     dist.all_reduce(tensor)

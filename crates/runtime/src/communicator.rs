@@ -50,7 +50,7 @@ use state::{Ended, State};
 
 pub use bootstrap::{JoinOptions, Member};
 pub use call::Call;
-pub use device::{DeviceCause, DeviceTeam, DeviceTeamOptions, NoTeam};
+pub use device::{DeviceCause, DeviceTeam, DeviceTeamOptions, NoTeam, Symmetric};
 pub use failure::CollectiveFailed;
 pub use membership::ShrinkOptions;
 pub use pending::Pending;

@@ -28,7 +28,7 @@ pub use atomic::{AtomicBuilder, AtomicOperation};
 pub use borrow::Borrowed;
 pub use communicator::{
     Call, CallError, CollectiveFailed, Communicator, DeviceCause, DeviceTeam, DeviceTeamOptions, JoinOptions, Member,
-    NoTeam, Operator, Part, Pending, QuantizedOptions, Schedule, ShrinkOptions, Way,
+    NoTeam, Operator, Part, Pending, QuantizedOptions, Schedule, ShrinkOptions, Symmetric, Way,
 };
 pub use driver::Turns;
 pub use error::{AtomicFailed, Error, TransferFailed};

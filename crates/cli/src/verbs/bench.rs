@@ -2,6 +2,7 @@
 
 pub mod collective;
 pub mod file;
+pub mod gpu;
 pub mod store;
 pub mod transfer;
 
@@ -17,6 +18,7 @@ pub enum Bench {
     Transfer(transfer::Transfer),
     Collective(collective::Collective),
     File(file::File),
+    Gpu(gpu::Gpu),
     Store(store::Store),
 }
 
@@ -26,6 +28,7 @@ impl Bench {
             Bench::Transfer(verb) => verb.run(overrides),
             Bench::Collective(verb) => verb.run(overrides),
             Bench::File(verb) => verb.run(overrides),
+            Bench::Gpu(verb) => verb.run(overrides),
             Bench::Store(verb) => verb.run(),
         }
     }

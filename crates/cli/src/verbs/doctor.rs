@@ -1,6 +1,7 @@
 //! `weft doctor`: what this machine has, which transports work, what bounds them, and what to do about it.
 
 mod files;
+pub mod gpu;
 mod ranks;
 mod rdma;
 mod stacks;
@@ -56,6 +57,9 @@ pub struct Doctor {
     /// With --stacks: the Python that they are installed for; by default the one that runs this command, else python3
     #[arg(long, value_name = "PROGRAM", requires = "stacks")]
     python: Option<PathBuf>,
+    /// Say instead what the GPUs of this machine can do, and measure what kernels take there: a few seconds each. With --platform the constants go into that file, beside what is there already
+    #[arg(long, conflicts_with_all = ["thorough", "stacks"])]
+    gpu: bool,
     /// Print JSON instead of tables
     #[arg(long)]
     json: bool,
@@ -106,6 +110,9 @@ impl Doctor {
     pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
         if self.stacks {
             return stacks::run(self.python.as_deref(), self.json);
+        }
+        if self.gpu {
+            return gpu::run(self.platform.as_deref(), self.json);
         }
         let settings = overrides.settings()?;
         let quiet = overrides.without_log()?;

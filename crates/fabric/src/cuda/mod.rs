@@ -24,9 +24,11 @@ pub(crate) use here::carriages;
 pub use proxied::ProxiedTeam;
 pub use weft_gpu::ring;
 pub use weft_gpu::{
-    Buffers, Carrier, Collective, CollectiveError, Device, DeviceMemory, DeviceSlice, EXPORT_BYTES, GpuError, Heap,
-    Launch, Layout, Module, PIECE_BYTES, RANKS_MAX, SIGNALS, Stream, StreamEvent, Team, TeamSettings, TeamView,
-    device_count,
+    Buffers, Carrier, Collective, CollectiveError, CombineBuffers, Device, DeviceFacts, DeviceMemory, DeviceSlice,
+    DispatchBuffers, DispatchBytes, EXPORT_BYTES, FusedBuffers, FusedNorm, FusedNorms, Gauge, GpuError, Heap, Launch,
+    Layout, Module, Moe, MoeError, MoeHandle, MoeSettings, MoeShape, PIECE_BYTES, RANKS_MAX, Received, Rounded,
+    SIGNALS, Sent, Stream, StreamEvent, Team, TeamSettings, TeamView, Way, chosen_way, device_costs, device_count,
+    predicted,
 };
 
 /// What one launch copies at most, so that a deadline and a cancel need not wait long for what is under way.

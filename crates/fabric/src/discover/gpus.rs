@@ -56,6 +56,7 @@ pub(super) fn find(sys: &Tree, proc: &Tree, absent: &mut Vec<Absent>) -> Vec<Gpu
             numa: sys.numa_node(&device),
             pci: Some(pci),
             memory: None,
+            costs: None,
         });
     }
     gpus

@@ -92,6 +92,19 @@ impl Machine {
                 }
             }
         }
+        for (i, gpu) in self.gpus.iter().enumerate() {
+            let Some(costs) = &gpu.costs else { continue };
+            let path = format!("{path}.gpus[{i}].costs");
+            has_bandwidth(costs.copy, || format!("{path}.copy"))?;
+            has_bandwidth(costs.memory, || format!("{path}.memory"))?;
+            for (name, cost) in [
+                ("one_shot", costs.one_shot),
+                ("two_shot", costs.two_shot),
+                ("bulk", costs.bulk),
+            ] {
+                has_bandwidth(cost.bandwidth, || format!("{path}.{name}.bandwidth"))?;
+            }
+        }
         let gpus = self.gpus.iter().map(|g| g.numa).enumerate();
         let nics = self.nics.iter().map(|n| n.numa).enumerate();
         for (list, (i, numa)) in gpus.map(|g| ("gpus", g)).chain(nics.map(|n| ("nics", n))) {

@@ -116,6 +116,14 @@ class GpuError(Error):
     """A GPU, its driver or its memory did not do what was asked; the text says what is missing."""
 
 
+class OverCapacity(Error):
+    """A rank was to receive more rows than it has room for. The call sent nothing, on any rank, and those after it are not harmed."""
+
+    rank: int
+    needed: int
+    capacity: int
+
+
 class NotBorrowable(Error):
     """The region cannot be mapped."""
 

@@ -741,6 +741,77 @@ class _Team:
     def close(self) -> None:
         """Waits for the kernels of this rank, and lets go of the heaps."""
 
+class _Symmetric:
+    """Memory of this rank's device that the kernels of all ranks of a team reach."""
+
+    @staticmethod
+    def form(
+        team: _Team, communicator: Communicator, nbytes: int, *, deadline: float, purpose: int = 0
+    ) -> _Symmetric:
+        """Every rank calls it, for as many bytes and the same purpose."""
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class _Norms:
+    """The fused kernels of a team."""
+
+    @staticmethod
+    def load(team: _Team) -> _Norms:
+        """The driver compiles the kernels, which takes it seconds the first time on a machine."""
+    def call(
+        self,
+        rows: int,
+        hidden: int,
+        datatype: int,
+        epsilon: float,
+        scale: float,
+        by_row: bool,
+        input: tuple[int, int],
+        residual: tuple[int, int],
+        weight: tuple[int, int],
+        residual_out: tuple[int, int],
+        output: tuple[int, int],
+        scales: tuple[int, int],
+        stream: int,
+    ) -> None:
+        """Puts a call on a stream: with one scale where that is above zero, or one for each row."""
+
+class _Experts:
+    """Dispatch and combine for one kind of layer, with the memory that they need."""
+
+    @staticmethod
+    def form(
+        team: _Team,
+        communicator: Communicator,
+        *,
+        hidden: int,
+        experts: int,
+        top_k: int,
+        tokens_max: int,
+        capacity: int | None,
+        narrow: bool,
+        deadline: float,
+    ) -> _Experts:
+        """Every rank calls it, with the same numbers. Without `capacity` rows are in slots."""
+    def places(self) -> list[tuple[int, int]]:
+        """Where rows, scales, experts and weights of rows, and results lie."""
+    def dispatch(
+        self,
+        tokens: int,
+        input: tuple[int, int],
+        experts: tuple[int, int],
+        weights: tuple[int, int],
+        counts: tuple[int, int],
+        stream: int,
+    ) -> None:
+        """Puts a dispatch on a stream."""
+    def combine(self, weights: tuple[int, int], output: tuple[int, int], stream: int) -> None:
+        """Puts a combine on a stream."""
+    def check(self) -> None:
+        """Raises what has become of calls that the stream has come past."""
+
 class Pending:
     """A call under way. It goes on by itself; dropping it does not end it. `await pending` waits for its end."""
 

@@ -365,7 +365,7 @@ def bench(rank, size):
             print(f"{size} ranks, {1 << shift} bytes, us called / in a graph: {words}", flush=True)
 
 
-def rank_main(name, rank, size, store):
+def rank_main(name, rank, size, store, tests):
     import torch
     import torch.distributed as dist
 
@@ -378,19 +378,19 @@ def rank_main(name, rank, size, store):
     timeout = timedelta(seconds=12)
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
     try:
-        globals()[name](rank, size)
+        tests[name](rank, size)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-    if name != "killed":
+    if "killed" not in name:
         dist.destroy_process_group()
 
 
-def on_ranks(name, size, limit=60, dead=()):
+def on_ranks(name, size, script, limit=90, dead=()):
     folder = tempfile.mkdtemp()
     at = time.monotonic()
-    command = [sys.executable, str(HERE), "--rank", name]
+    command = [sys.executable, str(script), "--rank", name]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(size), folder + "/store"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -432,10 +432,11 @@ ALL = [
 ]
 
 
-def main():
+def main(tests, every, script):
+    """`tests` by name, which of them on how many ranks, and the program that has them."""
     if len(sys.argv) > 1 and sys.argv[1] == "--rank":
         name, rank, size, store = sys.argv[2:]
-        rank_main(name, int(rank), int(size), store)
+        rank_main(name, int(rank), int(size), store, tests)
         return 0
     folder = tempfile.mkdtemp()
     control = shutil.which("nvidia-cuda-mps-control")
@@ -445,13 +446,13 @@ def main():
         subprocess.run([control, "-d"], check=False)
     else:
         control = None
-    chosen = [(sys.argv[1], int(sys.argv[2]))] if len(sys.argv) > 2 else ALL
-    failed = [name for name, size in chosen if not on_ranks(name, size, dead=(1,) if name == "killed" else ())]
+    chosen = [(sys.argv[1], int(sys.argv[2]))] if len(sys.argv) > 2 else every
+    failed = [name for name, size in chosen if not on_ranks(name, size, script, dead=(1,) if "killed" in name else ())]
     if control:
         subprocess.run([control], input="quit\n", text=True, check=False)
-    print("torch on CUDA:", f"failed: {failed}" if failed else f"{len(chosen)} tests passed")
+    print(f"{script.name}:", f"failed: {failed}" if failed else f"{len(chosen)} tests passed")
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(globals(), ALL, HERE))

@@ -5,6 +5,8 @@
 //!
 //! While a team lives somebody looks whether its ranks do. A rank that is gone ends the waits of kernels soon, and not only when their deadline is over.
 
+mod symmetric;
+
 use std::io::Write as _;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -17,10 +19,13 @@ use weft_fabric::cuda::{
 use weft_fabric::fork::OfProcess;
 use weft_fabric::memory::HostMemory;
 use weft_fabric::shared_memory::{DescriptorExchange, host_identity};
+use weft_plan::cost::kernels::DeviceCosts;
 use weft_plan::{Datatype, Rank};
 
 use super::{Communicator, Inner, Part};
 use crate::error::Error;
+
+pub use symmetric::Symmetric;
 
 /// Between two looks at the lives of peers.
 const LOOK: Duration = Duration::from_millis(50);
@@ -105,7 +110,7 @@ impl Communicator {
             let why = format!("a team has at most {RANKS_MAX} ranks, and this group has {ranks}");
             return Ok(Err(NoTeam { rank: Rank(0), why }));
         }
-        let own = prepare(&options);
+        let own = prepare(&options, self.device_costs());
         let (card, own) = match own {
             Ok((card, heap, door)) => (card, Some((heap, door))),
             Err(why) => (Card::refusal(&why), None),
@@ -135,6 +140,13 @@ impl Communicator {
         }
     }
 
+    /// What kernels take, as the platform file says, which is the same on all ranks: of the first of its GPUs of which it is known, so that ranks on different ones choose alike.
+    fn device_costs(&self) -> DeviceCosts {
+        let machines = self.inner.agent.platform().machines.iter();
+        let mut known = machines.flat_map(|machine| &machine.gpus).filter_map(|gpu| gpu.costs);
+        known.next().unwrap_or_default()
+    }
+
     /// What every rank says, in their order.
     fn tell_all(&self, own: &[u8; CARD_BYTES], deadline: Duration) -> Result<Vec<[u8; CARD_BYTES]>, Error> {
         let all = Arc::new(HostMemory::from_vec(vec![0; CARD_BYTES * self.size() as usize]));
@@ -159,12 +171,13 @@ impl Communicator {
 }
 
 /// A heap of this rank's, the door at which others are given its descriptor, and what they are told.
-fn prepare(options: &DeviceTeamOptions) -> Result<(Card, Heap, DescriptorExchange), String> {
+fn prepare(options: &DeviceTeamOptions, costs: DeviceCosts) -> Result<(Card, Heap, DescriptorExchange), String> {
     let device = Device::open(options.device).map_err(|error| error.to_string())?;
     let settings = TeamSettings {
         deadline: options.deadline.min(DEADLINE_MAX),
         data_bytes: Carrier::heap_bytes(options.piece_bytes),
         blocks_a_rank: None,
+        costs,
     };
     let heap = Heap::allocate(&device, settings).map_err(|error| error.to_string())?;
     let export = heap.memory().export().map_err(|error| error.to_string())?;
@@ -175,6 +188,7 @@ fn prepare(options: &DeviceTeamOptions) -> Result<(Card, Heap, DescriptorExchang
         multiprocessors: heap.memory().device().multiprocessors(),
         ranks_a_device: options.ranks_a_device,
         piece_bytes: options.piece_bytes,
+        purpose: 0,
         export: export.bytes,
         door: door.name().to_owned(),
         host: host_identity().to_owned(),
@@ -197,20 +211,32 @@ fn map(
     if let Some((other, card)) = others().find(|(_, card)| card.piece_bytes != options.piece_bytes) {
         return Err(format!("rank {other} has pieces of {} bytes", card.piece_bytes));
     }
-    let device = heap.memory().device().clone();
-    let export = heap.memory().export().map_err(|error| error.to_string())?;
-    let own = export.file.ok_or("the heap has no descriptor")?;
-    let doors: Vec<String> = others().map(|(_, card)| card.door.clone()).collect();
-    let files = door.exchange(std::os::fd::AsFd::as_fd(&own), &doors, options.deadline);
-    let files = files.map_err(|error| format!("the heaps of others were not handed over: {error}"))?;
-    let mut heaps = Vec::with_capacity(files.len());
-    for ((other, card), file) in others().zip(&files) {
-        let file = std::os::fd::AsFd::as_fd(file);
-        let imported = DeviceMemory::import_for(&device, &card.export, Some(file), true);
-        heaps.push(imported.map_err(|error| format!("the heap of rank {other} cannot be mapped: {error}"))?);
-    }
+    let heaps = import_others(heap.memory(), rank, door, cards, options.deadline)?;
     let team = Team::join(rank, heap.with_blocks_a_rank(blocks(cards)), heaps).map_err(|error| error.to_string())?;
     Carrier::new(&team, rank, options.piece_bytes).map_err(|error| error.to_string())
+}
+
+/// Maps what all others have of what this rank has here, in the order of their ranks.
+fn import_others(
+    own: &DeviceMemory,
+    rank: usize,
+    door: &DescriptorExchange,
+    cards: &[Card],
+    deadline: Duration,
+) -> Result<Vec<DeviceMemory>, String> {
+    let others = || cards.iter().enumerate().filter(|(other, _)| *other != rank);
+    let export = own.export().map_err(|error| error.to_string())?;
+    let file = export.file.ok_or("the memory has no descriptor")?;
+    let doors: Vec<String> = others().map(|(_, card)| card.door.clone()).collect();
+    let files = door.exchange(std::os::fd::AsFd::as_fd(&file), &doors, deadline);
+    let files = files.map_err(|error| format!("the memories of others were not handed over: {error}"))?;
+    let mut memories = Vec::with_capacity(files.len());
+    for ((other, card), file) in others().zip(&files) {
+        let file = std::os::fd::AsFd::as_fd(file);
+        let imported = DeviceMemory::import_for(own.device(), &card.export, Some(file), true);
+        memories.push(imported.map_err(|error| format!("the memory of rank {other} cannot be mapped: {error}"))?);
+    }
+    Ok(memories)
 }
 
 /// Blocks of one rank's launch: so few that all ranks that share a device have room on it, with kernels of several groups at once. The same on all ranks.
@@ -345,9 +371,9 @@ fn watch(watched: &Watched, group: &Weak<Inner>, team: &Team) {
 }
 
 const CARD_BYTES: usize = 512;
-const MAGIC: &[u8; 8] = b"weftgpu1";
+const MAGIC: &[u8; 8] = b"weftgpu2";
 const NAME_BYTES: usize = 64;
-const AT_EXPORT: usize = 32;
+const AT_EXPORT: usize = 40;
 const AT_DOOR: usize = AT_EXPORT + EXPORT_BYTES;
 const AT_HOST: usize = AT_DOOR + NAME_BYTES;
 const AT_REFUSAL: usize = AT_HOST + NAME_BYTES;
@@ -359,7 +385,10 @@ struct Card {
     blocks: u32,
     multiprocessors: u32,
     ranks_a_device: u32,
+    /// Of the heap's pieces; or of what is to be shared.
     piece_bytes: u64,
+    /// What shared memory is for, which has to be the same on all ranks.
+    purpose: u64,
     export: [u8; EXPORT_BYTES],
     door: String,
     host: String,
@@ -373,6 +402,7 @@ impl Default for Card {
             multiprocessors: 0,
             ranks_a_device: 0,
             piece_bytes: 0,
+            purpose: 0,
             export: [0; EXPORT_BYTES],
             door: String::new(),
             host: String::new(),
@@ -396,6 +426,7 @@ impl Card {
         bytes[16..20].copy_from_slice(&self.ranks_a_device.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.multiprocessors.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.piece_bytes.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.purpose.to_le_bytes());
         bytes[AT_EXPORT..AT_DOOR].copy_from_slice(&self.export);
         // What is too long is cut; texts end with a zero.
         let mut put = |from: usize, to: usize, text: &str| {
@@ -423,6 +454,7 @@ impl Card {
             multiprocessors: word(20),
             ranks_a_device: word(16),
             piece_bytes: u64::from_le_bytes(bytes[24..32].try_into().unwrap_or_default()),
+            purpose: u64::from_le_bytes(bytes[32..40].try_into().unwrap_or_default()),
             export: bytes[AT_EXPORT..AT_DOOR].try_into().unwrap_or([0; EXPORT_BYTES]),
             door: text(AT_DOOR, AT_HOST),
             host: text(AT_HOST, AT_REFUSAL),
@@ -443,6 +475,7 @@ mod tests {
             multiprocessors: 132,
             ranks_a_device,
             piece_bytes: 32 << 20,
+            purpose: u64::MAX - 1,
             export,
             door: "weft-give-1-2-3".to_owned(),
             host: "here".to_owned(),

@@ -16,6 +16,9 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 import weft
+from weft._weft import _Experts as Experts
+from weft._weft import _Norms as Norms
+from weft._weft import _Symmetric as Symmetric
 from weft._weft import _Team as Team
 
 from ._tensors import (
@@ -115,6 +118,7 @@ class Devices:
         self._device: torch.device | None = None
         self._index = 0
         self._team: Team | None = None
+        self._norms: Norms | None = None
         # Why there is no team, where there is none.
         self.reason: str | None = None
 
@@ -128,6 +132,7 @@ class Devices:
             self._team.abort()
 
     def close(self) -> None:
+        self._norms = None
         team, self._team = self._team, None
         if team is not None:
             team.close()
@@ -214,6 +219,45 @@ class Devices:
         work.see_through()
         return None
 
+    # What is done with rows, and memory for it.
+
+    @property
+    def stream(self) -> int:
+        """The device's current stream."""
+        return _stream_of(self._index)
+
+    def norms(self, device: torch.device) -> Norms | None:
+        """The fused kernels, loaded by the first who asks; none where there is no team."""
+        team = self._reach(device)
+        if team is not None and self._norms is None:
+            _not_captured("a group's first fused norm")
+            norms = Norms.load(team)
+            # The driver takes its time with new kernels, and those who wait in one have a deadline.
+            self._communicator.barrier(deadline=self._deadline)
+            self._norms = norms
+        return self._norms
+
+    def symmetric(self, device: torch.device, nbytes: int) -> Symmetric:
+        _not_captured("making memory")
+        return Symmetric.form(self._needed(device), self._communicator, nbytes, deadline=self._deadline)
+
+    def experts(self, device: torch.device, **settings) -> Experts:
+        _not_captured("making memory")
+        return Experts.form(self._needed(device), self._communicator, deadline=self._deadline, **settings)
+
+    def _reach(self, device: torch.device) -> Team | None:
+        if self._device is None:
+            self._form(device)
+        if device != self._device:
+            raise ValueError(f"this rank's calls of the group are on {self._device}, and this one is on {device}")
+        return self._team
+
+    def _needed(self, device: torch.device) -> Team:
+        team = self._reach(device)
+        if team is None:
+            raise weft.GpuError(f"the ranks of this group are no team on GPUs: {self.reason or 'it has been closed'}")
+        return team
+
     # How all of that is done.
 
     def _carries(self, tensor: Tensor, operator: int | None = None, others: Sequence[Tensor] = ()) -> bool:
@@ -232,8 +276,7 @@ class Devices:
         return times == 1 and tensor.dtype is not torch.bool and datatype in _REDUCED and operator in _OPERATORS
 
     def _form(self, device: torch.device) -> None:
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("weft: a group's first call on a GPU cannot be captured in a graph; make one before")
+        _not_captured("a group's first call on a GPU")
         index = device.index if device.index is not None else torch.cuda.current_device()
         self._team, reason = Team.form(
             self._communicator, index, deadline=self._deadline, ranks_a_device=self._crowd
@@ -261,6 +304,11 @@ class Devices:
             return None
         assert self._team is not None and self._device is not None
         return DeviceWork(self._team, self._device, results, self._deadline)
+
+
+def _not_captured(what: str) -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"weft: {what} cannot be captured in a graph; do it before")
 
 
 def ranks_a_device(ranks: int) -> int:
