@@ -231,22 +231,9 @@ impl NixlRequest {
     }
 
     /// In microseconds: when it was posted, how long that call took, how long all of it; then its bytes, and its descriptors. None before its end.
-    fn telemetry(&self) -> Option<(u64, u64, u64, u64, usize)> {
-        let state = self.lock();
-        let (start, posting) = state.posted?;
-        let (_, ended) = state.seen?;
-        // Nothing takes no time at all, and the end is not before the post has returned.
-        let whole = |time: Duration| time.as_micros().max(1) as u64;
-        let took = state.asked.took().filter(|took| !took.is_zero()).or(ended)?;
-        ended?;
-        let (bytes, descriptors) = (state.asked.bytes, state.asked.descriptors);
-        Some((
-            whole(start),
-            whole(posting),
-            whole(took.max(posting)),
-            bytes,
-            descriptors,
-        ))
+    fn telemetry(&self, py: Python<'_>) -> Option<(u64, u64, u64, u64, usize)> {
+        // Whoever has the lock may be waiting, and look for signals meanwhile, for which it needs Python.
+        py.detach(|| self.lock().telemetry())
     }
 }
 
@@ -257,6 +244,22 @@ impl NixlRequest {
 }
 
 impl State {
+    fn telemetry(&self) -> Option<(u64, u64, u64, u64, usize)> {
+        let (start, posting) = self.posted?;
+        let ended = self.seen?.1?;
+        // Nothing takes no time at all, and the end is not before the post has returned.
+        let whole = |time: Duration| time.as_micros().max(1) as u64;
+        let took = self.asked.took().filter(|took| !took.is_zero()).unwrap_or(ended);
+        let (bytes, descriptors) = (self.asked.bytes, self.asked.descriptors);
+        Some((
+            whole(start),
+            whole(posting),
+            whole(took.max(posting)),
+            bytes,
+            descriptors,
+        ))
+    }
+
     fn look(&mut self, stage: Stage) -> bool {
         if stage == Stage::Done
             && let Some((began, ended @ None)) = &mut self.seen

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 
@@ -518,8 +519,13 @@ def test_what_was_released_is_not_written_late(pair):
     two.finish(two.describe("READ", spans=[(0, 64)]))
     two.freeze()
     two.agent.transfer(handle)
-    # This waits until nobody takes anything any more, which with a frozen peer is the deadline.
-    two.agent.release_xfer_handle(handle)
+    # This waits until nobody takes anything any more, which with a frozen peer is the deadline. Others may ask after the transfer meanwhile.
+    release = threading.Thread(target=two.agent.release_xfer_handle, args=(handle,))
+    release.start()
+    while release.is_alive():
+        assert handle._handle.telemetry() is None
+        release.join(0.05)
+    assert "released=True" in repr(handle)
     before = two.look()
     two.region.bytes[:] = 2
     two.thaw()
