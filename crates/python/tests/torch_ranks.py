@@ -505,6 +505,7 @@ def norms(rank, size):
         lambda: weft.torch.FusedNorm(output="fp4"),
         lambda: weft.torch.FusedNorm(scale=0.0),
         lambda: weft.torch.FusedNorm(dist.new_group(backend="gloo")),
+        lambda: weft.torch.FusedNorm(dist.GroupMember.NON_GROUP_MEMBER),
     ]:
         try:
             wrong()

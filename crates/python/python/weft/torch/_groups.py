@@ -17,6 +17,8 @@ _known: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()
 def calls_of(group: dist.ProcessGroup | None) -> Calls:
     """What carries out the calls of a group; of the default one, where none is named."""
     group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup):
+        raise weft.InvalidCall("there is no group: torch.distributed is not initialised, or this rank is no member")
     calls = getattr(group, "_weft", None)
     if calls is None:
         for device in ("cuda", "cpu"):
