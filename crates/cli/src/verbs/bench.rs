@@ -26,7 +26,7 @@ impl Bench {
             Bench::Transfer(verb) => verb.run(overrides),
             Bench::Collective(verb) => verb.run(overrides),
             Bench::File(verb) => verb.run(overrides),
-            Bench::Store(verb) => verb.run(),
+            Bench::Store(verb) => verb.run(overrides),
         }
     }
 }
