@@ -19,6 +19,7 @@ mod pages;
 mod peer;
 mod seal;
 mod spans;
+mod store;
 mod team;
 mod transfer;
 mod waiting;
@@ -45,6 +46,8 @@ mod _weft {
     use super::peer::{Peer, Prepared, Region};
     #[pymodule_export]
     use super::seal::Seal;
+    #[pymodule_export]
+    use super::store::{Answer, Held, Space, Store};
     #[pymodule_export]
     use super::team::Team;
     #[pymodule_export]

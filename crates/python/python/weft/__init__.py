@@ -42,8 +42,10 @@ from ._errors import (
 )
 from ._weft import (
     Agent,
+    Answer,
     Borrowed,
     Communicator,
+    Held,
     Memory,
     Notification,
     Pages,
@@ -53,7 +55,9 @@ from ._weft import (
     Region,
     Schedule,
     Seal,
+    Space,
     Spans,
+    Store,
     Summary,
     Transfer,
     __version__,
@@ -61,6 +65,7 @@ from ._weft import (
 
 __all__ = [
     "Agent",
+    "Answer",
     "AtomicError",
     "AtomicRefused",
     "Borrowed",
@@ -73,6 +78,7 @@ __all__ = [
     "Expired",
     "Forked",
     "Full",
+    "Held",
     "InvalidCall",
     "LeaseEnded",
     "LeftOut",
@@ -96,9 +102,11 @@ __all__ = [
     "Schedule",
     "Seal",
     "SettingsError",
+    "Space",
     "Spans",
     "StillInUse",
     "Stopped",
+    "Store",
     "Summary",
     "TimedOut",
     "Transfer",
