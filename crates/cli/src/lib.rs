@@ -61,6 +61,8 @@ enum Verb {
     Copy(verbs::copy::Copy),
     List(verbs::list::List),
     Show(verbs::show::Show),
+    #[command(subcommand)]
+    Store(verbs::store::Store),
     Nixl(verbs::nixl::Nixl),
     Completions(verbs::completions::Completions),
     Man(verbs::man::Man),
@@ -108,6 +110,7 @@ fn obey(command: Command) -> Result<(), Complaint> {
         Verb::Copy(verb) => verb.run(&settings),
         Verb::List(verb) => verb.run(&settings),
         Verb::Show(verb) => verb.run(),
+        Verb::Store(verb) => verb.run(),
         Verb::Nixl(verb) => verb.run(),
         Verb::Completions(verb) => verb.run(),
         Verb::Man(verb) => verb.run(),

@@ -16,6 +16,7 @@ pub mod rank;
 pub mod serve;
 pub mod show;
 pub mod sim;
+pub mod store;
 pub mod validate;
 
 use crate::complaint::{Complaint, Exit};

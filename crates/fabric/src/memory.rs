@@ -281,6 +281,38 @@ impl HostMemory {
         Ok(())
     }
 
+    /// Copies bytes of another memory into this one, and takes up those that it has copied into a checksum. Refused where they, or their place, turn out to
+    /// have vanished.
+    ///
+    /// # Panics
+    /// Where the bytes lie outside either memory.
+    pub fn copy_in(
+        &self,
+        offset: u64,
+        from: &HostMemory,
+        at: u64,
+        len: usize,
+        digest: &mut Digest,
+    ) -> Result<(), Refusal> {
+        let (to, source) = (self.at(offset, len), from.at(at, len));
+        if !self.may_vanish() && !from.may_vanish() {
+            let past_cache = len >= copy::STREAM_MIN_BYTES;
+            // SAFETY: `at` checked the bounds of both, and both live as long as this call.
+            unsafe { copy::copy_summed(to, source, len, past_cache, digest) };
+            return Ok(());
+        }
+        let mut part = [0u8; 16 << 10];
+        for start in (0..len).step_by(part.len()) {
+            let bytes = (len - start).min(part.len());
+            // SAFETY: the buffer is no shorter.
+            unsafe { from.take(at + start as u64, part.as_mut_ptr(), bytes) }?;
+            digest.update(&part[..bytes]);
+            // SAFETY: as much of the buffer as was filled.
+            unsafe { self.put(offset + start as u64, part.as_ptr(), bytes) }?;
+        }
+        Ok(())
+    }
+
     /// All bytes, copied. For tests and tools; transfers never need it.
     pub fn snapshot(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];

@@ -25,6 +25,7 @@ mod links;
 mod name;
 pub mod policy;
 pub mod replay;
+pub mod shelf;
 mod table;
 pub mod trace;
 

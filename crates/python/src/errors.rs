@@ -4,6 +4,7 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::import_exception;
 use pyo3::prelude::*;
 use weft::hand_off::{CallError, HandOffError};
+use weft::store::StoreError;
 use weft::{AtomicFailed, Cause, CollectiveFailed, Failure, FileError, SealError, TransferFailed};
 
 import_exception!(weft._errors, TransferError);
@@ -88,6 +89,7 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
             }
             _ => InvalidCall::new_err(text),
         },
+        weft::Error::Store(error) if !matches!(**error, StoreError::Io { .. }) => InvalidCall::new_err(text),
         weft::Error::Device { rank, cause, .. } => device_failed(py, *rank, *cause, text),
         weft::Error::Gpu(_) => GpuError::new_err(text),
         weft::Error::File(error) if !matches!(**error, FileError::Open { .. } | FileError::NoRoom { .. }) => {

@@ -21,6 +21,7 @@ mod peer;
 mod rows;
 mod seal;
 mod spans;
+mod store;
 mod team;
 mod transfer;
 mod waiting;
@@ -51,6 +52,8 @@ mod _weft {
     use super::rows::{Experts, Norms, Symmetric};
     #[pymodule_export]
     use super::seal::Seal;
+    #[pymodule_export]
+    use super::store::{Answer, Held, Space, Store};
     #[pymodule_export]
     use super::team::Team;
     #[pymodule_export]

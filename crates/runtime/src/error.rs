@@ -24,6 +24,7 @@ use crate::observe::ObserveError;
 use crate::proxy::TeamFailed;
 use crate::rendezvous::RendezvousError;
 use crate::settings::{SecretError, SettingsError};
+use crate::store::StoreError;
 
 impl From<FileError> for Error {
     fn from(error: FileError) -> Error {
@@ -118,6 +119,9 @@ pub enum Error {
     },
     #[error(transparent)]
     Arena(#[from] Arc<ArenaError>),
+    /// Something about a store: fix the call, or its directory.
+    #[error(transparent)]
+    Store(#[from] Box<StoreError>),
     /// Something about hand-offs: the call, the cache or the ticket is wrong.
     #[error(transparent)]
     HandOff(#[from] Box<HandOffError>),
@@ -279,6 +283,12 @@ impl From<TransferFailed> for Error {
 impl From<AtomicFailed> for Error {
     fn from(failed: AtomicFailed) -> Error {
         Error::Atomic(Box::new(failed))
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Error {
+        Error::Store(Box::new(error))
     }
 }
 

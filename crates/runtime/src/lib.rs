@@ -20,6 +20,7 @@ pub mod rendezvous;
 mod report;
 mod seal;
 pub mod settings;
+pub mod store;
 mod transfer;
 mod transports;
 

@@ -587,3 +587,58 @@ fn an_agent_that_is_dropped_after_forks_ends_as_ever() {
     assert_eq!(in_child(|| drop(held.clone())), 0);
     drop(held);
 }
+
+#[test]
+fn a_store_is_its_process_own() {
+    use weft::store::{Block, BlockShape, FileTier, HitRule, Part, Space, Store, Wanted};
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let agent = Agent::builder("store")
+        .set("transports", "shared_memory")
+        .start()
+        .unwrap();
+    let shape = BlockShape::new(vec![Part::new("kv", 4096, HitRule::AllBlocks)]).unwrap();
+    let open = || {
+        let tier = FileTier::new(folder.path(), 1 << 20);
+        Store::builder(&agent, &shape).memory(1 << 20).files(tier).open()
+    };
+    let store = open().unwrap();
+    let names = [
+        "model",
+        "revision",
+        "tokenizer",
+        "dtype",
+        "quantisation",
+        "scales",
+        "layout",
+        "lora",
+        "positions",
+        "tenant",
+    ];
+    let fields = names
+        .into_iter()
+        .map(|name| (name, "x"))
+        .chain([("block_tokens", "16")]);
+    let space = Space::new(fields).unwrap();
+    let id = space.key(b"block").unwrap();
+    let memory = agent.register_vec(pattern(3, 4096)).unwrap();
+    let answer = store.put(&space, &memory, &[Block::new(id, 0)]).unwrap();
+    answer.wait().unwrap();
+    let held = store.hold(&[id]).unwrap();
+    let status = in_child(|| {
+        forked(store.stat());
+        forked(store.match_prefix(&[id]));
+        forked(store.put(&space, &memory, &[Block::new(id, 0)]));
+        forked(store.get(&memory, &[Wanted { id, offset: 0 }]));
+        forked(store.hold(&[id]));
+        forked(store.evict(&[id]));
+        forked(store.purge("x"));
+        forked(answer.wait());
+        // What the child drops is its own copy.
+        drop((held, store.clone()));
+    });
+    assert_eq!(status, 0);
+    assert_eq!(store.match_prefix(&[id]).unwrap(), 1);
+    drop(store);
+    let store = open().expect("the lock was given back, though a child had a copy of it");
+    assert_eq!(store.match_prefix(&[id]).unwrap(), 1);
+}

@@ -1,6 +1,6 @@
 //! Worlds by number: a bounded sample of those that `cargo xtask seeds` runs, and all that once failed.
 
-use weft_sim::seeds::{Detail, run};
+use weft_sim::seeds::{Detail, run, run_shelf};
 
 /// Seeds that have found a mistake, or one that was planted to see whether they would: a lost write repeated without a fence (142,
 /// 164), a fence confirmed but not kept (183, 275), an end before the last operation's (67, 68), arrivals forgotten with a path on
@@ -22,6 +22,45 @@ fn assert_kept(seed: u64) {
 #[test]
 fn a_hundred_worlds_keep_every_promise() {
     (0..100).for_each(assert_kept);
+}
+
+#[test]
+fn two_hundred_tiers_lose_nothing_acknowledged_and_believe_nothing_wrong() {
+    let mut ends = std::collections::BTreeMap::new();
+    for seed in 0..200 {
+        let outcome = run_shelf(seed);
+        if let Some(violation) = outcome.violation {
+            panic!("seed {seed}: {violation}");
+        }
+        for (end, count) in outcome.ends {
+            *ends.entry(end).or_insert(0u64) += count;
+        }
+    }
+    // Worlds in which nothing happens show nothing.
+    for end in [
+        "stored",
+        "read",
+        "wrong",
+        "removed",
+        "purged",
+        "killed",
+        "power lost",
+        "failed: the file system is full",
+    ] {
+        assert!(
+            ends.get(&format!("tier: {end}")).is_some_and(|count| *count > 100),
+            "{end}: {ends:?}"
+        );
+    }
+}
+
+/// `cargo test -p weft-sim --test seeds -- --ignored tiers`
+#[test]
+#[ignore = "minutes"]
+fn ten_thousand_tiers() {
+    for seed in 0..10_000 {
+        assert_eq!(run_shelf(seed).violation, None, "seed {seed}");
+    }
 }
 
 #[test]

@@ -29,7 +29,7 @@ impl Bench {
             Bench::Collective(verb) => verb.run(overrides),
             Bench::File(verb) => verb.run(overrides),
             Bench::Gpu(verb) => verb.run(overrides),
-            Bench::Store(verb) => verb.run(),
+            Bench::Store(verb) => verb.run(overrides),
         }
     }
 }

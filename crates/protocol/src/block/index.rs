@@ -58,6 +58,8 @@ struct Record {
 const NONE: u32 = u32::MAX;
 pub(super) const PINNED: u8 = 1;
 pub(super) const HELD: u8 = 2;
+/// Its bytes are gone, but something keeps it in the index: it is not found.
+const LOST: u8 = 4;
 const FREE: u8 = 0x80;
 
 /// The index is as full as it was made to be: evict first.
@@ -121,6 +123,13 @@ impl Index {
 
     #[inline]
     pub fn find(&self, id: &BlockId) -> Option<Slot> {
+        let there = |slot: &Slot| self.records[slot.at()].flags & LOST == 0;
+        self.find_any(id).filter(there)
+    }
+
+    /// Also one whose bytes are lost.
+    #[inline]
+    fn find_any(&self, id: &BlockId) -> Option<Slot> {
         let same = |slot: u32| self.records[slot as usize].id == *id.as_bytes();
         self.table.find(id.hash(), same).map(Slot)
     }
@@ -161,9 +170,12 @@ impl Index {
     /// answer says so.
     pub fn insert(&mut self, block: &Sealed, parent: Option<Slot>, entry: Entry) -> Result<(Visible, bool), Full> {
         let id = block.id();
-        if let Some(slot) = self.find(&id) {
+        if let Some(slot) = self.find_any(&id) {
             let record = &mut self.records[slot.at()];
-            if block.parts() & !record.parts != 0 {
+            if record.flags & LOST != 0 {
+                record.flags &= !LOST;
+                (record.parts, record.bytes, record.tier) = (block.parts(), block.bytes(), entry.tier);
+            } else if block.parts() & !record.parts != 0 {
                 record.parts |= block.parts();
                 record.bytes = record.bytes.max(block.bytes());
             }
@@ -222,6 +234,11 @@ impl Index {
         record.parent = std::mem::replace(&mut self.free, slot.0);
         self.length -= 1;
         Ok(entry)
+    }
+
+    /// The block's bytes are gone: it is not found from now on, until it is inserted again. Its record stays until nothing keeps it.
+    pub(super) fn lose(&mut self, slot: Slot) {
+        self.set_flag(slot, LOST, true);
     }
 
     /// The block is in another tier now.

@@ -277,6 +277,12 @@ impl Sealed {
         Sealed { id, parts, bytes, sums }
     }
 
+    /// A block that was sealed in an earlier life, of which a record tells.
+    pub(super) fn recorded(id: BlockId, parts: u8, bytes: u32) -> Sealed {
+        let sums = Vec::new();
+        Sealed { id, parts, bytes, sums }
+    }
+
     pub fn id(&self) -> BlockId {
         self.id
     }
@@ -295,13 +301,21 @@ impl Sealed {
         &self.sums
     }
 
+    /// The checksum of the parts that there are, one after the other.
+    pub fn payload_sum(&self, shape: &Shape) -> u64 {
+        self.sum_after(0, shape)
+    }
+
     /// One number for all of it, bound to the block's name: CRC-64/NVME over id, length and parts. Bytes of another block do not have it, and
     /// nothing is read a second time for it.
     pub fn bound_sum(&self, shape: &Shape) -> u64 {
         let mut bound = [0; 20];
         bound[..16].copy_from_slice(self.id.as_bytes());
         bound[16..].copy_from_slice(&self.bytes.to_le_bytes());
-        let start = checksum(&bound);
+        self.sum_after(checksum(&bound), shape)
+    }
+
+    fn sum_after(&self, start: u64, shape: &Shape) -> u64 {
         let there = shape.parts().iter().zip(&self.sums).enumerate();
         let there = there.filter(|(nth, _)| self.parts >> nth & 1 == 1);
         there.fold(start, |sum, (_, (part, piece))| combine(sum, *piece, part.bytes))

@@ -43,8 +43,10 @@ from ._errors import (
 )
 from ._weft import (
     Agent,
+    Answer,
     Borrowed,
     Communicator,
+    Held,
     Memory,
     Notification,
     Pages,
@@ -54,7 +56,9 @@ from ._weft import (
     Region,
     Schedule,
     Seal,
+    Space,
     Spans,
+    Store,
     Summary,
     Transfer,
     __version__,
@@ -62,6 +66,7 @@ from ._weft import (
 
 __all__ = [
     "Agent",
+    "Answer",
     "AtomicError",
     "AtomicRefused",
     "Borrowed",
@@ -74,6 +79,7 @@ __all__ = [
     "Expired",
     "Forked",
     "Full",
+    "Held",
     "InvalidCall",
     "LeaseEnded",
     "LeftOut",
@@ -98,9 +104,11 @@ __all__ = [
     "Schedule",
     "Seal",
     "SettingsError",
+    "Space",
     "Spans",
     "StillInUse",
     "Stopped",
+    "Store",
     "Summary",
     "TimedOut",
     "Transfer",

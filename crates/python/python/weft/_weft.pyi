@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Coroutine, Generator, Iterable, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 __version__: str
 # The numbers that stand for kinds, datatypes and operators in `Communicator._raw`, by their names.
@@ -11,6 +11,8 @@ _NUMBERS: dict[str, dict[str, int]]
 
 def command(arguments: Sequence[str], again: Sequence[str]) -> int:
     """Does what a command line of `weft` asks for and returns the exit code; `again` starts the command once more."""
+
+_Said = TypeVar("_Said")
 
 class _DlPack(Protocol):
     def __dlpack__(self) -> Any: ...
@@ -320,6 +322,96 @@ class Seal:
         """Seals words about something, which whoever opens them has to name, for so many seconds of the wall clock."""
     def open(self, sealed: bytes, about: bytes) -> bytes:
         """The words, where they are to be believed."""
+
+class Space:
+    """What blocks of one model and one tenant are called by.
+
+    Keywords are the fields of a namespace, all of which must be given, `none` where there is nothing to say: model, revision, tokenizer, dtype,
+    quantisation, scales, layout, block_tokens, lora, positions, tenant.
+    """
+
+    def __new__(cls, **fields: object) -> Self: ...
+    def chain(self, tokens: Sequence[int]) -> list[bytes]:
+        """Ids of the blocks of a prompt, one for each that is full."""
+    def key(self, key: bytes) -> bytes:
+        """The id of the block that an engine calls by a key of its own."""
+
+class Store:
+    """Blocks of KV caches, in memory and in files of a directory, with their checksums.
+
+    `parts` are the bytes of each named part of a block, or a pair of bytes and of how many trailing blocks it must be there. `memory` is the first tier,
+    in bytes; `directory` and `capacity` are a tier of files, which gets what is put at once (`write="through"`) or what leaves memory (`"back"`), and
+    whose answers outlast the process or, with `durability="power"`, the power. See docs/store.md.
+    """
+
+    def __new__(
+        cls,
+        agent: Agent,
+        parts: dict[str, int | tuple[int, int]],
+        *,
+        memory: int | None = None,
+        directory: str | PathLike[str] | None = None,
+        capacity: int | None = None,
+        extent: int | None = None,
+        durability: str = "process",
+        write: str = "through",
+        policy: str = "adaptive",
+        deadline: float | None = None,
+        promote: bool = True,
+        shares: dict[str, float] | None = None,
+    ) -> Self: ...
+    def put(
+        self,
+        space: Space,
+        memory: Memory,
+        ids: Sequence[bytes],
+        *,
+        offsets: Sequence[int] | None = None,
+        parts: Sequence[int] | None = None,
+        parent: bytes | None = None,
+        chained: bool = True,
+    ) -> Answer[list[int]]:
+        """Puts blocks from memory, which must stay as it is until the answer: for each, in which tiers it is, as bits, and 0 for nowhere. Blocks lie side by
+        side unless `offsets` say where; each follows the one before it, and the first `parent`, unless they are not `chained`."""
+    def get(self, memory: Memory, ids: Sequence[bytes], *, offsets: Sequence[int] | None = None) -> Answer[list[int]]:
+        """Reads blocks into memory: for each how many bytes it has, and 0 for a miss, which leaves anything in its place."""
+    def match_prefix(self, ids: Sequence[bytes], *, over: bool = False) -> int:
+        """How many blocks of a chain, from the first on, are a hit. They count as used; `over` says that their session will not come back."""
+    def hold(self, ids: Sequence[bytes]) -> Held:
+        """Keeps the leading blocks of a chain that are there from leaving, until it is released, or not there any more."""
+    def evict(self, ids: Sequence[bytes]) -> int:
+        """Removes blocks, unless they are held or others follow them; says how many are nowhere any more."""
+    def purge(self, tenant: str) -> Answer[tuple[int, int]]:
+        """Removes all that a tenant has, for good: how many records were erased, and how many blocks stay because they are held."""
+    def prefetch(self, ids: Sequence[bytes]) -> int:
+        """Begins to read blocks from files into memory; says of how many."""
+    def stat(self) -> dict[str, Any]:
+        """What it holds and what has happened, as plain values."""
+    def close(self) -> None:
+        """Waits for what is under way and closes it."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+class Held:
+    """Blocks that do not leave. Use it in a `with`, or release it."""
+
+    @property
+    def count(self) -> int:
+        """How many blocks of the chain are held."""
+    def release(self) -> None:
+        """Lets them leave again; a second time it does nothing."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+class Answer(Generic[_Said]):
+    """An answer of a store that is under way: wait for it, or await it."""
+
+    def wait(self, timeout: float | None = None) -> _Said:
+        """Waits for it; with `timeout`, in seconds, no longer than that."""
+    @property
+    def done(self) -> bool:
+        """Whether it has come."""
+    def __await__(self) -> Generator[Any, None, _Said]: ...
 
 _Lease = tuple[int, int, float]
 _Origin = tuple[str, list[str], list[int], int, _Lease]

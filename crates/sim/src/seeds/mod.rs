@@ -19,6 +19,7 @@
 //! - the ranks of a group that has lost some, or that is torn in two, go on in one part at most, and agree on who they are;
 //! - collectives that all ranks of a group have called alike end well and right, and a rank that has called something else is found out, named
 //!   to all and blamed by all;
+//! - a tier of blocks on a disk that tears, forgets, flips, fills up and hangs believes no wrong byte and loses nothing that it has acknowledged (`shelf`);
 //! - when nothing goes wrong any more, everything works again.
 
 mod acts;
@@ -29,6 +30,7 @@ mod hand_off;
 mod ledger;
 mod plan;
 mod play;
+mod shelf;
 mod stranger;
 mod verdicts;
 
@@ -40,6 +42,7 @@ use crate::world::World;
 use group::GroupPlay;
 use hand_off::HandOffPlay;
 use play::Play;
+use shelf::ShelfPlay;
 
 /// What became of a seed.
 #[derive(Clone, Debug)]
@@ -98,7 +101,38 @@ pub fn run(seed: u64, detail: Detail) -> Outcome {
     if outcome.violation.is_none() && group::is_played(seed) {
         groups(seed, detail, &mut outcome);
     }
+    if outcome.violation.is_none() {
+        shelves(seed, &mut outcome);
+    }
     outcome
+}
+
+/// Plays the seed's tier of blocks alone.
+pub fn run_shelf(seed: u64) -> Outcome {
+    let mut outcome = Outcome {
+        seed,
+        trace_hash: 0,
+        steps: 0,
+        tally: Tally::default(),
+        ends: BTreeMap::new(),
+        notifications: 0,
+        violation: None,
+        trace: String::new(),
+    };
+    shelves(seed, &mut outcome);
+    outcome
+}
+
+fn shelves(seed: u64, outcome: &mut Outcome) {
+    let mut play = ShelfPlay::new(seed);
+    let played = catch_unwind(AssertUnwindSafe(|| play.run()));
+    outcome.violation = violation(played);
+    let (ends, steps, hash) = play.totals();
+    outcome.trace_hash ^= hash.rotate_left(2);
+    outcome.steps += steps;
+    for (end, count) in ends {
+        *outcome.ends.entry(format!("tier: {end}")).or_default() += count;
+    }
 }
 
 /// Plays the seed's world of groups too.

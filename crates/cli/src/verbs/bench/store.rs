@@ -1,5 +1,7 @@
 //! `weft bench store`: what KV stores of some capacities would hit under a trace, policy by policy.
 
+mod tier;
+
 use std::io::Read;
 use std::path::PathBuf;
 
@@ -14,12 +16,13 @@ use weft_plan::workload::serving::{Engine, Quantisation, Recompute, Worker};
 use weft_sim::store::{Comparison, Request, Row, Sessions, block_tokens, compare, distinct, trace};
 
 use crate::complaint::{Complain, Complaint, Exit};
+use crate::ends::Overrides;
 use crate::table::{Align, Table};
 
 /// A trace is read whole; nobody's is longer.
 const TRACE_BYTES_MAX: u64 = 1 << 30;
 
-/// Replay a trace, or made-up sessions: hit rates of all policies beside LRU and the offline optimum
+/// Replay a trace, or made-up sessions: hit rates of all policies beside LRU and the offline optimum; or measure tiers
 ///
 /// A request's hits are its leading blocks that are there; then all its blocks are touched once, from the last to the first, and missing ones are
 /// inserted. Traces are lines of `timestamp_ms,input_tokens,output_tokens,block_ids` under a line with these words, or JSON lines with `timestamp`,
@@ -57,6 +60,8 @@ pub struct Store {
     /// Tokens of a block; by default what the lengths of the prompts say
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     block_tokens: Option<u32>,
+    #[command(flatten)]
+    tiers: tier::Tiers,
     /// Print JSON, one object a line, instead of a table
     #[arg(long)]
     json: bool,
@@ -100,7 +105,10 @@ struct JsonLine {
 }
 
 impl Store {
-    pub fn run(self) -> Result<(), Complaint> {
+    pub fn run(self, overrides: &Overrides) -> Result<(), Complaint> {
+        if self.tiers.is_wanted() {
+            return self.tiers.run(overrides, self.json);
+        }
         let recompute = self.recompute()?;
         if let Some(wrong) = self
             .capacity
