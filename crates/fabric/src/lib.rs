@@ -4,6 +4,7 @@ pub mod arena;
 pub mod bell;
 pub mod calibrate;
 pub mod clock;
+pub mod conversion;
 pub mod copy;
 pub mod cpu;
 pub mod crowd;

@@ -11,6 +11,7 @@ mod asyncio;
 mod atomic;
 mod borrow;
 mod communicator;
+mod conversion;
 mod errors;
 mod hand_off;
 mod inbox;
@@ -36,6 +37,8 @@ mod _weft {
     use super::borrow::Borrowed;
     #[pymodule_export]
     use super::communicator::{Communicator, Pending, Schedule};
+    #[pymodule_export]
+    use super::conversion::Conversion;
     #[pymodule_export]
     use super::hand_off::{Desk, HandOff};
     #[pymodule_export]

@@ -5,6 +5,7 @@ mod agent;
 mod atomic;
 mod borrow;
 mod communicator;
+pub mod conversion;
 mod driver;
 mod ending;
 mod error;

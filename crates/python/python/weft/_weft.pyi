@@ -487,6 +487,8 @@ class Pages:
     @property
     def nbytes(self) -> int:
         """How long a region must be to hold the layer."""
+    def apart(self, parts: int) -> Pages:
+        """The same bytes with as many parts: of a layer whose units hold K and V one behind the other, what they are apart."""
     def pair(
         self,
         blocks: Sequence[int],
@@ -796,6 +798,42 @@ class Communicator:
         received: Sequence[int] | None = None,
     ) -> Pending | None:
         """A collective on addresses and lengths, which the caller vouches for."""
+
+class Conversion:
+    """How tokens and heads of a sequence in one cache become those of another, computed once and run as often as one likes.
+
+    `blocks` and `other_blocks` are the sequence's from its first token on. `elements` and `other_elements` are `"bf16"`, `"f16"`, `"f32"` or `"fp8_e4m3"`, or anything else that
+    stays as it is. `scales` are what elements of fp8 are multiplied with to be the numbers that they stand for: none, one float for each part, or `Pages` of four-byte units in
+    memory. What would lose some of the numbers raises `InvalidCall`, unless it is `lossy`.
+    """
+
+    def __new__(
+        cls,
+        pages: Pages,
+        blocks: Sequence[int],
+        other: Pages,
+        other_blocks: Sequence[int],
+        tokens: tuple[int, int],
+        heads: tuple[int, int],
+        *,
+        elements: str = "bf16",
+        other_elements: str | None = None,
+        scales: Sequence[float] | Pages | None = None,
+        other_scales: Sequence[float] | Pages | None = None,
+        lossy: bool = False,
+    ) -> Self: ...
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes of elements that are read."""
+    @property
+    def nbytes_written(self) -> int:
+        """Bytes of elements that are written."""
+    @property
+    def is_move(self) -> bool:
+        """Whether bytes are moved, and none of them changed."""
+    def run(self, memory: Memory, other: Memory, *, scales: Memory | None = None, other_scales: Memory | None = None) -> None:
+        """Converts from one memory into another, both the host's or both of one GPU, and waits until it is done. Scales that lie in memory are in the same memories, unless others
+        are named."""
 
 class _Team:
     """The ranks of a group as a team on GPUs: what `weft.torch` puts on streams. The numbers are those of `Communicator._raw`; memory and streams are the caller's to vouch for."""
