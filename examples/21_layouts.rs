@@ -42,7 +42,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let conversion = convert(from, to, 0..100, 0..HEADS, Loss::Allowed)?;
 
     let source = agent.allocate(prefill.end() as usize)?;
-    let (codes, factors) = (agent.allocate(decode.end() as usize)?, agent.allocate(scales.end() as usize)?);
+    let (codes, factors) = (
+        agent.allocate(decode.end() as usize)?,
+        agent.allocate(scales.end() as usize)?,
+    );
     // Every element is 3 in bf16.
     source.write(0, &0x4040u16.to_le_bytes().repeat(prefill.end() as usize / 2));
     let place = Place {
@@ -57,7 +60,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     codes.read(last, &mut code);
     factors.read((99 % 64) * HEADS * SCALE_BYTES, &mut scale);
     let number = 448.0 * f32::from_le_bytes(scale);
-    assert!(code == [0x7e] && (number - 3.0).abs() < 1e-5, "{code:?} times {scale:?}");
+    assert!(
+        code == [0x7e] && (number - 3.0).abs() < 1e-5,
+        "{code:?} times {scale:?}"
+    );
     println!(
         "{} bytes of bf16 became {} bytes of fp8, by {} nests of loops and {} stretches; the last is {number}",
         conversion.bytes_read(),

@@ -1,6 +1,7 @@
 //! Conversions of blocks by the processor: [`weft_plan::conversion`] on raw memory.
 //!
-//! What is moved goes at the speed of memory: long runs by the copy loops of [`crate::copy`], short ones by a loop of their own, past the cache where all of it is large.
+//! What is moved goes by the copy loops of [`crate::copy`] where runs are long, past the cache where all of it is large; short ones
+//! go through the cache, because past it they were slower.
 //! What is cast goes 64 elements at a time through floats in registers and the nearest cache; the arithmetic is that of `plan`, compiled for each instruction set.
 
 mod cast;
@@ -137,37 +138,9 @@ unsafe fn move_runs(nest: &Nest, from: *const u8, to: *mut u8, past_cache: bool)
             }
         });
     }
-    let strides = nest.loops.iter().fold(0, |all, each| all | each.to);
-    let lines = (to as u64 | strides | nest.run).is_multiple_of(32);
-    #[cfg(target_arch = "x86_64")]
-    if past_cache && lines && InstructionSet::Avx2.is_available() {
-        // SAFETY: the instructions are there, and every run begins and ends at a multiple of 32 bytes; the rest is the caller's promise.
-        return unsafe { stream_runs(nest, from, to) };
-    }
-    let _ = lines;
     nest.each_run(|at| {
         // SAFETY: the caller's promise. What others change meanwhile is copied in one state or the other.
         unsafe { ptr::copy(from.add(at.from as usize), to.add(at.to as usize), run) };
-    });
-}
-
-/// Short runs past the cache, because what is written is not read again soon, and would be read first otherwise.
-///
-/// # Safety
-/// As for [`move_runs`]; the processor must have AVX2, and all that is written must begin and end at multiples of 32 bytes. A fence has to follow.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn stream_runs(nest: &Nest, from: *const u8, to: *mut u8) {
-    use std::arch::x86_64::{_mm256_loadu_si256, _mm256_stream_si256};
-    let run = nest.run as usize;
-    nest.each_run(|at| {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (from, to) = (from.add(at.from as usize), to.add(at.to as usize));
-            for line in (0..run).step_by(32) {
-                _mm256_stream_si256(to.add(line).cast(), _mm256_loadu_si256(from.add(line).cast()));
-            }
-        }
     });
 }
 

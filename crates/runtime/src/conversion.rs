@@ -21,7 +21,6 @@
 //! ```
 
 use weft_fabric::cuda::{self, ConversionPlaces};
-use weft_protocol::Memory as _;
 
 use crate::error::Error;
 use crate::memory::Memory;
@@ -58,7 +57,7 @@ pub fn run(conversion: &Conversion, from: Place<'_>, to: Place<'_>) -> Result<()
     fn scales<'a>(place: &Place<'a>) -> (&'a Memory, u64) {
         place.scales.unwrap_or((place.memory, place.offset))
     }
-    fn any<'a>((memory, offset): (&'a Memory, u64)) -> (&'a dyn weft_protocol::Memory, u64) {
+    fn any((memory, offset): (&Memory, u64)) -> (&dyn weft_protocol::Memory, u64) {
         (&*memory.inner, offset)
     }
     let places = ConversionPlaces {

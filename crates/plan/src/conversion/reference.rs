@@ -38,7 +38,8 @@ pub struct RunAt {
 }
 
 impl Nest {
-    /// The runs of a stretch, in their order.
+    /// The runs of a stretch, in their order. Part of whoever calls it, so that what is done to a run is compiled for the caller's instructions.
+    #[inline(always)]
     pub fn each_run(&self, mut visit: impl FnMut(RunAt)) {
         let [outer, middle, inner] = &self.loops;
         for a in 0..outer.count {
