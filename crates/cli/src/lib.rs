@@ -24,9 +24,11 @@ mod ranks;
 mod report;
 mod resume;
 mod router;
+mod system;
 mod table;
 mod tree;
 mod verbs;
+mod worker;
 
 use std::ffi::OsString;
 

@@ -1,4 +1,4 @@
-//! The tuner: which algorithm and protocol a collective runs by, from Weft's model of the machine (`plan::cost::device`).
+//! The tuner: which algorithm and protocol a collective runs by, from Weft's model of the machine (`model::device`).
 //!
 //! NCCL gives a table of what it expects each pair to cost, and takes the cheapest. For those that Weft has a model of, on the system that `NCCL_WEFT_SYSTEM` names, the
 //! fastest is made the cheapest, and NCCL's log says which and why. Where no system is named, where the model knows nothing of a call, and where the two are nearly the
@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
+use weft_model::device::{Device, Options as Ways};
+use weft_model::system::System;
 use weft_plan::algorithms::Grid;
 use weft_plan::collective::Sizes;
-use weft_plan::cost::device::{Device, Options as Ways};
-use weft_plan::platform::System;
 use weft_plan::{Bytes, Collective, Rank};
 
 use crate::abi::{LOG_INFO, Logger, NcclResult, SUBSYSTEM_TUNING, Tuner};

@@ -6,14 +6,14 @@
 
 use std::error::Error;
 
+use weft_model::device::{Device, Options};
+use weft_model::fabric::{Cluster, Fabric, FabricError, Topology, Wire};
+use weft_model::roofline::Recipe;
+use weft_model::system::System;
+use weft_model::workload::model::Model;
+use weft_model::workload::training::{Batch, Job, Parallel};
 use weft_plan::algorithms::Algorithm;
 use weft_plan::collective::{Collective, Problem, Sizes};
-use weft_plan::cost::device::{Device, Options};
-use weft_plan::cost::roofline::Recipe;
-use weft_plan::platform::System;
-use weft_plan::platform::fabric::{Cluster, Fabric, FabricError, Topology, Wire};
-use weft_plan::workload::model::Model;
-use weft_plan::workload::training::{Batch, Job, Parallel};
 use weft_plan::{Bandwidth, Bytes, Picos, Rank};
 use weft_sim::flow::{self, FlowOptions};
 use weft_sim::packet::{self, PacketOptions};

@@ -19,7 +19,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 
-use weft_plan::platform::fabric::Level;
+use weft_model::fabric::Level;
 use weft_plan::{Bandwidth, Bytes};
 use weft_protocol::group::Act;
 

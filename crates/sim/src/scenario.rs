@@ -29,8 +29,8 @@ mod run;
 mod shipped;
 
 use serde::{Deserialize, Serialize};
-use weft_plan::platform::fabric::{Cluster, Fabric, FabricError, Routing, Topology, Wire};
-use weft_plan::platform::{PlatformError, System};
+use weft_model::fabric::{Cluster, Fabric, FabricError, Routing, Topology, Wire};
+use weft_model::system::{System, SystemError};
 use weft_plan::{Bandwidth, Bytes, Picos, Rank};
 
 use crate::training::TrainingChoice;
@@ -292,7 +292,7 @@ impl Scenario {
 }
 
 impl SystemChoice {
-    fn cluster(&self) -> Result<Cluster, PlatformError> {
+    fn cluster(&self) -> Result<Cluster, SystemError> {
         let system = System::named(&self.name)?;
         // A scale-up domain is what the network takes for a node.
         let nodes = system.scale_up.domain.div_ceil(system.node.gpus.max(1)).max(1);

@@ -1,4 +1,4 @@
-//! A step of training over time: the closed form of `plan`, laid out stage by stage as the schedule of its pipeline has it.
+//! A step of training over time: the closed form of `model`, laid out stage by stage as the schedule of its pipeline has it.
 //!
 //! How long everything takes is what [`Job::step`] says; nothing is added here but when each stage does what. Stages are alike, and each is as slow
 //! as the slowest. The layout of the pipeline is stretched onto the closed form, which treats the filling of the pipeline more simply.
@@ -6,12 +6,12 @@
 mod pipeline;
 
 use serde::{Deserialize, Serialize};
+use weft_model::roofline::Recipe;
+use weft_model::system::System;
+use weft_model::workload::model::{Model, ModelError};
+use weft_model::workload::training::search::search;
+use weft_model::workload::training::{Batch, Job, Parallel, Part, Recompute, Step, TrainingError};
 use weft_plan::Picos;
-use weft_plan::cost::roofline::Recipe;
-use weft_plan::platform::System;
-use weft_plan::workload::model::{Model, ModelError};
-use weft_plan::workload::training::search::search;
-use weft_plan::workload::training::{Batch, Job, Parallel, Part, Recompute, Step, TrainingError};
 
 /// What is trained, as `weft plan-training` is told it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -3,19 +3,20 @@
 use clap::Args;
 use console::style;
 use serde_json::json;
-use weft_plan::Picos;
-use weft_plan::platform::System;
-use weft_plan::workload::model::Model;
-use weft_plan::workload::serving::{
+use weft_model::system::System;
+use weft_model::workload::model::Model;
+use weft_model::workload::serving::{
     Candidate, Deployment, Engine, Estimate, Limit, Pool, Quantisation, Search, Targets, Worker, search,
 };
+use weft_plan::Picos;
 use weft_sim::serving::{Arrivals, Report, ServingOptions, run};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::out::print_whole;
+use crate::system::SystemChoice;
 use crate::table::{Align, Table};
 
-/// Search the best ways to serve a model on a platform within targets
+/// Search the best ways to serve a model on a system of GPUs within targets
 ///
 /// Tries prefill and decode together and apart, and every way to divide the model that engines offer, and shows those that answer the most
 /// tokens a second and GPU while the first token and each further one come in time.
@@ -23,9 +24,8 @@ use crate::table::{Align, Table};
 pub struct PlanServing {
     /// The model, by its name (`weft list models`)
     model: String,
-    /// The machines, by the name of a shipped system (`weft list systems`)
-    #[arg(long, value_name = "NAME", default_value = "dgx-h200")]
-    platform: String,
+    #[command(flatten)]
+    system: SystemChoice,
     /// How many GPUs there are
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65536))]
     gpus: u32,
@@ -66,9 +66,7 @@ pub struct PlanServing {
 
 impl PlanServing {
     pub fn run(self) -> Result<(), Complaint> {
-        let system = System::named(&self.platform).or_complain(Exit::Usage, || {
-            format!("{} is no platform that is known.", self.platform)
-        })?;
+        let system = self.system.read()?;
         let model = Model::named(&self.model)
             .or_complain(Exit::Usage, || format!("{} is no model that is known.", self.model))?;
         let engine: Engine = self

@@ -6,20 +6,21 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use console::style;
 use serde::Serialize;
-use weft_plan::cost::roofline::Recipe;
-use weft_plan::platform::System;
-use weft_plan::workload::goodput::{Faults, Goodput};
-use weft_plan::workload::model::Model;
-use weft_plan::workload::training::search::{Alternative, Plan, Search, alternatives, search};
-use weft_plan::workload::training::{Batch, Job, Parallel, Step};
+use weft_model::roofline::Recipe;
+use weft_model::system::System;
+use weft_model::workload::goodput::{Faults, Goodput};
+use weft_model::workload::model::Model;
+use weft_model::workload::training::search::{Alternative, Plan, Search, alternatives, search};
+use weft_model::workload::training::{Batch, Job, Parallel, Step};
 
 use crate::complaint::{Complain, Complaint, Exit};
+use crate::system::SystemChoice;
 use crate::table::{Align, Table};
 
 /// A step in which a GPU sees fewer tokens is not what anybody trains with.
 const TOKENS_PER_GPU: u64 = 16_384;
 
-/// Search the parallelism for a model on a platform, and print the best few with reasons
+/// Search the parallelism for a model on a system of GPUs, and print the best few with reasons
 ///
 /// Looks at tensor, pipeline (with interleaving), context, expert and fully sharded data parallelism and at the size of microbatches; what does not fit
 /// into memory is computed again in the backward pass as far as must be, or left out.
@@ -27,9 +28,8 @@ const TOKENS_PER_GPU: u64 = 16_384;
 pub struct PlanTraining {
     /// The model: a name (`weft list models`, or `GPT h12288 L96`) or the file of one
     model: String,
-    /// The platform: the name of a shipped one (`weft list systems`) or the file of one
-    #[arg(long, value_name = "NAME|FILE")]
-    platform: String,
+    #[command(flatten)]
+    system: SystemChoice,
     /// How many GPUs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     gpus: u32,
@@ -52,7 +52,7 @@ pub struct PlanTraining {
 
 impl PlanTraining {
     pub fn run(self) -> Result<(), Complaint> {
-        let system = self.system()?;
+        let system = self.system.read()?;
         let model = self.model()?;
         let mut job = Job::new(model, self.gpus, self.precision);
         job.batch = Batch {
@@ -76,21 +76,6 @@ impl PlanTraining {
             false => tables(&job, &system, &found, &others, &faults.goodput()),
         };
         crate::out::print_whole(out.as_bytes())
-    }
-
-    fn system(&self) -> Result<System, Complaint> {
-        let complain = || format!("There is no platform `{}`.", self.platform);
-        match file_of(&self.platform) {
-            Some(path) => System::from_toml(&read(&path)?).or_complain(Exit::Usage, || {
-                format!("{} does not describe a platform.", path.display())
-            }),
-            None => System::named(&self.platform)
-                .or_complain(Exit::Usage, complain)
-                .map_err(|complaint| {
-                    let names: Vec<&str> = System::names().collect();
-                    complaint.try_this(format!("one of {}, or a file", names.join(", ")))
-                }),
-        }
     }
 
     fn model(&self) -> Result<Model, Complaint> {
@@ -233,7 +218,7 @@ fn json(
     #[derive(Serialize)]
     struct Document<'a> {
         model: &'a str,
-        platform: &'a str,
+        system: &'a str,
         gpus: u32,
         precision: Recipe,
         looked_at: usize,
@@ -256,7 +241,7 @@ fn json(
     }
     let document = Document {
         model: &job.model.name,
-        platform: &system.name,
+        system: &system.name,
         gpus: job.gpus,
         precision: job.recipe,
         looked_at: found.looked_at,

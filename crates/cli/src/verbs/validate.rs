@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use console::style;
 use serde::Serialize;
-use weft_plan::validate::{self, Compared, Report, Row, Systems, Unpredicted, check, shipped, tables};
+use weft_model::validate::{self, Compared, Report, Row, Systems, Unpredicted, check, shipped, tables};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::report::comparison::{Comparison, Pair};

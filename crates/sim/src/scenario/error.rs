@@ -3,10 +3,10 @@
 use std::fmt;
 
 use thiserror::Error;
+use weft_model::fabric::FabricError;
+use weft_model::system::SystemError;
 use weft_plan::collective::ProblemError;
 use weft_plan::cost::UnknownCandidate;
-use weft_plan::platform::PlatformError;
-use weft_plan::platform::fabric::FabricError;
 use weft_plan::spot::Spot;
 
 use super::Fidelity;
@@ -36,7 +36,7 @@ pub enum ScenarioError {
     #[error("{place}: {}", source.fault)]
     Fabric { place: Place, source: FabricError },
     #[error("{place}: {source}")]
-    System { place: Place, source: PlatformError },
+    System { place: Place, source: SystemError },
     #[error("{place}: there is no collective `{name}`")]
     NoSuchCollective { place: Place, name: String },
     #[error("{place}: {source}")]

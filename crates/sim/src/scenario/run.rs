@@ -1,12 +1,12 @@
 //! Running a scenario: one answer for each fidelity that is wanted.
 
+use weft_model::fabric::{LinkId, Topology};
+use weft_model::system::System;
+use weft_model::workload::training::{Job, TrainingError};
 use weft_plan::algorithms::Grid;
 use weft_plan::collective::{Collective, Problem};
 use weft_plan::cost::{Candidate, Placement, Profile, Selector};
-use weft_plan::platform::System;
-use weft_plan::platform::fabric::{LinkId, Topology};
 use weft_plan::schedule::Program;
-use weft_plan::workload::training::{Job, TrainingError};
 use weft_plan::{Bandwidth, Bytes, LinkCost, Picos, Rank};
 
 use super::{Fidelity, Place, Scenario, ScenarioError, TransportChoice, Workload};

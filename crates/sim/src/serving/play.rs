@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use weft_plan::cost::handover;
-use weft_plan::platform::System;
-use weft_plan::workload::model::Model;
-use weft_plan::workload::serving::{Deployment, Pass, Pool, nics, room, token_bytes};
+use weft_model::handover::handover;
+use weft_model::system::System;
+use weft_model::workload::model::Model;
+use weft_model::workload::serving::{Deployment, Pass, Pool, nics, room, token_bytes};
 use weft_plan::{Bandwidth, Bytes, Picos, Rank};
 
 use super::worker::{Ended, Place, Prompt, Worker};

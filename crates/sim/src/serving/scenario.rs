@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use weft_plan::platform::fabric::{Cluster, FabricError, Routing, Topology};
-use weft_plan::platform::{PlatformError, System};
+use weft_model::fabric::{Cluster, FabricError, Routing, Topology};
+use weft_model::system::{System, SystemError};
+use weft_model::workload::model::{Model, ModelError};
+use weft_model::workload::serving::{Deployment, Engine, Pool, Quantisation, ServingError, Worker};
 use weft_plan::spot::Spot;
-use weft_plan::workload::model::{Model, ModelError};
-use weft_plan::workload::serving::{Deployment, Engine, Pool, Quantisation, ServingError, Worker};
 use weft_plan::{Bytes, Picos, Rank};
 
 use super::{Arrivals, Network, Report, Request, ServingOptions, SimulationError, run};
@@ -24,7 +24,7 @@ pub struct ServingScenario {
     #[serde(default = "one")]
     pub seed: u64,
     /// The GPUs, by the name of a shipped system.
-    pub platform: String,
+    pub system: String,
     pub model: String,
     pub engine: String,
     /// How weights are stored: `bf16`, `fp8` or `nvfp4`.
@@ -105,7 +105,7 @@ pub enum ServingScenarioError {
     #[error("{0}")]
     Unreadable(Spot),
     #[error("{place}: {source}")]
-    Platform { place: Place, source: PlatformError },
+    System { place: Place, source: SystemError },
     #[error("{place}: {source}")]
     Model { place: Place, source: ModelError },
     #[error("{place}: {}", source.fault)]
@@ -136,8 +136,13 @@ impl ServingScenario {
                 max: MAX_FILE_BYTES,
             });
         }
-        let scenario: ServingScenario =
-            toml::from_str(text).map_err(|error| ServingScenarioError::Unreadable(Spot::of(text, &error)))?;
+        let scenario: ServingScenario = toml::from_str(text).map_err(|error| {
+            let mut spot = Spot::of(text, &error);
+            if spot.field == "platform" {
+                spot.message = "a system of GPUs is chosen by `system`".to_owned();
+            }
+            ServingScenarioError::Unreadable(spot)
+        })?;
         scenario.prepare().map_err(|error| error.in_text(text))?;
         Ok(scenario)
     }
@@ -199,8 +204,8 @@ impl ServingScenario {
             let place = Place::field(field);
             |source| ServingScenarioError::Serving { place, source }
         };
-        let system = System::named(&self.platform).map_err(|source| ServingScenarioError::Platform {
-            place: Place::field("platform"),
+        let system = System::named(&self.system).map_err(|source| ServingScenarioError::System {
+            place: Place::field("system"),
             source,
         })?;
         let model = Model::named(&self.model).map_err(|source| ServingScenarioError::Model {
@@ -261,7 +266,7 @@ struct Prepared {
 impl ServingScenarioError {
     /// With the line that the text has for its field.
     pub fn in_text(mut self, text: &str) -> ServingScenarioError {
-        if let ServingScenarioError::Platform { place, .. }
+        if let ServingScenarioError::System { place, .. }
         | ServingScenarioError::Model { place, .. }
         | ServingScenarioError::Fabric { place, .. }
         | ServingScenarioError::Serving { place, .. }

@@ -1,7 +1,7 @@
-use weft_plan::platform::System;
-use weft_plan::platform::fabric::{Cluster, Fabric, Routing, Topology, Wire};
-use weft_plan::workload::model::Model;
-use weft_plan::workload::serving::{Deployment, Engine, Load, Pool, Quantisation, Worker};
+use weft_model::fabric::{Cluster, Fabric, Routing, Topology, Wire};
+use weft_model::system::System;
+use weft_model::workload::model::Model;
+use weft_model::workload::serving::{Deployment, Engine, Load, Pool, Quantisation, Worker};
 use weft_plan::{Bytes, Picos, Rank};
 
 use super::*;
@@ -201,7 +201,12 @@ fn mistakes_are_told_with_line_and_field() {
         (
             "dgx-h200",
             "dgx-z200",
-            "line 4, at `platform`: there is no system `dgx-z200`",
+            "line 4, at `system`: there is no system `dgx-z200`",
+        ),
+        (
+            "system = ",
+            "platform = ",
+            "line 4, column 1, at `platform`: a system of GPUs is chosen by `system`",
         ),
         ("llama-3.1-70b", "lama", "line 5, at `model`: no model is called"),
         ("\"vllm\"", "\"vlm\"", "line 6, at `engine`: no engine is called `vlm`"),

@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use weft_plan::workload::serving::{Batch, Pass};
+use weft_model::workload::serving::{Batch, Pass};
 
 /// A prompt on its way through passes.
 #[derive(Clone, Copy, Debug)]
