@@ -2,20 +2,20 @@
 //!
 //! Ranks are alike, so a collective is described by what one of them does: how many hops are on the way of its last byte, and how many
 //! bytes its busiest link carries. That makes a million ranks as cheap as two. The structure is that of the schedules in
-//! [`algorithms`](weft_plan::algorithms), against which [`Work`] is tested; what a hop and a byte cost depends on the protocol, and is a
+//! [`algorithms`](weft_plan::algorithms), against which [`DeviceWork`] is tested; what a hop and a byte cost depends on the protocol, and is a
 //! constant of the [`System`]. Which algorithm and protocol run is decided as NCCL decides it (`tuner`), from NCCL's own figures: its choice is
 //! not always the fastest, and a prediction must follow it.
 //!
 //! ```
-//! use weft_model::device::{Device, Options};
+//! use weft_model::device::{DeviceModel, DeviceOptions};
 //! use weft_model::system::System;
 //! use weft_plan::{Bytes, Collective};
 //! let system = System::named("dgx-h100")?;
-//! let estimate = Device::of(&system, 8)?.predict(Collective::AllReduce, Bytes(256 << 20), &Options::default())?;
+//! let estimate = DeviceModel::of(&system, 8)?.predict(Collective::AllReduce, Bytes(256 << 20), &DeviceOptions::default())?;
 //! assert_eq!(estimate.algorithm.name(), "NVLS");
 //! // A million GPUs are no more work.
-//! let ring = Options::parse("NCCL_ALGO=Ring NCCL_PROTO=Simple");
-//! let estimate = Device::of(&system, 1 << 20)?.predict(Collective::AllReduce, Bytes(1 << 30), &ring)?;
+//! let ring = DeviceOptions::parse("NCCL_ALGO=Ring NCCL_PROTO=Simple");
+//! let estimate = DeviceModel::of(&system, 1 << 20)?.predict(Collective::AllReduce, Bytes(1 << 30), &ring)?;
 //! assert_eq!(estimate.hops, 2 * ((1 << 20) - 1));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -36,17 +36,17 @@ use weft_plan::algorithms::Grid;
 use weft_plan::collective::Collective;
 use weft_plan::units::{Bytes, Picos};
 
-pub use experts::{Direction, ExpertLoad, TokenExchange};
-pub use options::Options;
+pub use experts::{ExpertLoad, TokenDirection, TokenExchange};
+pub use options::DeviceOptions;
 pub use reduce_kernel::ReduceKernel;
-pub use work::Work;
+pub use work::DeviceWork;
 
 /// No group is larger.
 const MAX_RANKS: u32 = 1 << 24;
 
 /// Ranks of one group on a system, one a GPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Device<'a> {
+pub struct DeviceModel<'a> {
     system: &'a System,
     /// Scale-up domains, and how many of the ranks are in each.
     grid: Grid,
@@ -81,7 +81,7 @@ pub enum Protocol {
 
 /// How long, by what, and what makes it so long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Estimate {
+pub struct DeviceEstimate {
     pub time: Picos,
     pub algorithm: DeviceAlgorithm,
     pub protocol: Protocol,
@@ -95,7 +95,7 @@ pub struct Estimate {
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum DeviceError {
+pub enum DeviceModelError {
     #[error("a group of {ranks} ranks; there are 1 to {MAX_RANKS}")]
     Ranks { ranks: u32 },
     #[error("{local} ranks are not within a domain of {domain} GPUs")]
@@ -106,33 +106,33 @@ pub enum DeviceError {
     NoKernel { system: String },
 }
 
-impl<'a> Device<'a> {
+impl<'a> DeviceModel<'a> {
     /// Ranks that fill one domain after the other, equally many in each.
-    pub fn of(system: &'a System, ranks: u32) -> Result<Device<'a>, DeviceError> {
+    pub fn of(system: &'a System, ranks: u32) -> Result<DeviceModel<'a>, DeviceModelError> {
         if !(1..=MAX_RANKS).contains(&ranks) {
-            return Err(DeviceError::Ranks { ranks });
+            return Err(DeviceModelError::Ranks { ranks });
         }
         let domain = system.scale_up.domain.max(1);
         let nodes = (ranks.div_ceil(domain)..=ranks)
             .find(|nodes| ranks.is_multiple_of(*nodes))
             .unwrap_or(ranks);
         let local = ranks / nodes;
-        Ok(Device {
+        Ok(DeviceModel {
             system,
             grid: Grid { nodes, local },
         })
     }
 
     /// Ranks of which `grid.local` are in each of `grid.nodes` domains.
-    pub fn placed(system: &'a System, grid: Grid) -> Result<Device<'a>, DeviceError> {
+    pub fn placed(system: &'a System, grid: Grid) -> Result<DeviceModel<'a>, DeviceModelError> {
         let ranks = grid.ranks();
         if !(1..=MAX_RANKS).contains(&ranks) {
-            return Err(DeviceError::Ranks { ranks });
+            return Err(DeviceModelError::Ranks { ranks });
         }
         let (local, domain) = (grid.local, system.scale_up.domain);
         match local > domain {
-            true => Err(DeviceError::Domain { local, domain }),
-            false => Ok(Device { system, grid }),
+            true => Err(DeviceModelError::Domain { local, domain }),
+            false => Ok(DeviceModel { system, grid }),
         }
     }
 
@@ -145,7 +145,12 @@ impl<'a> Device<'a> {
     }
 
     /// How long the collective takes for `bytes`: those of the larger of a rank's buffers, as is usual when collectives are measured.
-    pub fn predict(&self, collective: Collective, bytes: Bytes, options: &Options) -> Result<Estimate, DeviceError> {
+    pub fn predict(
+        &self,
+        collective: Collective,
+        bytes: Bytes,
+        options: &DeviceOptions,
+    ) -> Result<DeviceEstimate, DeviceModelError> {
         let bytes = match collective {
             Collective::Barrier => 4.0,
             _ => bytes.0 as f64,
@@ -159,7 +164,7 @@ impl<'a> Device<'a> {
             })
             .min_by(|a, b| a.2.total_cmp(&b.2));
         let Some((algorithm, protocol, _)) = chosen else {
-            return Err(DeviceError::NoWay {
+            return Err(DeviceModelError::NoWay {
                 collective: collective.name(),
                 ranks: self.grid.ranks(),
             });

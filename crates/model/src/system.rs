@@ -26,9 +26,11 @@ use serde::{Deserialize, Serialize};
 
 use weft_plan::units::{Bandwidth, Bytes};
 
-pub use collectives::{Collectives, Exchange, Fill, InSwitch, Ll, Ll128, NetworkHops, Simple};
+pub use collectives::{CollectiveCosts, ExchangeCosts, Fill, InSwitch, Ll, Ll128, NetworkHops, Simple};
 pub use error::{SystemError, SystemFault};
-pub use kernels::{AllReduceKernel, Copied, ExpertsFew, ExpertsMany, Kernels, Prepared, Pushed, Started, Tokens};
+pub use kernels::{
+    AllReduceKernel, CopiedCosts, ExpertsFew, ExpertsMany, KernelCosts, PreparedCosts, Pushed, Started, Tokens,
+};
 
 /// A kind of GPU machine, and how many of them are joined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,8 +46,8 @@ pub struct System {
     pub node: Node,
     pub scale_up: ScaleUp,
     pub scale_out: ScaleOut,
-    pub collectives: Collectives,
-    pub kernels: Kernels,
+    pub collectives: CollectiveCosts,
+    pub kernels: KernelCosts,
 }
 
 /// One GPU.

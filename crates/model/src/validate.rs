@@ -1,6 +1,6 @@
 //! How far predictions are from measurements: every row of a table of measurements, predicted.
 //!
-//! A [`Table`] knows the columns of one file and which model predicts its rows; [`check`] runs it over a file and sums up the errors. The files
+//! A [`TruthTable`] knows the columns of one file and which model predicts its rows; [`check`] runs it over a file and sums up the errors. The files
 //! under `ground_truth/` are carried along ([`shipped`]); files of the same columns with rows of one's own are checked the same way.
 //!
 //! ```
@@ -26,12 +26,12 @@ use thiserror::Error;
 
 use crate::system::System;
 
-pub use csv::Row;
+pub use csv::TruthRow;
 pub use shipped::shipped;
 pub use tables::tables;
 
 /// The rows of one file, and what predicts them.
-pub trait Table: fmt::Debug {
+pub trait TruthTable: fmt::Debug {
     /// The name of the file, without `.csv`.
     fn name(&self) -> &'static str;
 
@@ -40,7 +40,7 @@ pub trait Table: fmt::Debug {
 
     /// What the row says was measured, beside what the model says. A row may hold several quantities; one that holds none that the model
     /// predicts is [`Unpredicted::Unsupported`].
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted>;
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted>;
 }
 
 /// One quantity, measured and predicted, in the same unit.
@@ -81,12 +81,12 @@ pub enum ValidateError {
     #[error("line {line}: a quotation that does not end")]
     OpenQuotation { line: usize },
     #[error(transparent)]
-    Row(Unpredicted),
+    TruthRow(Unpredicted),
 }
 
 /// What was found out about a table.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct Accuracy {
     pub table: &'static str,
     /// Where there are several quantities, first `all` of them together; then for each first all systems together, then each by its name.
     pub lines: Vec<Line>,
@@ -129,7 +129,7 @@ impl Systems {
 }
 
 /// Predicts every row of a file.
-pub fn check(table: &dyn Table, text: &str, systems: &mut Systems) -> Result<Report, ValidateError> {
+pub fn check(table: &dyn TruthTable, text: &str, systems: &mut Systems) -> Result<Accuracy, ValidateError> {
     let mut errors: BTreeMap<(&'static str, String), Vec<f64>> = BTreeMap::new();
     let mut unsupported: BTreeMap<String, usize> = BTreeMap::new();
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
@@ -145,7 +145,7 @@ pub fn check(table: &dyn Table, text: &str, systems: &mut Systems) -> Result<Rep
                 *unsupported.entry(system).or_default() += 1;
                 *reasons.entry(reason).or_default() += 1;
             }
-            Err(other) => return Err(ValidateError::Row(other)),
+            Err(other) => return Err(ValidateError::TruthRow(other)),
         }
         Ok(())
     })?;
@@ -175,7 +175,7 @@ pub fn check(table: &dyn Table, text: &str, systems: &mut Systems) -> Result<Rep
     }
     let mut reasons: Vec<(String, usize)> = reasons.into_iter().collect();
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    Ok(Report {
+    Ok(Accuracy {
         table: table.name(),
         lines,
         reasons,

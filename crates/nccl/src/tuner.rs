@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
-use weft_model::device::{Device, Options as Ways};
+use weft_model::device::{DeviceModel, DeviceOptions};
 use weft_model::system::System;
 use weft_plan::algorithms::Grid;
 use weft_plan::collective::Sizes;
@@ -80,7 +80,7 @@ impl Context {
         possible: impl Fn(usize, usize) -> bool,
     ) -> Vec<Candidate> {
         let Some(system) = &self.system else { return Vec::new() };
-        let Ok(device) = Device::placed(system, self.grid) else {
+        let Ok(device) = DeviceModel::placed(system, self.grid) else {
             return Vec::new();
         };
         let mut candidates = Vec::new();
@@ -89,7 +89,7 @@ impl Context {
                 if !possible(algorithm, protocol) {
                     continue;
                 }
-                let ways = Ways::parse(&format!("NCCL_ALGO={algorithm_name} NCCL_PROTO={protocol_name}"));
+                let ways = DeviceOptions::parse(&format!("NCCL_ALGO={algorithm_name} NCCL_PROTO={protocol_name}"));
                 if let Ok(estimate) = device.predict(collective, Bytes(bytes), &ways) {
                     candidates.push(Candidate {
                         algorithm,

@@ -41,14 +41,14 @@ pub use scenario::{ServingScenario, ServingScenarioError};
 #[derive(Debug, Default)]
 pub struct ServingOptions<'a> {
     /// The links between the GPUs. Without them, a hand-off has the NICs of its GPUs for itself.
-    pub network: Option<Network<'a>>,
+    pub network: Option<ServingNetwork<'a>>,
     /// Tokens of shared prefixes that each worker keeps besides the requests that it serves.
     pub prefix_tokens: u64,
 }
 
 /// A network, and what else is on it.
 #[derive(Debug)]
-pub struct Network<'a> {
+pub struct ServingNetwork<'a> {
     pub topology: &'a Topology,
     pub options: FlowOptions,
     pub others: Vec<Transfer>,

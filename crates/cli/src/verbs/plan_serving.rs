@@ -6,7 +6,8 @@ use serde_json::json;
 use weft_model::system::System;
 use weft_model::workload::model::Model;
 use weft_model::workload::serving::{
-    Candidate, Deployment, Engine, Estimate, Limit, Pool, Quantisation, Search, Targets, Worker, search,
+    Deployment, Engine, Limit, Pool, Quantisation, ServingCandidate, ServingEstimate, ServingSearch, Targets, Worker,
+    search,
 };
 use weft_plan::Picos;
 use weft_sim::serving::{Arrivals, Report, ServingOptions, run};
@@ -75,7 +76,7 @@ impl PlanServing {
             .or_complain(Exit::Usage, || "The engine is not known.".to_owned())?;
         let quantisation = Quantisation::named(&model, &self.quantisation, &self.quantisation)
             .or_complain(Exit::Usage, || "That is no way to store weights.".to_owned())?;
-        let wanted = Search {
+        let wanted = ServingSearch {
             gpus: self.gpus,
             engine,
             quantisation,
@@ -105,7 +106,13 @@ impl PlanServing {
         print_whole(text.as_bytes())
     }
 
-    fn simulated(&self, system: &System, model: &Model, best: &Candidate, count: u32) -> Result<Report, Complaint> {
+    fn simulated(
+        &self,
+        system: &System,
+        model: &Model,
+        best: &ServingCandidate,
+        count: u32,
+    ) -> Result<Report, Complaint> {
         let failed = || "The best answer cannot be simulated.".to_owned();
         let arrivals = Arrivals {
             count,
@@ -124,7 +131,7 @@ fn as_table(
     asked: &PlanServing,
     system: &System,
     model: &Model,
-    found: &[Candidate],
+    found: &[ServingCandidate],
     simulated: Option<&Report>,
 ) -> String {
     let title = format!(
@@ -142,7 +149,7 @@ fn as_table(
         ("why not more", Align::Left),
     ]);
     for candidate in found {
-        let Candidate {
+        let ServingCandidate {
             deployment, estimate, ..
         } = candidate;
         table.row(vec![
@@ -190,7 +197,7 @@ fn named(pool: &Pool) -> String {
 }
 
 /// What keeps a candidate from taking one request more.
-fn reason(asked: &PlanServing, estimate: &Estimate) -> String {
+fn reason(asked: &PlanServing, estimate: &ServingEstimate) -> String {
     let near = |seen: Picos, target: Picos| seen.as_secs_f64() > 0.97 * target.as_secs_f64();
     match estimate.limit {
         Limit::Memory => "no memory for more caches".to_owned(),
@@ -204,7 +211,7 @@ fn reason(asked: &PlanServing, estimate: &Estimate) -> String {
     }
 }
 
-fn as_json(found: &[Candidate], simulated: Option<&Report>) -> String {
+fn as_json(found: &[ServingCandidate], simulated: Option<&Report>) -> String {
     let pool = |pool: &Pool| {
         let Worker {
             tensor,
@@ -217,7 +224,7 @@ fn as_json(found: &[Candidate], simulated: Option<&Report>) -> String {
             "count": pool.count, "tensor": tensor, "data": data, "expert_tensor": expert_tensor, "expert": expert, "pipeline": pipeline,
         })
     };
-    let line = |candidate: &Candidate| {
+    let line = |candidate: &ServingCandidate| {
         let Deployment { prefill, decode, .. } = &candidate.deployment;
         let estimate = &candidate.estimate;
         let ms = |time: Picos| time.as_secs_f64() * 1e3;

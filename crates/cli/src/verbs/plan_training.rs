@@ -8,10 +8,10 @@ use console::style;
 use serde::Serialize;
 use weft_model::roofline::Recipe;
 use weft_model::system::System;
-use weft_model::workload::goodput::{Faults, Goodput};
+use weft_model::workload::goodput::{FailureRates, Goodput};
 use weft_model::workload::model::Model;
-use weft_model::workload::training::search::{Alternative, Plan, Search, alternatives, search};
-use weft_model::workload::training::{Batch, Job, Parallel, Step};
+use weft_model::workload::training::search::{Alternative, Plan, TrainingSearch, alternatives, search};
+use weft_model::workload::training::{Parallel, TrainingBatch, TrainingJob, TrainingStep};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::system::SystemChoice;
@@ -54,8 +54,8 @@ impl PlanTraining {
     pub fn run(self) -> Result<(), Complaint> {
         let system = self.system.read()?;
         let model = self.model()?;
-        let mut job = Job::new(model, self.gpus, self.precision);
-        job.batch = Batch {
+        let mut job = TrainingJob::new(model, self.gpus, self.precision);
+        job.batch = TrainingBatch {
             sequences: self.batch.unwrap_or_else(|| sequences(self.gpus, self.tokens)),
             micro: 1,
             tokens: self.tokens,
@@ -66,10 +66,10 @@ impl PlanTraining {
             return Err(nothing_fits(&job, &found));
         };
         let others = alternatives(&job, &system, first);
-        let faults = Faults {
+        let faults = FailureRates {
             gpus: self.gpus,
             machine: system.node.gpus,
-            ..Faults::default()
+            ..FailureRates::default()
         };
         let out = match self.json {
             true => json(&job, &system, &found, &others, &faults.goodput())?,
@@ -105,7 +105,7 @@ fn sequences(gpus: u32, tokens: u32) -> u32 {
     u32::try_from(u64::from(gpus) * each).unwrap_or(u32::MAX)
 }
 
-fn nothing_fits(job: &Job, found: &Search) -> Complaint {
+fn nothing_fits(job: &TrainingJob, found: &TrainingSearch) -> Complaint {
     let name = &job.model.name;
     let complaint = Complaint::new(Exit::Failed, format!("{name} does not fit onto {} GPUs.", job.gpus));
     match &found.nearest {
@@ -119,7 +119,13 @@ fn nothing_fits(job: &Job, found: &Search) -> Complaint {
     }
 }
 
-fn tables(job: &Job, system: &System, found: &Search, others: &[Alternative], goodput: &Goodput) -> String {
+fn tables(
+    job: &TrainingJob,
+    system: &System,
+    found: &TrainingSearch,
+    others: &[Alternative],
+    goodput: &Goodput,
+) -> String {
     let model = &job.model;
     let mut out = format!(
         "{} on {} × {}, {}: {:.0} B parameters ({:.0} B active), {} sequences of {} tokens\n\n",
@@ -176,7 +182,7 @@ fn tables(job: &Job, system: &System, found: &Search, others: &[Alternative], go
     out
 }
 
-fn lost(step: &Step) -> String {
+fn lost(step: &TrainingStep) -> String {
     match step.bottleneck() {
         Some(part) => format!("{part}, {:.0} %", step.part(part) / step.seconds * 100.0),
         None => String::new(),
@@ -209,9 +215,9 @@ fn gigabytes(bytes: f64) -> String {
 }
 
 fn json(
-    job: &Job,
+    job: &TrainingJob,
     system: &System,
-    found: &Search,
+    found: &TrainingSearch,
     others: &[Alternative],
     goodput: &Goodput,
 ) -> Result<String, Complaint> {
@@ -230,8 +236,8 @@ fn json(
     #[derive(Serialize)]
     struct Entry<'a> {
         parallel: Parallel,
-        batch: Batch,
-        step: &'a Step,
+        batch: TrainingBatch,
+        step: &'a TrainingStep,
     }
     #[derive(Serialize)]
     struct Changed<'a> {

@@ -5,7 +5,7 @@
 //! NICs beyond; or the SMs that copy, where they are fewer than the links need.
 
 use super::reduce_kernel::seconds_to_time;
-use super::{Device, DeviceError};
+use super::{DeviceModel, DeviceModelError};
 use weft_plan::units::Picos;
 
 /// Scales go along with quantised tokens, and a header with every message.
@@ -32,7 +32,7 @@ pub struct ExpertLoad {
 
 /// To the experts, or back from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
+pub enum TokenDirection {
     Dispatch,
     Combine,
 }
@@ -58,23 +58,23 @@ impl ExpertLoad {
     }
 }
 
-impl Device<'_> {
+impl DeviceModel<'_> {
     /// Dispatch in fp8 or combine in bf16 by a message for every expert of every token, as in DeepEP's low-latency kernels.
-    pub fn experts_few(&self, load: &ExpertLoad, direction: Direction) -> Result<Picos, DeviceError> {
+    pub fn experts_few(&self, load: &ExpertLoad, direction: TokenDirection) -> Result<Picos, DeviceModelError> {
         let system = self.system;
         let Some(few) = &system.kernels.experts_few else {
-            return Err(DeviceError::NoKernel {
+            return Err(DeviceModelError::NoKernel {
                 system: system.name.clone(),
             });
         };
         let (start, expert, efficiency, message) = match direction {
-            Direction::Dispatch => (
+            TokenDirection::Dispatch => (
                 few.dispatch,
                 few.dispatch_expert,
                 few.dispatch_efficiency,
                 load.hidden * (1.0 + SCALE_BYTES / SCALE_GROUP) + MESSAGE_HEADER,
             ),
-            Direction::Combine => (
+            TokenDirection::Combine => (
                 few.combine,
                 few.combine_expert,
                 few.combine_efficiency,
@@ -91,39 +91,44 @@ impl Device<'_> {
         let groups = (load.experts / f64::from(system.gpu.sms)).ceil().max(1.0);
         let sms = (load.experts / groups).ceil().max(1.0);
         let on_sms = match direction {
-            Direction::Dispatch => load.tokens / sms * few.token_on_sm.as_secs_f64(),
-            Direction::Combine => 0.0,
+            TokenDirection::Dispatch => load.tokens / sms * few.token_on_sm.as_secs_f64(),
+            TokenDirection::Combine => 0.0,
         };
         let across_start = match (nodes > 1.0, direction) {
             (false, _) => 0.0,
-            (true, Direction::Dispatch) => ACROSS_START,
-            (true, Direction::Combine) => ACROSS_START_COMBINE,
+            (true, TokenDirection::Dispatch) => ACROSS_START,
+            (true, TokenDirection::Combine) => ACROSS_START_COMBINE,
         };
         let start = start.as_secs_f64() + load.experts * expert.as_secs_f64() + across_start;
         Ok(seconds_to_time(start + within.max(across).max(on_sms)))
     }
 
     /// Dispatch in fp8 or combine in bf16 by a copy for every rank, on so many SMs, as in DeepEP's normal kernels.
-    pub fn experts_many(&self, load: &ExpertLoad, direction: Direction, sms: f64) -> Result<Picos, DeviceError> {
+    pub fn experts_many(
+        &self,
+        load: &ExpertLoad,
+        direction: TokenDirection,
+        sms: f64,
+    ) -> Result<Picos, DeviceModelError> {
         let system = self.system;
         let Some(many) = &system.kernels.experts_many else {
-            return Err(DeviceError::NoKernel {
+            return Err(DeviceModelError::NoKernel {
                 system: system.name.clone(),
             });
         };
         let (start, on_sm, token) = match direction {
-            Direction::Dispatch => (
+            TokenDirection::Dispatch => (
                 many.dispatch,
                 many.dispatch_sm,
                 load.hidden * (1.0 + SCALE_BYTES / SCALE_GROUP),
             ),
-            Direction::Combine => (many.combine, many.combine_sm, load.hidden * 2.0),
+            TokenDirection::Combine => (many.combine, many.combine_sm, load.hidden * 2.0),
         };
         let (n, local, nodes) = self.shape();
         let ranks = load.reached(n);
         let remote_nodes = load.reached(nodes) * (nodes - 1.0) / nodes;
         let mut copies = ranks + 2.0 * remote_nodes;
-        if direction == Direction::Combine && nodes > 1.0 {
+        if direction == TokenDirection::Combine && nodes > 1.0 {
             copies *= FORWARDED_SUMS;
         }
         let on_sms = copies * token / (on_sm.bytes_per_sec() as f64 * sms.max(1.0));
@@ -137,10 +142,15 @@ impl Device<'_> {
     }
 
     /// One step of an exchange of tokens within a large domain, of tokens of so many bytes.
-    pub fn exchange_tokens(&self, load: &ExpertLoad, step: TokenExchange, token: f64) -> Result<Picos, DeviceError> {
+    pub fn exchange_tokens(
+        &self,
+        load: &ExpertLoad,
+        step: TokenExchange,
+        token: f64,
+    ) -> Result<Picos, DeviceModelError> {
         let system = self.system;
         let Some(tokens) = &system.kernels.tokens else {
-            return Err(DeviceError::NoKernel {
+            return Err(DeviceModelError::NoKernel {
                 system: system.name.clone(),
             });
         };

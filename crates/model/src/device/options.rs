@@ -4,7 +4,7 @@ use super::{DeviceAlgorithm, Protocol};
 
 /// What may be chosen. By default all that NCCL chooses from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct DeviceOptions {
     /// None of them named: all.
     pub algorithms: Vec<DeviceAlgorithm>,
     pub protocols: Vec<Protocol>,
@@ -12,11 +12,11 @@ pub struct Options {
     pub without_nvls: bool,
 }
 
-impl Options {
+impl DeviceOptions {
     /// Reads settings as people note them beside a measurement: `NCCL_ALGO=Ring NCCL_PROTO=LL128 NCCL_NVLS_ENABLE=0`, or in words,
     /// `Ring+LL128, NVLS off`. What does not change the choice is passed over.
-    pub fn parse(settings: &str) -> Options {
-        let mut options = Options::default();
+    pub fn parse(settings: &str) -> DeviceOptions {
+        let mut options = DeviceOptions::default();
         let lower = settings.to_ascii_lowercase();
         let words: Vec<&str> = lower
             .split(|c: char| c.is_whitespace() || ",;+/()".contains(c))

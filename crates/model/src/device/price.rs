@@ -1,6 +1,6 @@
 //! What a chosen algorithm and protocol cost on a system: hops, bytes, and the filling of pipelines.
 
-use super::{Device, DeviceAlgorithm, Estimate, Protocol, Work, tuner};
+use super::{DeviceAlgorithm, DeviceEstimate, DeviceModel, DeviceWork, Protocol, tuner};
 use weft_plan::algorithms::Grid;
 use weft_plan::collective::Collective;
 use weft_plan::units::{Bandwidth, Picos};
@@ -20,13 +20,13 @@ struct Price {
 }
 
 pub(super) fn price(
-    device: &Device<'_>,
+    device: &DeviceModel<'_>,
     collective: Collective,
     bytes: f64,
     algorithm: DeviceAlgorithm,
     protocol: Protocol,
-) -> Estimate {
-    let work = Work::of(algorithm, collective, device.grid).expect("what was chosen is possible");
+) -> DeviceEstimate {
+    let work = DeviceWork::of(algorithm, collective, device.grid).expect("what was chosen is possible");
     let launch = device.system.collectives.launch.as_secs_f64();
     let terms = Terms { device, work, bytes };
     let mut price = match algorithm {
@@ -36,7 +36,7 @@ pub(super) fn price(
         DeviceAlgorithm::Exchange => terms.exchange(),
     };
     price.latency += launch;
-    Estimate {
+    DeviceEstimate {
         time: time(price.latency + price.transfer),
         algorithm,
         protocol,
@@ -47,8 +47,8 @@ pub(super) fn price(
 }
 
 struct Terms<'a> {
-    device: &'a Device<'a>,
-    work: Work,
+    device: &'a DeviceModel<'a>,
+    work: DeviceWork,
     bytes: f64,
 }
 
@@ -142,11 +142,11 @@ impl Terms<'_> {
         let Terms { device, bytes, .. } = self;
         let Grid { nodes, local } = device.grid;
         let part = |grid: Grid, bytes: f64| {
-            let device = Device {
+            let device = DeviceModel {
                 system: device.system,
                 grid,
             };
-            let work = Work::of(DeviceAlgorithm::Ring, Collective::AllReduce, grid);
+            let work = DeviceWork::of(DeviceAlgorithm::Ring, Collective::AllReduce, grid);
             work.map_or(
                 Price {
                     latency: 0.0,

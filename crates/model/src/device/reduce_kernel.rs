@@ -1,6 +1,6 @@
 //! All-reduce kernels of inference engines: small sums, read or pushed in one or two shots, and NCCL for the rest.
 
-use super::{Device, DeviceError, Options};
+use super::{DeviceModel, DeviceModelError, DeviceOptions};
 use crate::system::ScaleUpKind;
 use weft_plan::collective::Collective;
 use weft_plan::units::{Bytes, Picos};
@@ -21,15 +21,20 @@ pub enum ReduceKernel {
     TensorRt,
 }
 
-impl Device<'_> {
+impl DeviceModel<'_> {
     /// How long an engine's own all-reduce takes within a domain; `eager` where it is not replayed from a graph.
-    pub fn all_reduce_kernel(&self, kernel: ReduceKernel, bytes: Bytes, eager: bool) -> Result<Picos, DeviceError> {
+    pub fn all_reduce_kernel(
+        &self,
+        kernel: ReduceKernel,
+        bytes: Bytes,
+        eager: bool,
+    ) -> Result<Picos, DeviceModelError> {
         let system = self.system;
         let own = &system.kernels.all_reduce;
         let size = bytes.0 as f64;
         let n = f64::from(self.grid.ranks());
         let nccl = self
-            .predict(Collective::AllReduce, bytes, &Options::default())?
+            .predict(Collective::AllReduce, bytes, &DeviceOptions::default())?
             .time
             .as_secs_f64();
         // Without NVLink they are for pairs only.

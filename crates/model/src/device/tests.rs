@@ -31,27 +31,27 @@ fn the_closed_forms_are_those_of_the_programs() {
         for collective in [Collective::AllReduce, GATHER, SCATTER] {
             let problem = Problem::new(collective, n);
             let (steps, sent) = profiled(collective, n, &Ring::new(problem).unwrap());
-            let work = Work::of(DeviceAlgorithm::Ring, collective, Grid::flat(n)).unwrap();
+            let work = DeviceWork::of(DeviceAlgorithm::Ring, collective, Grid::flat(n)).unwrap();
             assert_eq!(work.hops(), steps, "{collective} among {n}");
             assert!((work.sent - sent).abs() < 1e-6, "{collective} among {n}: {sent}");
         }
         let problem = Problem::new(ALL_TO_ALL, n);
         let (steps, sent) = profiled(ALL_TO_ALL, n, &Pairwise::new(problem).unwrap());
-        let work = Work::of(DeviceAlgorithm::Exchange, ALL_TO_ALL, Grid::flat(n)).unwrap();
+        let work = DeviceWork::of(DeviceAlgorithm::Exchange, ALL_TO_ALL, Grid::flat(n)).unwrap();
         assert_eq!(work.hops(), steps);
         assert!((work.sent - sent).abs() < 1e-6, "{sent}");
     }
     for n in [4, 8, 16, 32] {
         let problem = Problem::new(GATHER, n);
         let (steps, sent) = profiled(GATHER, n, &Pat::new(problem).unwrap());
-        let work = Work::of(DeviceAlgorithm::Pat, GATHER, Grid { nodes: n, local: 1 }).unwrap();
+        let work = DeviceWork::of(DeviceAlgorithm::Pat, GATHER, Grid { nodes: n, local: 1 }).unwrap();
         assert_eq!(work.hops(), steps);
         assert!((work.through_nics - sent).abs() < 1e-6, "{sent}");
     }
     // The rail algorithm does in both dimensions what a ring does in one.
     let grid = Grid { nodes: 4, local: 8 };
-    let work = Work::of(DeviceAlgorithm::Rail, Collective::AllReduce, grid).unwrap();
-    let ring = |n| Work::of(DeviceAlgorithm::Ring, Collective::AllReduce, Grid::flat(n)).unwrap();
+    let work = DeviceWork::of(DeviceAlgorithm::Rail, Collective::AllReduce, grid).unwrap();
+    let ring = |n| DeviceWork::of(DeviceAlgorithm::Ring, Collective::AllReduce, Grid::flat(n)).unwrap();
     assert_eq!(work.hops(), ring(8).hops() + ring(4).hops());
     assert_eq!((work.sent, work.through_nics), (ring(8).sent, ring(4).sent));
 }
@@ -60,8 +60,10 @@ fn the_closed_forms_are_those_of_the_programs() {
 fn it_chooses_as_nccl_does() {
     let chosen = |system: &str, n, collective, bytes| {
         let system = System::named(system).unwrap();
-        let device = Device::of(&system, n).unwrap();
-        let estimate = device.predict(collective, Bytes(bytes), &Options::default()).unwrap();
+        let device = DeviceModel::of(&system, n).unwrap();
+        let estimate = device
+            .predict(collective, Bytes(bytes), &DeviceOptions::default())
+            .unwrap();
         (estimate.algorithm, estimate.protocol)
     };
     use DeviceAlgorithm::{Exchange, Nvls, NvlsTree, Ring, Tree};
@@ -88,14 +90,14 @@ fn it_chooses_as_nccl_does() {
 
 #[test]
 fn settings_restrict_the_choice() {
-    let options = Options::parse("NCCL_ALGO=Ring NCCL_PROTO=LL128 NCCL_NVLS_ENABLE=0");
+    let options = DeviceOptions::parse("NCCL_ALGO=Ring NCCL_PROTO=LL128 NCCL_NVLS_ENABLE=0");
     assert_eq!(options.algorithms, [DeviceAlgorithm::Ring]);
     assert_eq!(options.protocols, [Protocol::Ll128]);
     assert!(options.without_nvls);
-    assert_eq!(Options::parse("Ring+LL128, NVLS off"), options);
-    assert_eq!(Options::parse("defaults (NVLS)"), Options::default());
+    assert_eq!(DeviceOptions::parse("Ring+LL128, NVLS off"), options);
+    assert_eq!(DeviceOptions::parse("defaults (NVLS)"), DeviceOptions::default());
     assert_eq!(
-        Options::parse("NCCL_ALGO=Ring MIN_CTAS=24 IB_QPS=2").algorithms,
+        DeviceOptions::parse("NCCL_ALGO=Ring MIN_CTAS=24 IB_QPS=2").algorithms,
         [DeviceAlgorithm::Ring]
     );
 }
@@ -104,10 +106,10 @@ fn settings_restrict_the_choice() {
 fn more_bytes_and_more_ranks_take_longer_for_the_same_algorithm() {
     for name in System::names() {
         let system = System::named(name).unwrap();
-        let ring = Options::parse("NCCL_ALGO=Ring NCCL_PROTO=Simple");
+        let ring = DeviceOptions::parse("NCCL_ALGO=Ring NCCL_PROTO=Simple");
         let mut last = Picos::ZERO;
         for n in [2, 8, 64, 1024, 1 << 20] {
-            let device = Device::of(&system, n).unwrap();
+            let device = DeviceModel::of(&system, n).unwrap();
             let mut smaller = Picos::ZERO;
             for bytes in (0..40).map(|k| Bytes(1 << k)) {
                 let time = device.predict(Collective::AllReduce, bytes, &ring).unwrap().time;
@@ -124,15 +126,23 @@ fn more_bytes_and_more_ranks_take_longer_for_the_same_algorithm() {
 fn every_collective_has_a_time_at_every_scale() {
     let system = System::named("gb300-nvl72").unwrap();
     for n in [2, 3, 7, 64, 72, 128, 131_072, 1 << 20] {
-        let device = Device::of(&system, n).unwrap();
+        let device = DeviceModel::of(&system, n).unwrap();
         assert_eq!(device.grid().ranks(), n);
         for name in Collective::NAMES {
             let collective = Collective::named(name, weft_plan::Rank(0), weft_plan::Rank(1)).unwrap();
-            let estimate = device.predict(collective, Bytes(1 << 20), &Options::default()).unwrap();
+            let estimate = device
+                .predict(collective, Bytes(1 << 20), &DeviceOptions::default())
+                .unwrap();
             assert!(estimate.time > Picos::ZERO);
         }
     }
-    assert!(matches!(Device::of(&system, 0), Err(DeviceError::Ranks { .. })));
+    assert!(matches!(
+        DeviceModel::of(&system, 0),
+        Err(DeviceModelError::Ranks { .. })
+    ));
     let grid = Grid { nodes: 2, local: 100 };
-    assert!(matches!(Device::placed(&system, grid), Err(DeviceError::Domain { .. })));
+    assert!(matches!(
+        DeviceModel::placed(&system, grid),
+        Err(DeviceModelError::Domain { .. })
+    ));
 }

@@ -3,7 +3,7 @@
 //! These are figures of NCCL's source (`src/graph/tuning.cc`, version 2.30), inputs of its choice and not measurements; that they choose
 //! as NCCL did is checked by the sweeps in the ground truth. Times are microseconds here, and bandwidths gigabytes a second.
 
-use super::{Device, DeviceAlgorithm, Options, Protocol, Work};
+use super::{DeviceAlgorithm, DeviceModel, DeviceOptions, DeviceWork, Protocol};
 use crate::system::{Generation, ScaleUpKind};
 use weft_plan::collective::Collective;
 
@@ -94,13 +94,13 @@ const RING_PLATEAU: f64 = 1.4;
 
 /// The time that NCCL expects, in microseconds; `None` where it would not consider it.
 pub(super) fn expected(
-    device: &Device<'_>,
+    device: &DeviceModel<'_>,
     collective: Collective,
     bytes: f64,
     (algorithm, protocol): (DeviceAlgorithm, Protocol),
-    options: &Options,
+    options: &DeviceOptions,
 ) -> Option<f64> {
-    let work = Work::of(algorithm, collective, device.grid)?;
+    let work = DeviceWork::of(algorithm, collective, device.grid)?;
     let system = device.system;
     let limits = limits(system.gpu.generation);
     let p = protocol as usize;
@@ -186,7 +186,7 @@ fn limits(generation: Generation) -> &'static Limits {
 }
 
 /// The bandwidth that the topology search finds, of all channels together.
-fn found(device: &Device<'_>) -> f64 {
+fn found(device: &DeviceModel<'_>) -> f64 {
     let system = device.system;
     let link = system.scale_up.bandwidth.bytes_per_sec() as f64 / 1e9;
     let local = match system.scale_up.kind {

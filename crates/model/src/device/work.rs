@@ -6,7 +6,7 @@ use weft_plan::collective::Collective;
 
 /// Amounts are shares of the size of the collective.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Work {
+pub struct DeviceWork {
     /// Hops within a domain, one after the other.
     pub local_hops: u32,
     /// Hops between domains.
@@ -19,9 +19,9 @@ pub struct Work {
     pub kept: f64,
 }
 
-impl Work {
+impl DeviceWork {
     /// What an algorithm asks of each rank; `None` where it does not do the collective.
-    pub fn of(algorithm: DeviceAlgorithm, collective: Collective, grid: Grid) -> Option<Work> {
+    pub fn of(algorithm: DeviceAlgorithm, collective: Collective, grid: Grid) -> Option<DeviceWork> {
         let ranks = grid.ranks();
         let (n, local, nodes) = (f64::from(ranks), f64::from(grid.local), f64::from(grid.nodes));
         if ranks < 2 {
@@ -49,7 +49,7 @@ impl Work {
                     true => 1.0,
                     false => f64::from(rounds) * (n - 1.0) / n,
                 };
-                Work {
+                DeviceWork {
                     local_hops: steps - network_hops,
                     network_hops,
                     sent,
@@ -57,7 +57,7 @@ impl Work {
                     kept: if chain { 0.0 } else { 1.0 / n },
                 }
             }
-            DeviceAlgorithm::Tree if reduces => Work {
+            DeviceAlgorithm::Tree if reduces => DeviceWork {
                 local_hops: 2 * (grid.local - 1),
                 network_hops: 2 * depth(grid.nodes),
                 // Up and down a chain.
@@ -66,28 +66,28 @@ impl Work {
                 kept: 0.0,
             },
             // Up to four ranks a ring is as fast, and the sweeps show that NCCL prefers it.
-            DeviceAlgorithm::Nvls if !many && ranks > 4 && reduces => Work {
+            DeviceAlgorithm::Nvls if !many && ranks > 4 && reduces => DeviceWork {
                 local_hops: 1,
                 network_hops: 0,
                 sent: 1.0,
                 through_nics: 0.0,
                 kept: 0.0,
             },
-            DeviceAlgorithm::NvlsTree if many && grid.local > 4 && reduces => Work {
+            DeviceAlgorithm::NvlsTree if many && grid.local > 4 && reduces => DeviceWork {
                 local_hops: 1,
                 network_hops: 2 * depth(grid.nodes),
                 sent: 1.0,
                 through_nics: tree_share(grid.nodes),
                 kept: 0.0,
             },
-            DeviceAlgorithm::Pat if grid.local == 1 && many && scatters => Work {
+            DeviceAlgorithm::Pat if grid.local == 1 && many && scatters => DeviceWork {
                 local_hops: 0,
                 network_hops: depth(grid.nodes),
                 sent: 0.0,
                 through_nics: (n - 1.0) / n,
                 kept: 1.0 / n,
             },
-            DeviceAlgorithm::Rail if grid.is_deep() && reduces => Work {
+            DeviceAlgorithm::Rail if grid.is_deep() && reduces => DeviceWork {
                 local_hops: 2 * (grid.local - 1),
                 network_hops: 2 * (grid.nodes - 1),
                 sent: 2.0 * (local - 1.0) / local,
@@ -104,7 +104,7 @@ impl Work {
                 // Of everything that a rank sends, this much goes to other domains; all ranks of a domain do so.
                 let away = if many { (n - local) / (n - 1.0) } else { 0.0 };
                 let network_hops = if many { grid.nodes - 1 } else { 0 }.min(peers);
-                Work {
+                DeviceWork {
                     local_hops: peers - network_hops,
                     network_hops,
                     sent: sent * (1.0 - away),

@@ -8,13 +8,13 @@ use weft_plan::units::{Bandwidth, Bytes, Picos};
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Collectives {
+pub struct CollectiveCosts {
     /// From the call to the first byte and from the last to the end, replayed from a graph.
     pub launch: Picos,
     pub ll: Ll,
     pub ll128: Ll128,
     pub simple: Simple,
-    pub exchange: Exchange,
+    pub exchange: ExchangeCosts,
     /// Where the switches of the scale-up network reduce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_switch: Option<InSwitch>,
@@ -58,7 +58,7 @@ pub struct Simple {
 /// Messages between every pair.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Exchange {
+pub struct ExchangeCosts {
     pub start: Picos,
     /// For each other rank.
     pub peer: Picos,

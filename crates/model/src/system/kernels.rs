@@ -6,7 +6,7 @@ use weft_plan::units::{Bandwidth, Bytes, Picos};
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Kernels {
+pub struct KernelCosts {
     pub all_reduce: AllReduceKernel,
     /// Where a kernel pushes data with flags.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,10 +78,10 @@ pub struct ExpertsMany {
 #[serde(deny_unknown_fields)]
 pub struct Tokens {
     /// Finding out who gets what.
-    pub prepare: Prepared,
+    pub prepare: PreparedCosts,
     /// With a handshake between sender and receiver.
-    pub dispatch: Copied,
-    pub combine: Copied,
+    pub dispatch: CopiedCosts,
+    pub combine: CopiedCosts,
     /// Straight into, and out of, the other's memory.
     pub put: Started,
     pub get: Started,
@@ -93,7 +93,7 @@ pub struct Tokens {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Prepared {
+pub struct PreparedCosts {
     pub start: Picos,
     pub doubling: Picos,
     pub token: Picos,
@@ -101,7 +101,7 @@ pub struct Prepared {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Copied {
+pub struct CopiedCosts {
     pub start: Picos,
     /// What every doubling of the group adds.
     pub doubling: Picos,

@@ -7,13 +7,13 @@ const MAX_FILE_BYTES: usize = 256 << 20;
 
 /// One row, by the names of its columns.
 #[derive(Debug)]
-pub struct Row<'a> {
+pub struct TruthRow<'a> {
     pub line: usize,
     headings: &'a [String],
     cells: &'a [String],
 }
 
-impl<'a> Row<'a> {
+impl<'a> TruthRow<'a> {
     /// What the cell says; `None` where there is no such column, or nothing in it.
     pub fn text(&self, column: &str) -> Option<&'a str> {
         let nth = self.headings.iter().position(|heading| heading == column)?;
@@ -71,7 +71,7 @@ impl<'a> Row<'a> {
 pub(super) fn rows(
     text: &str,
     columns: &[&'static str],
-    mut take: impl FnMut(&Row<'_>) -> Result<(), ValidateError>,
+    mut take: impl FnMut(&TruthRow<'_>) -> Result<(), ValidateError>,
 ) -> Result<(), ValidateError> {
     if text.len() > MAX_FILE_BYTES {
         let (bytes, max) = (text.len(), MAX_FILE_BYTES);
@@ -97,7 +97,7 @@ pub(super) fn rows(
                 let (cells, columns) = (cells.len(), headings.len());
                 return Err(ValidateError::Ragged { line, cells, columns });
             }
-            let row = Row {
+            let row = TruthRow {
                 line,
                 headings: &headings,
                 cells: &cells,

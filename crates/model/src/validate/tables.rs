@@ -6,10 +6,10 @@ mod nccl;
 mod serving;
 mod training;
 
-use super::Table;
+use super::TruthTable;
 
 /// Every table that there is a model for.
-pub fn tables() -> Vec<Box<dyn Table>> {
+pub fn tables() -> Vec<Box<dyn TruthTable>> {
     vec![
         Box::new(nccl::OneNode),
         Box::new(nccl::NcclTests),

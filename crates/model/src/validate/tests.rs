@@ -19,7 +19,7 @@ const BOUNDS: &[(&str, &str, f64, f64)] = &[
     ("aic_e2e_serving", "TTFT", 0.25, 0.95),
 ];
 
-fn report(name: &str) -> Report {
+fn report(name: &str) -> Accuracy {
     let table = tables().into_iter().find(|table| table.name() == name).unwrap();
     let (_, text) = shipped().find(|(shipped, _)| *shipped == name).unwrap();
     check(&*table, text, &mut Systems::default()).unwrap()
@@ -68,7 +68,7 @@ fn what_is_wrong_with_a_file_has_a_line_and_a_column() {
     );
     assert!(matches!(
         complaint(&format!("{heading}h100,all_reduce,,8,9\n")),
-        ValidateError::Row(Unpredicted::Nothing { line: 2, .. })
+        ValidateError::TruthRow(Unpredicted::Nothing { line: 2, .. })
     ));
 }
 

@@ -4,8 +4,8 @@
 //! checkpoints cost time too, and the best interval between them is where both are in balance (Young 1974, Daly 2006).
 //!
 //! ```
-//! use weft_model::workload::goodput::Faults;
-//! let faults = Faults { gpus: 16_384, ..Faults::default() };
+//! use weft_model::workload::goodput::FailureRates;
+//! let faults = FailureRates { gpus: 16_384, ..FailureRates::default() };
 //! let goodput = faults.goodput();
 //! assert!(goodput.share > 0.9 && goodput.share < 1.0);
 //! ```
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// What goes wrong, and what it costs. Times are in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Faults {
+pub struct FailureRates {
     pub gpus: u32,
     /// The mean time between two failures of one GPU, its share of host and network included.
     pub gpu_mtbf: f64,
@@ -51,9 +51,9 @@ pub struct Goodput {
     pub slow: f64,
 }
 
-impl Default for Faults {
-    fn default() -> Faults {
-        Faults {
+impl Default for FailureRates {
+    fn default() -> FailureRates {
+        FailureRates {
             gpus: 8,
             // 419 unexpected interruptions in 54 days on 16,384 GPUs (the Llama 3 report): one in 5.8 years of a GPU.
             gpu_mtbf: 54.0 * 86_400.0 * 16_384.0 / 419.0,
@@ -69,7 +69,7 @@ impl Default for Faults {
     }
 }
 
-impl Faults {
+impl FailureRates {
     /// The share of time that is not lost.
     pub fn goodput(&self) -> Goodput {
         let mtbf = self.gpu_mtbf.max(1.0) / f64::from(self.gpus.max(1));
@@ -126,11 +126,11 @@ mod tests {
 
     #[test]
     fn without_failures_only_checkpoints_cost() {
-        let faults = Faults {
+        let faults = FailureRates {
             gpu_mtbf: 1e18,
             interval: Some(1000.0),
             slow_share: 0.0,
-            ..Faults::default()
+            ..FailureRates::default()
         };
         let goodput = faults.goodput();
         assert!((goodput.share - 1000.0 / 1005.0).abs() < 1e-6);
@@ -139,15 +139,15 @@ mod tests {
     proptest! {
         #[test]
         fn no_interval_is_much_better_than_the_best(gpus in 1u32..1_000_000, checkpoint in 1.0f64..120.0, factor in 0.1f64..10.0) {
-            let faults = Faults { gpus, checkpoint, ..Faults::default() };
+            let faults = FailureRates { gpus, checkpoint, ..FailureRates::default() };
             let best = faults.goodput();
-            let other = Faults { interval: Some(best.interval * factor), ..faults }.goodput();
+            let other = FailureRates { interval: Some(best.interval * factor), ..faults }.goodput();
             prop_assert!(other.share <= best.share * 1.002);
         }
 
         #[test]
         fn shares_are_shares(gpus in 1u32..10_000_000, checkpoint in 0.0f64..1e4, restart in 0.0f64..1e5) {
-            let goodput = Faults { gpus, checkpoint, restart, ..Faults::default() }.goodput();
+            let goodput = FailureRates { gpus, checkpoint, restart, ..FailureRates::default() }.goodput();
             for share in [goodput.share, goodput.checkpoints, goodput.repeated, goodput.restarts, goodput.slow] {
                 prop_assert!((0.0..=1.0).contains(&share), "{goodput:?}");
             }

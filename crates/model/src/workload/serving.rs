@@ -9,11 +9,11 @@
 //! ```
 //! use weft_model::system::System;
 //! use weft_model::workload::model::Model;
-//! use weft_model::workload::serving::{Deployment, Engine, Load, Quantisation, Worker};
+//! use weft_model::workload::serving::{Deployment, Engine, ServingLoad, Quantisation, Worker};
 //! let (system, model) = (System::named("dgx-h200")?, Model::named("llama-3.1-70b")?);
 //! let deployment = Deployment::aggregated(Engine::Vllm, Quantisation::fp8(&model), Worker::tensor(8), 1);
-//! let few = deployment.estimate(&system, &model, &Load::closed(4, 1024, 1024))?;
-//! let many = deployment.estimate(&system, &model, &Load::closed(64, 1024, 1024))?;
+//! let few = deployment.estimate(&system, &model, &ServingLoad::closed(4, 1024, 1024))?;
+//! let many = deployment.estimate(&system, &model, &ServingLoad::closed(64, 1024, 1024))?;
 //! assert!(few.per_token < many.per_token && few.output_per_second < many.output_per_second);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -35,11 +35,11 @@ pub use engine::Engine;
 pub use error::ServingError;
 pub use fetch::Recompute;
 pub use hand_off::{nics, token_bytes};
-pub use latency::{Deployment, Estimate, Lengths, Limit, Load, Pool};
-pub use memory::{Room, room};
-pub use pass::{Batch, Pass};
+pub use latency::{Deployment, Lengths, Limit, Pool, ServingEstimate, ServingLoad};
+pub use memory::{CacheRoom, room};
+pub use pass::{Pass, PassBatch};
 pub use quantisation::Quantisation;
-pub use search::{Candidate, Search, Targets, search};
+pub use search::{ServingCandidate, ServingSearch, Targets, search};
 pub use worker::Worker;
 
 #[cfg(test)]

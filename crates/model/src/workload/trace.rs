@@ -1,19 +1,19 @@
 //! Chakra execution traces: a step as somebody recorded it, replayed on a system.
 //!
-//! A trace is a graph of nodes: compute of a known duration or so many operations, and collectives of so many bytes. [`Trace::read`] takes the files that
+//! A trace is a graph of nodes: compute of a known duration or so many operations, and collectives of so many bytes. [`ExecutionTrace::read`] takes the files that
 //! tracers write (`.et`: protobuf messages one after the other, each with its length before it) and their JSON form, and tells them apart by what is in
 //! them. Sends and receives are priced as if their peer were ready, and memory nodes by the GPU's bandwidth.
 //!
 //! ```
 //! use weft_model::system::System;
-//! use weft_model::workload::trace::Trace;
+//! use weft_model::workload::trace::ExecutionTrace;
 //! let text = r#"{"version": "0.0.4"}
 //! {"id": "1", "name": "forward", "type": "COMP_NODE", "durationMicros": "1000"}
 //! {"id": "2", "name": "sum", "type": "COMM_COLL_NODE", "dataDeps": ["1"],
 //!  "attr": [{"name": "comm_type", "int64Val": "0"}, {"name": "comm_size", "int64Val": "1048576"}]}"#;
-//! let replay = Trace::read(text.as_bytes())?.replay(&System::named("dgx-h100").unwrap(), 8)?;
+//! let replay = ExecutionTrace::read(text.as_bytes())?.replay(&System::named("dgx-h100").unwrap(), 8)?;
 //! assert!(replay.seconds > 1e-3 && replay.communication > 0.0);
-//! # Ok::<(), weft_model::workload::trace::TraceError>(())
+//! # Ok::<(), weft_model::workload::trace::ExecutionTraceError>(())
 //! ```
 
 mod json;
@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::device::{Device, DeviceError, Options};
+use crate::device::{DeviceModel, DeviceModelError, DeviceOptions};
 use crate::roofline::{Recipe, Roofline, RooflineError};
 use crate::system::System;
 use weft_plan::collective::{Collective, Sizes};
@@ -32,7 +32,7 @@ use weft_plan::units::{Bytes, Rank};
 
 /// What one rank did in a step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Trace {
+pub struct ExecutionTrace {
     nodes: Vec<Node>,
 }
 
@@ -78,7 +78,7 @@ pub struct Replay {
 /// What is wrong with a trace.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-pub enum TraceError {
+pub enum ExecutionTraceError {
     #[error("{bytes} bytes; {MAX_BYTES} is the most")]
     TooLong { bytes: usize },
     #[error("more than {MAX_NODES} nodes")]
@@ -105,7 +105,7 @@ pub enum TraceError {
     #[error("there are no nodes")]
     Empty,
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Device(#[from] DeviceModelError),
     #[error(transparent)]
     Roofline(#[from] RooflineError),
 }
@@ -129,11 +129,11 @@ struct Record {
     root: Option<i64>,
 }
 
-impl Trace {
+impl ExecutionTrace {
     /// Reads a trace in either form.
-    pub fn read(bytes: &[u8]) -> Result<Trace, TraceError> {
+    pub fn read(bytes: &[u8]) -> Result<ExecutionTrace, ExecutionTraceError> {
         if bytes.len() > MAX_BYTES {
-            return Err(TraceError::TooLong { bytes: bytes.len() });
+            return Err(ExecutionTraceError::TooLong { bytes: bytes.len() });
         }
         // JSON has no such bytes; every node of the binary form has the tag of its type, which is one.
         let is_control = |byte: &u8| *byte < b' ' && !b"\t\n\r".contains(byte);
@@ -144,28 +144,33 @@ impl Trace {
         let mut places = BTreeMap::new();
         for (nth, record) in records.iter().enumerate() {
             if places.insert(record.id, nth).is_some() {
-                return Err(TraceError::Twice { id: record.id });
+                return Err(ExecutionTraceError::Twice { id: record.id });
             }
         }
         let mut nodes = Vec::with_capacity(records.len());
         for record in &records {
             let id = record.id;
-            let place = |&before: &u64| places.get(&before).copied().ok_or(TraceError::Dangling { id, before });
+            let place = |&before: &u64| {
+                places
+                    .get(&before)
+                    .copied()
+                    .ok_or(ExecutionTraceError::Dangling { id, before })
+            };
             nodes.push(Node {
                 kind: record.work()?,
                 after: record.after.iter().map(place).collect::<Result<_, _>>()?,
             });
         }
         match nodes.is_empty() {
-            true => Err(TraceError::Empty),
-            false => Ok(Trace { nodes }),
+            true => Err(ExecutionTraceError::Empty),
+            false => Ok(ExecutionTrace { nodes }),
         }
     }
 
     /// Replays the trace on a system with `ranks` ranks that do the same. Compute runs one node after the other, and so does communication;
     /// the two overlap as far as the graph allows.
-    pub fn replay(&self, system: &System, ranks: u32) -> Result<Replay, TraceError> {
-        let device = Device::of(system, ranks)?;
+    pub fn replay(&self, system: &System, ranks: u32) -> Result<Replay, ExecutionTraceError> {
+        let device = DeviceModel::of(system, ranks)?;
         let roofline = Roofline::of(&system.gpu, Recipe::Bf16)?;
         let mut waits: Vec<usize> = self.nodes.iter().map(|node| node.after.len()).collect();
         let mut then: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
@@ -204,7 +209,7 @@ impl Trace {
             }
         }
         if done < self.nodes.len() {
-            return Err(TraceError::Circle);
+            return Err(ExecutionTraceError::Circle);
         }
         Ok(Replay {
             seconds: end,
@@ -219,9 +224,9 @@ impl Trace {
         &self,
         nth: usize,
         system: &System,
-        device: &Device<'_>,
+        device: &DeviceModel<'_>,
         roofline: &Roofline,
-    ) -> Result<(Option<usize>, f64), TraceError> {
+    ) -> Result<(Option<usize>, f64), ExecutionTraceError> {
         Ok(match self.nodes[nth].kind {
             Kind::Recorded(seconds) => (Some(0), seconds),
             Kind::Compute { operations, bytes } => {
@@ -230,7 +235,7 @@ impl Trace {
             }
             Kind::Memory { bytes } => (Some(0), roofline.stream(bytes)),
             Kind::Collective { collective, bytes } => {
-                let estimate = device.predict(collective, Bytes(bytes), &Options::default())?;
+                let estimate = device.predict(collective, Bytes(bytes), &DeviceOptions::default())?;
                 (Some(1), estimate.time.as_secs_f64())
             }
             Kind::Message { bytes } => {
@@ -261,7 +266,7 @@ impl Record {
     }
 
     /// What there is to do.
-    fn work(&self) -> Result<Kind, TraceError> {
+    fn work(&self) -> Result<Kind, ExecutionTraceError> {
         let id = self.id;
         let amount = |attribute: Option<i64>| attribute.unwrap_or(0).max(0);
         Ok(match self.kind {
@@ -283,12 +288,12 @@ impl Record {
             },
             kind => {
                 let kind = kind.to_string();
-                return Err(TraceError::Kind { id, kind });
+                return Err(ExecutionTraceError::Kind { id, kind });
             }
         })
     }
 
-    fn collective(&self) -> Result<Collective, TraceError> {
+    fn collective(&self) -> Result<Collective, ExecutionTraceError> {
         let sizes = Sizes::Equal;
         let root = Rank(self.root.unwrap_or(0).clamp(0, i64::from(u32::MAX)) as u32);
         Ok(match self.comm_type.unwrap_or(-1) {
@@ -299,7 +304,7 @@ impl Record {
             6 => Collective::AllToAll { sizes },
             7 | 8 => Collective::ReduceScatter { sizes },
             9 => Collective::Barrier,
-            kind => return Err(TraceError::CollectiveKind { id: self.id, kind }),
+            kind => return Err(ExecutionTraceError::CollectiveKind { id: self.id, kind }),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! A step of training: how long it takes, what it needs of memory, and what limits it.
 //!
-//! A [`Job`] says which model is trained on how many GPUs, how it is divided among them and by which software; [`Job::step`] gives a [`Step`] in
+//! A [`TrainingJob`] says which model is trained on how many GPUs, how it is divided among them and by which software; [`TrainingJob::step`] gives a [`TrainingStep`] in
 //! closed form. GPUs are alike, so one GPU of each kind is looked at and a hundred thousand cost no more than eight. Compute comes from
 //! [`roofline`](crate::roofline), communication from [`exchange`], and what software loses beyond both are the constants of [`software`], few and
 //! calibrated over all rows of two tables of published steps. `docs/training-model.md` says how well, and what is not modelled.
@@ -9,11 +9,11 @@
 //! use weft_model::roofline::Recipe;
 //! use weft_model::system::System;
 //! use weft_model::workload::model::Model;
-//! use weft_model::workload::training::{Batch, Job, Parallel};
-//! let job = Job {
+//! use weft_model::workload::training::{TrainingBatch, TrainingJob, Parallel};
+//! let job = TrainingJob {
 //!     parallel: Parallel { tensor: 8, pipeline: 8, chunks: 8, context: 2, ..Parallel::default() },
-//!     batch: Batch { sequences: 256, micro: 1, tokens: 8192 },
-//!     ..Job::new(Model::named("llama-3.1-405b")?, 512, Recipe::Bf16)
+//!     batch: TrainingBatch { sequences: 256, micro: 1, tokens: 8192 },
+//!     ..TrainingJob::new(Model::named("llama-3.1-405b")?, 512, Recipe::Bf16)
 //! };
 //! let step = job.step(&System::named("dgx-h100")?)?;
 //! // 19.8 s were measured.
@@ -38,18 +38,18 @@ use crate::roofline::{Recipe, Roofline, RooflineError};
 use crate::system::System;
 use crate::workload::model::{Feed, Model};
 
-pub use memory::Memory;
+pub use memory::StepMemory;
 pub use software::Software;
 
 /// What is trained, on what, and how.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct TrainingJob {
     pub model: Model,
     pub gpus: u32,
     pub recipe: Recipe,
     pub parallel: Parallel,
-    pub batch: Batch,
-    pub recompute: Recompute,
+    pub batch: TrainingBatch,
+    pub recompute: Recomputation,
     pub tuned: Tuned,
     pub software: Software,
 }
@@ -89,7 +89,7 @@ pub enum Sharding {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Batch {
+pub struct TrainingBatch {
     /// Sequences of a step, over all replicas.
     pub sequences: u32,
     /// Sequences that go through a stage together.
@@ -101,7 +101,7 @@ pub struct Batch {
 /// Which activations are computed again in the backward pass instead of being kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Recompute {
+pub enum Recomputation {
     /// None that takes a matrix product; norms, activations and the softmax are, which takes next to no time.
     Selective,
     /// Every layer.
@@ -123,11 +123,11 @@ pub enum Tuned {
 
 /// What a step takes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Step {
+pub struct TrainingStep {
     pub seconds: f64,
     /// Where the time goes, in seconds of one GPU; their sum is `seconds`.
-    pub parts: Vec<(Part, f64)>,
-    pub memory: Memory,
+    pub parts: Vec<(StepPart, f64)>,
+    pub memory: StepMemory,
     /// The share of the layers that is computed again.
     pub recomputed: f64,
     pub tokens_per_second_per_gpu: f64,
@@ -141,7 +141,7 @@ pub struct Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Part {
+pub enum StepPart {
     /// Products with weights that every token meets.
     Products,
     /// Rounding to fewer bits.
@@ -192,34 +192,34 @@ pub enum TrainingError {
     Roofline(#[from] RooflineError),
 }
 
-impl Job {
+impl TrainingJob {
     /// A job that is not divided, of one sequence a GPU.
-    pub fn new(model: Model, gpus: u32, recipe: Recipe) -> Job {
-        Job {
+    pub fn new(model: Model, gpus: u32, recipe: Recipe) -> TrainingJob {
+        TrainingJob {
             model,
             gpus,
             recipe,
             parallel: Parallel::default(),
-            batch: Batch {
+            batch: TrainingBatch {
                 sequences: gpus,
                 micro: 1,
                 tokens: 4096,
             },
-            recompute: Recompute::default(),
+            recompute: Recomputation::default(),
             tuned: Tuned::default(),
             software: Software::default(),
         }
     }
 
     /// Predicts one step on a system.
-    pub fn step(&self, system: &System) -> Result<Step, TrainingError> {
+    pub fn step(&self, system: &System) -> Result<TrainingStep, TrainingError> {
         self.validate()?;
         let roofline = Roofline::of(&system.gpu, self.recipe)?.scaled(self.software.reached);
         let memory = self.memory(system);
         let recomputed = match self.recompute {
-            Recompute::Selective => 0.0,
-            Recompute::Full => 1.0,
-            Recompute::AsNeeded => memory.must_recompute(),
+            Recomputation::Selective => 0.0,
+            Recomputation::Full => 1.0,
+            Recomputation::AsNeeded => memory.must_recompute(),
         };
         let memory = memory.recomputing(recomputed);
         let micro = layer::Microbatch::of(self, system, &roofline, recomputed);
@@ -232,19 +232,19 @@ impl Job {
             *time *= count / pipeline;
         }
         let mean = (micro.layers() + micro.output()) / pipeline;
-        parts.push((Part::Imbalance, count * (slowest - mean)));
-        parts.push((Part::Bubble, (pipeline - 1.0) / chunks * slowest));
+        parts.push((StepPart::Imbalance, count * (slowest - mean)));
+        parts.push((StepPart::Bubble, (pipeline - 1.0) / chunks * slowest));
         if pipeline > 1.0 {
-            parts.push((Part::Handover, count * chunks * exchange::handover(self, system)));
+            parts.push((StepPart::Handover, count * chunks * exchange::handover(self, system)));
         }
         if self.tuned == Tuned::All {
-            parts.push((Part::Replicas, exchange::replicas(self, system, slowest)));
+            parts.push((StepPart::Replicas, exchange::replicas(self, system, slowest)));
             let (common, experts) = self.shards();
             let state = (common + experts) * software::OPTIMIZER_BYTES;
-            parts.push((Part::Optimizer, roofline.stream(state)));
+            parts.push((StepPart::Optimizer, roofline.stream(state)));
         }
         let busy: f64 = parts.iter().map(|(_, time)| time).sum();
-        parts.push((Part::Fixed, software::FIXED + busy * software::JITTER));
+        parts.push((StepPart::Fixed, software::FIXED + busy * software::JITTER));
         let seconds: f64 = parts.iter().map(|(_, time)| time).sum();
         parts.retain(|(_, time)| *time > 0.0);
 
@@ -252,7 +252,7 @@ impl Job {
         let operations = self.operations();
         let flops = operations / seconds / f64::from(self.gpus);
         let peak = system.gpu.flops(self.recipe.precision()).unwrap_or(f64::INFINITY);
-        Ok(Step {
+        Ok(TrainingStep {
             seconds,
             parts,
             memory,
@@ -404,16 +404,21 @@ impl Job {
     }
 }
 
-impl Step {
+impl TrainingStep {
     /// What takes the most time beside the products that the model asks for.
-    pub fn bottleneck(&self) -> Option<Part> {
-        let useful = [Part::Products, Part::Mixing, Part::Output, Part::Experts];
+    pub fn bottleneck(&self) -> Option<StepPart> {
+        let useful = [
+            StepPart::Products,
+            StepPart::Mixing,
+            StepPart::Output,
+            StepPart::Experts,
+        ];
         let rest = self.parts.iter().filter(|(part, _)| !useful.contains(part));
         rest.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(part, _)| *part)
     }
 
     /// The time of one part.
-    pub fn part(&self, wanted: Part) -> f64 {
+    pub fn part(&self, wanted: StepPart) -> f64 {
         self.parts
             .iter()
             .filter(|(part, _)| *part == wanted)
@@ -453,31 +458,31 @@ impl fmt::Display for Parallel {
     }
 }
 
-impl Part {
+impl StepPart {
     pub fn name(self) -> &'static str {
         match self {
-            Part::Products => "products",
-            Part::Rounding => "rounding",
-            Part::Mixing => "mixing",
-            Part::Streaming => "streaming",
-            Part::Experts => "experts",
-            Part::Launches => "launches",
-            Part::Dispatch => "dispatch",
-            Part::Tensor => "tensor",
-            Part::Context => "context",
-            Part::Recomputing => "recomputing",
-            Part::Output => "output",
-            Part::Bubble => "bubble",
-            Part::Imbalance => "imbalance",
-            Part::Handover => "handover",
-            Part::Replicas => "replicas",
-            Part::Optimizer => "optimizer",
-            Part::Fixed => "fixed",
+            StepPart::Products => "products",
+            StepPart::Rounding => "rounding",
+            StepPart::Mixing => "mixing",
+            StepPart::Streaming => "streaming",
+            StepPart::Experts => "experts",
+            StepPart::Launches => "launches",
+            StepPart::Dispatch => "dispatch",
+            StepPart::Tensor => "tensor",
+            StepPart::Context => "context",
+            StepPart::Recomputing => "recomputing",
+            StepPart::Output => "output",
+            StepPart::Bubble => "bubble",
+            StepPart::Imbalance => "imbalance",
+            StepPart::Handover => "handover",
+            StepPart::Replicas => "replicas",
+            StepPart::Optimizer => "optimizer",
+            StepPart::Fixed => "fixed",
         }
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for StepPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

@@ -10,7 +10,7 @@ use weft_model::workload::serving::{Deployment, Pass, Pool, nics, room, token_by
 use weft_plan::{Bandwidth, Bytes, Picos, Rank};
 
 use super::worker::{Ended, Place, Prompt, Worker};
-use super::{Network, Percentiles, Report, Request, ServingOptions, SimulationError};
+use super::{Percentiles, Report, Request, ServingNetwork, ServingOptions, SimulationError};
 use crate::flow::live::Live;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,7 +117,7 @@ impl<'a> Play<'a> {
             }
         }
         let network = options.network.as_ref();
-        if let Some(Network { topology, .. }) = network
+        if let Some(ServingNetwork { topology, .. }) = network
             && topology.ranks() < gpu
         {
             let ranks = topology.ranks();

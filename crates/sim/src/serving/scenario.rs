@@ -9,9 +9,9 @@ use weft_model::workload::serving::{Deployment, Engine, Pool, Quantisation, Serv
 use weft_plan::spot::Spot;
 use weft_plan::{Bytes, Picos, Rank};
 
-use super::{Arrivals, Network, Report, Request, ServingOptions, SimulationError, run};
+use super::{Arrivals, Report, Request, ServingNetwork, ServingOptions, SimulationError, run};
 use crate::flow::FlowOptions;
-use crate::scenario::{Place, line_of};
+use crate::scenario::{ScenarioPlace, line_of};
 use crate::traffic::Transfer;
 
 /// Who serves what to whom.
@@ -105,15 +105,18 @@ pub enum ServingScenarioError {
     #[error("{0}")]
     Unreadable(Spot),
     #[error("{place}: {source}")]
-    System { place: Place, source: SystemError },
+    System { place: ScenarioPlace, source: SystemError },
     #[error("{place}: {source}")]
-    Model { place: Place, source: ModelError },
+    Model { place: ScenarioPlace, source: ModelError },
     #[error("{place}: {}", source.fault)]
-    Fabric { place: Place, source: FabricError },
+    Fabric { place: ScenarioPlace, source: FabricError },
     #[error("{place}: {source}")]
-    Serving { place: Place, source: ServingError },
+    Serving { place: ScenarioPlace, source: ServingError },
     #[error("{place}: {source}")]
-    Simulation { place: Place, source: SimulationError },
+    Simulation {
+        place: ScenarioPlace,
+        source: SimulationError,
+    },
 }
 
 const MAX_FILE_BYTES: usize = 16 << 20;
@@ -153,7 +156,7 @@ impl ServingScenario {
             return Ok(None);
         };
         let built = network.cluster.build().map_err(|source| ServingScenarioError::Fabric {
-            place: Place::field(format!("network.cluster.{}", source.field)),
+            place: ScenarioPlace::field(format!("network.cluster.{}", source.field)),
             source,
         })?;
         Ok(Some(built))
@@ -172,7 +175,7 @@ impl ServingScenario {
             .network
             .as_ref()
             .zip(topology.as_ref())
-            .map(|(choice, topology)| Network {
+            .map(|(choice, topology)| ServingNetwork {
                 topology,
                 options: FlowOptions {
                     routing: choice.routing,
@@ -192,7 +195,7 @@ impl ServingScenario {
                 SimulationError::TooLong { .. } | SimulationError::OutOfRange { .. } => "arrivals",
             };
             ServingScenarioError::Simulation {
-                place: Place::field(field),
+                place: ScenarioPlace::field(field),
                 source,
             }
         })
@@ -201,15 +204,15 @@ impl ServingScenario {
     /// Everything that the file names, looked up and checked.
     fn prepare(&self) -> Result<Prepared, ServingScenarioError> {
         let serving = |field: &str| {
-            let place = Place::field(field);
+            let place = ScenarioPlace::field(field);
             |source| ServingScenarioError::Serving { place, source }
         };
         let system = System::named(&self.system).map_err(|source| ServingScenarioError::System {
-            place: Place::field("system"),
+            place: ScenarioPlace::field("system"),
             source,
         })?;
         let model = Model::named(&self.model).map_err(|source| ServingScenarioError::Model {
-            place: Place::field("model"),
+            place: ScenarioPlace::field("model"),
             source,
         })?;
         let engine: Engine = self.engine.parse().map_err(serving("engine"))?;
@@ -241,7 +244,7 @@ impl ServingScenario {
         let requests = arrivals
             .requests(self.seed)
             .map_err(|source| ServingScenarioError::Simulation {
-                place: Place::field("arrivals"),
+                place: ScenarioPlace::field("arrivals"),
                 source,
             })?;
         Ok(Prepared {

@@ -7,7 +7,7 @@ use clap::Args;
 use console::style;
 use serde_json::json;
 use weft_model::system::System;
-use weft_model::workload::trace::{Replay as Replayed, Trace};
+use weft_model::workload::trace::{ExecutionTrace, Replay as Replayed};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::out::print_whole;
@@ -36,7 +36,7 @@ impl Replay {
     pub fn run(self) -> Result<(), Complaint> {
         let name = self.trace.display();
         let bytes = fs::read(&self.trace).or_complain(Exit::Usage, || format!("{name} cannot be read."))?;
-        let trace = Trace::read(&bytes).or_complain(Exit::Usage, || format!("{name} is not a trace."))?;
+        let trace = ExecutionTrace::read(&bytes).or_complain(Exit::Usage, || format!("{name} is not a trace."))?;
         let system = self.system.read()?;
         let replay = trace.replay(&system, self.gpus).or_complain(Exit::Failed, || {
             format!("{name} cannot be replayed on {}.", system.name)

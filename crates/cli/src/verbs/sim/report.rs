@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use weft_model::device::{Device, Options};
+use weft_model::device::{DeviceModel, DeviceOptions};
 use weft_model::fabric::{Fabric, Topology};
 use weft_model::system::System;
 use weft_plan::{Bytes, Collective, Rank};
@@ -246,7 +246,7 @@ fn figures(answers: &[Answer]) -> Vec<Figures> {
     }];
     for answer in answers {
         if let Some(trained) = &answer.trained {
-            let row = |(part, seconds): &(weft_model::workload::training::Part, f64)| {
+            let row = |(part, seconds): &(weft_model::workload::training::StepPart, f64)| {
                 let share = seconds / trained.step.seconds * 100.0;
                 vec![part.to_string(), format!("{seconds:.6}"), format!("{share:.2}")]
             };
@@ -391,8 +391,8 @@ impl<'a> Predictor<'a> {
             .collect();
         if let Some(system) = &self.system {
             let time = Collective::named(&collective, Rank(0), Rank(1)).and_then(|collective| {
-                let device = Device::of(system, row.ranks).ok()?;
-                let options = Options::parse(row.settings.as_deref().unwrap_or_default());
+                let device = DeviceModel::of(system, row.ranks).ok()?;
+                let options = DeviceOptions::parse(row.settings.as_deref().unwrap_or_default());
                 let estimate = device.predict(collective, Bytes(row.bytes), &options);
                 estimate.ok().map(|estimate| estimate.time.as_secs_f64() * 1e6)
             });

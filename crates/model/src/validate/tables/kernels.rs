@@ -1,7 +1,7 @@
 //! Kernels of inference engines: all-reduce, exchange of tokens, dispatch and combine of experts.
 
-use super::super::{Compared, Row, Systems, Table, Unpredicted};
-use crate::device::{Device, DeviceError, Direction, ExpertLoad, ReduceKernel, TokenExchange};
+use super::super::{Compared, Systems, TruthRow, TruthTable, Unpredicted};
+use crate::device::{DeviceModel, DeviceModelError, ExpertLoad, ReduceKernel, TokenDirection, TokenExchange};
 use crate::system::System;
 use weft_plan::units::{Bytes, Picos};
 
@@ -25,7 +25,7 @@ pub(super) struct ExpertsMany;
 #[derive(Debug)]
 pub(super) struct ExpertsPublished;
 
-impl Table for AllReduce {
+impl TruthTable for AllReduce {
     fn name(&self) -> &'static str {
         "aic_custom_allreduce"
     }
@@ -34,7 +34,7 @@ impl Table for AllReduce {
         &["system", "framework", "num_gpus", "bytes", "time_us"]
     }
 
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let label = row.need_text("system")?;
         let system = systems.named(label)?;
         let eager = row.text("variant").is_some_and(|variant| variant.ends_with("eager"));
@@ -49,13 +49,13 @@ impl Table for AllReduce {
             other => return Err(unsupported(label, format!("no kernel is called `{other}`"))),
         };
         let bytes = Bytes(row.need("bytes")?.max(0.0) as u64);
-        let time = Device::of(&system, row.need_count("num_gpus")?)
+        let time = DeviceModel::of(&system, row.need_count("num_gpus")?)
             .and_then(|device| device.all_reduce_kernel(kernel, bytes, eager));
         compared(row, label, "time", time, "time_us")
     }
 }
 
-impl Table for TokenExchanges {
+impl TruthTable for TokenExchanges {
     fn name(&self) -> &'static str {
         "aic_nvl72_alltoall"
     }
@@ -75,7 +75,7 @@ impl Table for TokenExchanges {
         ]
     }
 
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let label = row.need_text("system")?;
         let system = systems.named(label)?;
         let load = ExpertLoad {
@@ -101,13 +101,13 @@ impl Table for TokenExchanges {
             "alltoall_combine_low_precision" => ("combine", TokenExchange::CombineQuantized, sent),
             other => return Err(unsupported(label, format!("no step is called `{other}`"))),
         };
-        let time = Device::of(&system, row.need_count("moe_ep_size")?)
+        let time = DeviceModel::of(&system, row.need_count("moe_ep_size")?)
             .and_then(|device| device.exchange_tokens(&load, step, token));
         compared(row, label, quantity, time, "time_us")
     }
 }
 
-impl Table for ExpertsFew {
+impl TruthTable for ExpertsFew {
     fn name(&self) -> &'static str {
         "aic_deepep_ll"
     }
@@ -125,13 +125,13 @@ impl Table for ExpertsFew {
         ]
     }
 
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let (label, system, load) = experts(row, systems)?;
         let device = nodes(row, &system);
         let mut all = Vec::new();
         for (quantity, direction, column) in [
-            ("dispatch", Direction::Dispatch, "dispatch_avg_t_us"),
-            ("combine", Direction::Combine, "combine_avg_t_us"),
+            ("dispatch", TokenDirection::Dispatch, "dispatch_avg_t_us"),
+            ("combine", TokenDirection::Combine, "combine_avg_t_us"),
         ] {
             let time = device.clone().and_then(|device| device.experts_few(&load, direction));
             all.extend(compared(row, label, quantity, time, column)?);
@@ -140,7 +140,7 @@ impl Table for ExpertsFew {
     }
 }
 
-impl Table for ExpertsMany {
+impl TruthTable for ExpertsMany {
     fn name(&self) -> &'static str {
         "aic_deepep_normal"
     }
@@ -160,13 +160,13 @@ impl Table for ExpertsMany {
         ]
     }
 
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let (label, system, load) = experts(row, systems)?;
         let device = nodes(row, &system);
         let mut all = Vec::new();
         for (quantity, direction, column) in [
-            ("dispatch", Direction::Dispatch, "dispatch"),
-            ("combine", Direction::Combine, "combine"),
+            ("dispatch", TokenDirection::Dispatch, "dispatch"),
+            ("combine", TokenDirection::Combine, "combine"),
         ] {
             let sms = row.need(&format!("{column}_sms"))?;
             let time = device
@@ -180,7 +180,7 @@ impl Table for ExpertsMany {
     }
 }
 
-impl Table for ExpertsPublished {
+impl TruthTable for ExpertsPublished {
     fn name(&self) -> &'static str {
         "deepep_readme"
     }
@@ -189,7 +189,7 @@ impl Table for ExpertsPublished {
         &["kernel", "gpu", "EP", "tokens", "hidden", "topk", "op"]
     }
 
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let label = row.need_text("gpu")?;
         let system = systems.named(label)?;
         let load = ExpertLoad {
@@ -200,11 +200,11 @@ impl Table for ExpertsPublished {
         };
         let ranks = row.need_count("EP")?;
         let (quantity, direction, token) = match row.need_text("op")? {
-            "dispatch" => ("dispatch", Direction::Dispatch, load.hidden),
-            "combine" => ("combine", Direction::Combine, load.hidden * 2.0),
+            "dispatch" => ("dispatch", TokenDirection::Dispatch, load.hidden),
+            "combine" => ("combine", TokenDirection::Combine, load.hidden * 2.0),
             other => return Err(unsupported(label, format!("no direction is called `{other}`"))),
         };
-        let device = Device::of(&system, ranks);
+        let device = DeviceModel::of(&system, ranks);
         match (row.need_text("kernel")?, row.number("latency_us")?) {
             ("low_latency", Some(measured)) => {
                 let time = device.and_then(|device| device.experts_few(&load, direction));
@@ -230,7 +230,7 @@ impl Table for ExpertsPublished {
 
 type Experts<'a> = (&'a str, std::sync::Arc<System>, ExpertLoad);
 
-fn experts<'a>(row: &Row<'a>, systems: &mut Systems) -> Result<Experts<'a>, Unpredicted> {
+fn experts<'a>(row: &TruthRow<'a>, systems: &mut Systems) -> Result<Experts<'a>, Unpredicted> {
     let label = row.need_text("system")?;
     let load = ExpertLoad {
         tokens: row.need("num_token")?,
@@ -242,9 +242,9 @@ fn experts<'a>(row: &Row<'a>, systems: &mut Systems) -> Result<Experts<'a>, Unpr
 }
 
 /// All GPUs of so many nodes.
-fn nodes<'a>(row: &Row<'_>, system: &'a System) -> Result<Device<'a>, DeviceError> {
+fn nodes<'a>(row: &TruthRow<'_>, system: &'a System) -> Result<DeviceModel<'a>, DeviceModelError> {
     let nodes = row.need_count("node_num").unwrap_or(1);
-    Device::of(system, nodes.saturating_mul(system.node.gpus))
+    DeviceModel::of(system, nodes.saturating_mul(system.node.gpus))
 }
 
 fn unsupported(system: &str, reason: String) -> Unpredicted {
@@ -255,10 +255,10 @@ fn unsupported(system: &str, reason: String) -> Unpredicted {
 }
 
 fn compared(
-    row: &Row<'_>,
+    row: &TruthRow<'_>,
     label: &str,
     quantity: &'static str,
-    time: Result<Picos, DeviceError>,
+    time: Result<Picos, DeviceModelError>,
     column: &str,
 ) -> Result<Vec<Compared>, Unpredicted> {
     against(label, quantity, time, row.need(column)?)
@@ -268,7 +268,7 @@ fn compared(
 fn against(
     label: &str,
     quantity: &'static str,
-    time: Result<Picos, DeviceError>,
+    time: Result<Picos, DeviceModelError>,
     measured: f64,
 ) -> Result<Vec<Compared>, Unpredicted> {
     let time = time.map_err(|error| unsupported(label, error.to_string()))?;

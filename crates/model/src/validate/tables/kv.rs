@@ -1,13 +1,13 @@
 //! Transfers of KV caches, with the NICs in words.
 
-use super::super::{Compared, Row, Systems, Table, Unpredicted};
+use super::super::{Compared, Systems, TruthRow, TruthTable, Unpredicted};
 use crate::handover::{handover, handover_rate};
 use weft_plan::units::{Bandwidth, Bytes};
 
 #[derive(Debug)]
 pub(super) struct KvTransfers;
 
-impl Table for KvTransfers {
+impl TruthTable for KvTransfers {
     fn name(&self) -> &'static str {
         "kv_transfer"
     }
@@ -16,7 +16,7 @@ impl Table for KvTransfers {
         &["case", "setup"]
     }
 
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let label = row.need_text("case")?;
         let setup = row.need_text("setup")?;
         let nics = match stated(setup) {

@@ -1,7 +1,7 @@
 //! Sweeps of NCCL: within one node, and as `nccl-tests` prints them.
 
-use super::super::{Compared, Row, Systems, Table, Unpredicted};
-use crate::device::{Device, Options};
+use super::super::{Compared, Systems, TruthRow, TruthTable, Unpredicted};
+use crate::device::{DeviceModel, DeviceOptions};
 use crate::system::System;
 use weft_plan::collective::{Collective, Sizes};
 use weft_plan::units::Bytes;
@@ -14,7 +14,7 @@ pub(super) struct OneNode;
 #[derive(Debug)]
 pub(super) struct NcclTests;
 
-impl Table for OneNode {
+impl TruthTable for OneNode {
     fn name(&self) -> &'static str {
         "aic_nccl"
     }
@@ -23,19 +23,19 @@ impl Table for OneNode {
         &["system", "op_name", "num_gpus", "bytes", "time_us"]
     }
 
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let name = row.need_text("system")?;
         let system = systems.named(name)?;
         let call = Call {
             label: name,
             operation: row.need_text("op_name")?,
-            options: Options::default(),
+            options: DeviceOptions::default(),
         };
         call.predict(row, &system, row.need_count("num_gpus")?)
     }
 }
 
-impl Table for NcclTests {
+impl TruthTable for NcclTests {
     fn name(&self) -> &'static str {
         "nccl_tests_public"
     }
@@ -44,13 +44,13 @@ impl Table for NcclTests {
         &["gpu", "ngpus", "op", "bytes", "time_us"]
     }
 
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let gpu = row.need_text("gpu")?;
         let system = systems.named(on_fabric(gpu, row.text("fabric").unwrap_or("")))?;
         let call = Call {
             label: row.text("case").unwrap_or(gpu),
             operation: row.need_text("op")?,
-            options: Options::parse(row.text("settings").unwrap_or("")),
+            options: DeviceOptions::parse(row.text("settings").unwrap_or("")),
         };
         call.predict(row, &system, row.need_count("ngpus")?)
     }
@@ -76,11 +76,11 @@ pub(super) fn on_fabric<'a>(gpu: &'a str, fabric: &str) -> &'a str {
 struct Call<'a> {
     label: &'a str,
     operation: &'a str,
-    options: Options,
+    options: DeviceOptions,
 }
 
 impl Call<'_> {
-    fn predict(&self, row: &Row<'_>, system: &System, ranks: u32) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, system: &System, ranks: u32) -> Result<Vec<Compared>, Unpredicted> {
         let unsupported = |reason: String| Unpredicted::Unsupported {
             system: self.label.to_owned(),
             reason,
@@ -107,7 +107,7 @@ impl Call<'_> {
             return Err(unsupported("a collective that took no time".to_owned()));
         }
         let bytes = Bytes(row.need("bytes")?.max(0.0) as u64);
-        let estimate = Device::of(system, ranks)
+        let estimate = DeviceModel::of(system, ranks)
             .and_then(|device| device.predict(collective, bytes, &self.options))
             .map_err(|error| unsupported(error.to_string()))?;
         Ok(vec![Compared {

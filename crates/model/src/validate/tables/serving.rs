@@ -1,13 +1,13 @@
 //! What clients of serving engines saw, end to end.
 
-use super::super::{Compared, Row, Systems, Table, Unpredicted};
+use super::super::{Compared, Systems, TruthRow, TruthTable, Unpredicted};
 use crate::workload::serving::measured::EndToEnd;
 use weft_plan::units::Picos;
 
 #[derive(Debug)]
 pub(super) struct Serving;
 
-impl Table for Serving {
+impl TruthTable for Serving {
     fn name(&self) -> &'static str {
         "aic_e2e_serving"
     }
@@ -25,7 +25,7 @@ impl Table for Serving {
         ]
     }
 
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let name = row.need_text("system")?;
         let system = systems.named(name)?;
         let unsupported = |reason: String| Unpredicted::Unsupported {

@@ -1,6 +1,6 @@
 //! Steps of training, as papers and NVIDIA's Megatron-Bridge publish them.
 
-use super::super::{Compared, Row, Systems, Table, Unpredicted};
+use super::super::{Compared, Systems, TruthRow, TruthTable, Unpredicted};
 use crate::system::System;
 use crate::workload::training::published::{Published, PublishedError};
 
@@ -12,7 +12,7 @@ pub(super) struct TrainingSteps;
 #[derive(Debug)]
 pub(super) struct MegatronBridge;
 
-impl Table for TrainingSteps {
+impl TruthTable for TrainingSteps {
     fn name(&self) -> &'static str {
         "training_steps"
     }
@@ -21,7 +21,7 @@ impl Table for TrainingSteps {
         &["source_id", "model", "gpu", "ngpus", "precision", "GBS", "seq"]
     }
 
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let name = row.need_text("gpu")?;
         let system = systems.named(name)?;
         compared(
@@ -32,7 +32,7 @@ impl Table for TrainingSteps {
     }
 }
 
-impl Table for MegatronBridge {
+impl TruthTable for MegatronBridge {
     fn name(&self) -> &'static str {
         "megatron_bridge_perf"
     }
@@ -49,7 +49,7 @@ impl Table for MegatronBridge {
         ]
     }
 
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let name = row.need_text("system")?;
         let system = systems.named(name)?;
         compared(name, Published::megatron_bridge(&|column| row.text(column)), &system)

@@ -1,6 +1,6 @@
 use thiserror::Error;
 
-use crate::device::DeviceError;
+use crate::device::DeviceModelError;
 use crate::system::Precision;
 
 /// A deployment that cannot be, or a question that has no answer: fix the call.
@@ -18,7 +18,7 @@ pub enum ServingError {
     #[error("`{gpu}` computes in none of {wanted}, bf16 and fp16")]
     NoUnits { gpu: String, wanted: Precision },
     #[error(transparent)]
-    Collective(#[from] DeviceError),
+    Collective(#[from] DeviceModelError),
     #[error("the model takes {needed_gb:.0} GB of each GPU, and {available_gb:.0} GB are there for it")]
     DoesNotFit { needed_gb: f64, available_gb: f64 },
 }

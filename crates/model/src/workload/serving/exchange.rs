@@ -1,7 +1,9 @@
 //! Exchanges between the GPUs of a worker, by the collectives model, asked once for a range of sizes.
 
 use super::{Engine, ServingError, Worker};
-use crate::device::{Device, DeviceError, Direction, ExpertLoad, Options, ReduceKernel, TokenExchange};
+use crate::device::{
+    DeviceModel, DeviceModelError, DeviceOptions, ExpertLoad, ReduceKernel, TokenDirection, TokenExchange,
+};
 use crate::system::System;
 use crate::workload::model::{Experts, Feed, Model};
 use weft_plan::collective::{Collective, Sizes};
@@ -34,7 +36,7 @@ impl Exchange {
         let all_reduce = match worker.tensor {
             0 | 1 => Curve::nothing(),
             ranks => {
-                let device = Device::of(system, ranks)?;
+                let device = DeviceModel::of(system, ranks)?;
                 Curve::new(|bytes| device.all_reduce_kernel(kernel, Bytes(bytes), false))?
             }
         };
@@ -44,18 +46,18 @@ impl Exchange {
         });
         let (dispatch, combine) = match experts {
             Some(experts) if worker.data > 1 => {
-                let device = Device::of(system, worker.data.saturating_mul(worker.tensor))?;
+                let device = DeviceModel::of(system, worker.data.saturating_mul(worker.tensor))?;
                 let width = experts.width(f64::from(model.hidden));
                 let at = |direction| Curve::new(|tokens| tokens_time(&device, &experts, width, tokens, direction));
-                (at(Direction::Dispatch)?, at(Direction::Combine)?)
+                (at(TokenDirection::Dispatch)?, at(TokenDirection::Combine)?)
             }
             _ => (Curve::nothing(), Curve::nothing()),
         };
         let hop = match worker.pipeline {
             0 | 1 => Curve::nothing(),
             stages => {
-                let device = Device::of(system, stages.saturating_mul(system.scale_up.domain))?;
-                let options = Options::default();
+                let device = DeviceModel::of(system, stages.saturating_mul(system.scale_up.domain))?;
+                let options = DeviceOptions::default();
                 // A stage hands its tokens on as one rank of an all-to-all does: a message and its bytes.
                 Curve::new(|bytes| {
                     Ok(device
@@ -88,12 +90,12 @@ impl Exchange {
 
 /// The fastest of the ways that the system has.
 fn tokens_time(
-    device: &Device<'_>,
+    device: &DeviceModel<'_>,
     experts: &Experts,
     width: f64,
     tokens: u64,
-    direction: Direction,
-) -> Result<Picos, DeviceError> {
+    direction: TokenDirection,
+) -> Result<Picos, DeviceModelError> {
     let load = ExpertLoad {
         tokens: tokens as f64,
         hidden: width,
@@ -101,8 +103,8 @@ fn tokens_time(
         experts: f64::from(experts.experts),
     };
     let (step, token) = match direction {
-        Direction::Dispatch => (TokenExchange::Dispatch, width),
-        Direction::Combine => (TokenExchange::Combine, 2.0 * width),
+        TokenDirection::Dispatch => (TokenExchange::Dispatch, width),
+        TokenDirection::Combine => (TokenExchange::Combine, 2.0 * width),
     };
     let ways = [
         device.exchange_tokens(&load, step, token),
@@ -114,7 +116,11 @@ fn tokens_time(
     }
     let bytes = Bytes((token * load.tokens * load.top_k.min(f64::from(device.grid().ranks()))) as u64);
     Ok(device
-        .predict(Collective::AllToAll { sizes: Sizes::Equal }, bytes, &Options::default())?
+        .predict(
+            Collective::AllToAll { sizes: Sizes::Equal },
+            bytes,
+            &DeviceOptions::default(),
+        )?
         .time)
 }
 
@@ -129,7 +135,7 @@ impl Curve {
         Curve(Vec::new())
     }
 
-    fn new(time: impl Fn(u64) -> Result<Picos, DeviceError>) -> Result<Curve, ServingError> {
+    fn new(time: impl Fn(u64) -> Result<Picos, DeviceModelError>) -> Result<Curve, ServingError> {
         let mut points = Vec::new();
         for power in 0..=LARGEST_POWER {
             points.push(time(1 << power)?.as_secs_f64());

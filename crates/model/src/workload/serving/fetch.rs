@@ -18,7 +18,7 @@
 use weft_plan::fetch::Prefill;
 use weft_plan::units::{Bytes, Picos};
 
-use super::{Batch, Engine, Pass, Quantisation, ServingError, Worker, token_bytes};
+use super::{Engine, Pass, PassBatch, Quantisation, ServingError, Worker, token_bytes};
 use crate::system::System;
 use crate::workload::model::Model;
 
@@ -46,11 +46,11 @@ impl Recompute {
 
 impl Prefill for Recompute {
     fn time(&self, first: u32, end: u32) -> Picos {
-        let batch = Batch {
+        let batch = PassBatch {
             prompt_tokens: f64::from(end.saturating_sub(first).max(1)),
             prompts: 1.0,
             prompt_context: f64::from(end.max(1)),
-            ..Batch::default()
+            ..PassBatch::default()
         };
         let seconds = self.pass.gpu_seconds(&batch) + self.pass.first_token_seconds();
         Picos::from_ps((seconds * 1e12) as u64)
@@ -92,7 +92,7 @@ mod tests {
             Model::named("llama-3.1-8b").unwrap(),
         );
         let pass = Pass::new(&system, &model, Worker::tensor(1), Quantisation::bf16(), Engine::Vllm).unwrap();
-        let whole = pass.gpu_seconds(&Batch::prompts(1.0, 4096.0)) + pass.first_token_seconds();
+        let whole = pass.gpu_seconds(&PassBatch::prompts(1.0, 4096.0)) + pass.first_token_seconds();
         assert!((recompute.time(0, 4096).as_secs_f64() - whole).abs() < 1e-9);
         let parts = recompute.time(0, 2048).saturating_add(recompute.time(2048, 4096));
         assert!(parts >= recompute.time(0, 4096));

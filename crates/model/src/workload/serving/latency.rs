@@ -1,7 +1,7 @@
 //! Requests in a closed loop: so many at a time, each followed by the next as soon as it is answered.
 
 use super::hand_off;
-use super::{Batch, Engine, Pass, Quantisation, ServingError, Worker, room};
+use super::{Engine, Pass, PassBatch, Quantisation, ServingError, Worker, room};
 use crate::handover::handover;
 use crate::system::System;
 use crate::workload::model::{Mixer, Model};
@@ -9,7 +9,7 @@ use weft_plan::units::{Bytes, Picos};
 
 /// What is asked of a deployment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Load {
+pub struct ServingLoad {
     /// Requests that are under way at any time.
     pub concurrency: f64,
     /// Tokens of a prompt and of an answer, on average.
@@ -48,7 +48,7 @@ pub struct Deployment {
 
 /// What a client sees, and why.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Estimate {
+pub struct ServingEstimate {
     /// From a request to its first token, on average.
     pub first_token: Picos,
     /// From each token to the next, on average.
@@ -72,7 +72,7 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The number of requests.
-    Load,
+    ServingLoad,
     /// Memory for their caches: some wait for a place.
     Memory,
     /// Workers that read prompts.
@@ -95,20 +95,20 @@ const BURST_AT_PREFILL: f64 = 2.1;
 const FULL: f64 = 0.9;
 const MAX_COUNT: f64 = 1e9;
 
-impl Load {
+impl ServingLoad {
     /// As benchmarks do it: lengths between four fifths of the given ones and all of them, and ten requests for each slot.
-    pub fn benchmark(concurrency: u32, input: u32, output: u32) -> Load {
-        Load {
+    pub fn benchmark(concurrency: u32, input: u32, output: u32) -> ServingLoad {
+        ServingLoad {
             input: 0.9 * f64::from(input),
             output: 0.9 * f64::from(output),
             lengths: Lengths::Varied { rounds: 10.0 },
-            ..Load::closed(concurrency, input, output)
+            ..ServingLoad::closed(concurrency, input, output)
         }
     }
 
     /// Lengths are as given on average, and the start is long ago.
-    pub fn closed(concurrency: u32, input: u32, output: u32) -> Load {
-        Load {
+    pub fn closed(concurrency: u32, input: u32, output: u32) -> ServingLoad {
+        ServingLoad {
             concurrency: concurrency.into(),
             input: input.into(),
             output: output.into(),
@@ -135,7 +135,12 @@ impl Deployment {
     }
 
     /// What clients see under a load. An error where the model does not fit or the description does not hold together.
-    pub fn estimate(&self, system: &System, model: &Model, load: &Load) -> Result<Estimate, ServingError> {
+    pub fn estimate(
+        &self,
+        system: &System,
+        model: &Model,
+        load: &ServingLoad,
+    ) -> Result<ServingEstimate, ServingError> {
         self.check(load)?;
         let prompting = self.prefill.unwrap_or(self.decode);
         let at = |pool: Pool| Pass::new(system, model, pool.worker, self.quantisation, self.engine);
@@ -164,7 +169,7 @@ impl Deployment {
         Ok(pieces.estimate(hand_off))
     }
 
-    fn check(&self, load: &Load) -> Result<(), ServingError> {
+    fn check(&self, load: &ServingLoad) -> Result<(), ServingError> {
         let counts = [
             ("the number of workers", f64::from(self.decode.count)),
             (
@@ -192,7 +197,7 @@ impl Deployment {
 struct Pieces<'a> {
     deployment: &'a Deployment,
     habits: super::engine::Habits,
-    load: &'a Load,
+    load: &'a ServingLoad,
     prompting: Pool,
     room: f64,
     prompt_pass: Pass,
@@ -200,7 +205,7 @@ struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    fn estimate(&self, hand_off: Picos) -> Estimate {
+    fn estimate(&self, hand_off: Picos) -> ServingEstimate {
         let (load, habits) = (self.load, &self.habits);
         let decode = self.deployment.decode;
         let slots = f64::from(decode.count) * f64::from(decode.worker.data);
@@ -257,7 +262,7 @@ impl Pieces<'_> {
         first += hand_off.as_secs_f64();
 
         let rate = load.concurrency / (first + load.output * per_token);
-        Estimate {
+        ServingEstimate {
             first_token: time(first),
             per_token: time(per_token),
             prompt: time(alone),
@@ -277,18 +282,18 @@ impl Pieces<'_> {
         }
     }
 
-    fn prompts(&self, count: f64, fresh: f64) -> Batch {
-        Batch {
+    fn prompts(&self, count: f64, fresh: f64) -> PassBatch {
+        PassBatch {
             prompt_tokens: count * fresh,
             prompts: count,
             prompt_context: self.load.input,
-            ..Batch::default()
+            ..PassBatch::default()
         }
     }
 
     fn step(&self, sequences: f64) -> f64 {
         let context = self.load.input + self.load.output / 2.0;
-        self.decode_pass.step_seconds(&Batch::sequences(sequences, context))
+        self.decode_pass.step_seconds(&PassBatch::sequences(sequences, context))
     }
 
     /// How many other prompts a request sees read between its first token and its last.

@@ -5,7 +5,9 @@
 
 use thiserror::Error;
 
-use super::{Deployment, Engine, Estimate, Lengths, Limit, Load, Pool, Quantisation, ServingError, Worker};
+use super::{
+    Deployment, Engine, Lengths, Limit, Pool, Quantisation, ServingError, ServingEstimate, ServingLoad, Worker,
+};
 use crate::system::System;
 use crate::workload::model::{Model, ModelError};
 use weft_plan::units::Picos;
@@ -15,7 +17,7 @@ use weft_plan::units::Picos;
 pub struct EndToEnd {
     pub model: Model,
     pub deployment: Deployment,
-    pub load: Load,
+    pub load: ServingLoad,
     pub first_token: Picos,
     pub per_token: Picos,
     /// The row does not say how many workers there were; see [`DECODE_GPUS`].
@@ -91,14 +93,14 @@ impl EndToEnd {
         let (input, output) = (count(column, "isl")?, count(column, "osl")?);
         // One of the sources varies lengths, and always says how attention is divided.
         let varied = !together || stated("attention_dp_size").is_some();
-        let load = Load {
+        let load = ServingLoad {
             concurrency,
             lengths: if varied {
                 Lengths::Varied { rounds: 10.0 }
             } else {
                 Lengths::Equal
             },
-            ..Load::benchmark(1, input, output)
+            ..ServingLoad::benchmark(1, input, output)
         };
         let mut deployment = Deployment {
             engine,
@@ -119,7 +121,7 @@ impl EndToEnd {
         })
     }
 
-    pub fn estimate(&self, system: &System) -> Result<Estimate, ServingError> {
+    pub fn estimate(&self, system: &System) -> Result<ServingEstimate, ServingError> {
         self.deployment.estimate(system, &self.model, &self.load)
     }
 }
@@ -130,7 +132,7 @@ fn needed(
     model: &Model,
     deployment: &Deployment,
     worker: Worker,
-    load: &Load,
+    load: &ServingLoad,
 ) -> Result<Pool, RowError> {
     let with = |count| Deployment {
         prefill: Some(Pool { worker, count }),

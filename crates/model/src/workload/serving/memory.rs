@@ -7,7 +7,7 @@ use weft_plan::units::Bytes;
 
 /// What one GPU's memory is used for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Room {
+pub struct CacheRoom {
     pub weights: Bytes,
     /// What is left for the cache.
     pub cache: Bytes,
@@ -23,7 +23,12 @@ const USABLE: f64 = 0.9;
 const CACHE_LEAST: f64 = 0.01;
 
 /// What a worker's GPUs have room for. An error where not even the weights fit.
-pub fn room(system: &System, model: &Model, worker: Worker, quantisation: Quantisation) -> Result<Room, ServingError> {
+pub fn room(
+    system: &System,
+    model: &Model,
+    worker: Worker,
+    quantisation: Quantisation,
+) -> Result<CacheRoom, ServingError> {
     worker.validate(model)?;
     let hidden = f64::from(model.hidden);
     let tensor = f64::from(worker.tensor);
@@ -81,7 +86,7 @@ pub fn room(system: &System, model: &Model, worker: Worker, quantisation: Quanti
         });
     }
     let cache = (memory * USABLE - weights).max(memory * CACHE_LEAST);
-    Ok(Room {
+    Ok(CacheRoom {
         weights: Bytes(weights as u64),
         cache: Bytes(cache as u64),
         token_bytes,
@@ -89,7 +94,7 @@ pub fn room(system: &System, model: &Model, worker: Worker, quantisation: Quanti
     })
 }
 
-impl Room {
+impl CacheRoom {
     /// How many sequences of this many tokens an attention rank holds.
     pub fn sequences(&self, tokens: f64) -> f64 {
         let each = self.token_bytes * tokens + self.sequence_bytes;

@@ -7,7 +7,7 @@ use crate::workload::model::{Experts, Feed, Mixer, Model, Stack};
 
 /// What one pass works on, by attention rank: prompts and single further tokens may share it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Batch {
+pub struct PassBatch {
     /// Tokens of prompts.
     pub prompt_tokens: f64,
     /// How many prompts they belong to.
@@ -20,21 +20,21 @@ pub struct Batch {
     pub context: f64,
 }
 
-impl Batch {
-    pub fn prompts(count: f64, tokens: f64) -> Batch {
-        Batch {
+impl PassBatch {
+    pub fn prompts(count: f64, tokens: f64) -> PassBatch {
+        PassBatch {
             prompt_tokens: count * tokens,
             prompts: count,
             prompt_context: tokens,
-            ..Batch::default()
+            ..PassBatch::default()
         }
     }
 
-    pub fn sequences(count: f64, context: f64) -> Batch {
-        Batch {
+    pub fn sequences(count: f64, context: f64) -> PassBatch {
+        PassBatch {
             sequences: count,
             context,
-            ..Batch::default()
+            ..PassBatch::default()
         }
     }
 }
@@ -120,9 +120,9 @@ impl Pass {
 
     /// Seconds that the GPUs take for the batch. With a pipeline the batch is cut into as many parts as there are stages, and this is
     /// how long one part takes through all of them.
-    pub fn gpu_seconds(&self, batch: &Batch) -> f64 {
+    pub fn gpu_seconds(&self, batch: &PassBatch) -> f64 {
         let stages = f64::from(self.worker.pipeline);
-        let batch = Batch {
+        let batch = PassBatch {
             prompt_tokens: batch.prompt_tokens / stages,
             prompts: batch.prompts / stages,
             sequences: batch.sequences / stages,
@@ -147,7 +147,7 @@ impl Pass {
     }
 
     /// Seconds of a step of decoding, the host's part included.
-    pub fn step_seconds(&self, batch: &Batch) -> f64 {
+    pub fn step_seconds(&self, batch: &PassBatch) -> f64 {
         self.gpu_seconds(batch) + self.step + self.sequence * batch.sequences
     }
 
@@ -156,7 +156,7 @@ impl Pass {
         self.first
     }
 
-    fn layer_seconds(&self, stack: &Stack, batch: &Batch, tokens: f64) -> f64 {
+    fn layer_seconds(&self, stack: &Stack, batch: &PassBatch, tokens: f64) -> f64 {
         let mut seconds = 0.0;
         let mut kernels = 0.0;
         if let Some(mixer) = &stack.mixer {
@@ -187,7 +187,7 @@ impl Pass {
         seconds + kernels * self.layer
     }
 
-    fn mixer_seconds(&self, mixer: &Mixer, batch: &Batch, tokens: f64) -> f64 {
+    fn mixer_seconds(&self, mixer: &Mixer, batch: &PassBatch, tokens: f64) -> f64 {
         let tensor = f64::from(self.worker.tensor);
         let whole = mixer.parameters(self.hidden);
         let (repeated, cached, divided, score, decode_score) = match *mixer {

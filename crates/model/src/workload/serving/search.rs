@@ -1,6 +1,6 @@
 //! Trying ways to divide the GPUs against targets.
 
-use super::{Deployment, Engine, Estimate, Load, Pool, Quantisation, ServingError, Worker};
+use super::{Deployment, Engine, Pool, Quantisation, ServingError, ServingEstimate, ServingLoad, Worker};
 use crate::system::System;
 use crate::workload::model::Model;
 use weft_plan::units::Picos;
@@ -14,7 +14,7 @@ pub struct Targets {
 
 /// What is searched.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Search {
+pub struct ServingSearch {
     pub gpus: u32,
     pub engine: Engine,
     pub quantisation: Quantisation,
@@ -29,10 +29,10 @@ pub struct Search {
 
 /// A deployment, how many requests at a time it takes within the targets, and what they see.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Candidate {
+pub struct ServingCandidate {
     pub deployment: Deployment,
     pub concurrency: u32,
-    pub estimate: Estimate,
+    pub estimate: ServingEstimate,
     /// Tokens of answers a second and GPU.
     pub output_per_gpu: f64,
 }
@@ -41,8 +41,8 @@ pub struct Candidate {
 const MAX_CONCURRENCY: u32 = 1 << 16;
 
 /// The deployments that answer the most within the targets, the best first. Empty where none keeps them; an error where none fits.
-pub fn search(system: &System, model: &Model, wanted: &Search) -> Result<Vec<Candidate>, ServingError> {
-    let mut found: Vec<Candidate> = Vec::new();
+pub fn search(system: &System, model: &Model, wanted: &ServingSearch) -> Result<Vec<ServingCandidate>, ServingError> {
+    let mut found: Vec<ServingCandidate> = Vec::new();
     let mut misfit = None;
     let mut fitting = false;
     for deployment in deployments(system, model, wanted) {
@@ -66,7 +66,7 @@ pub fn search(system: &System, model: &Model, wanted: &Search) -> Result<Vec<Can
     Ok(found)
 }
 
-fn deployments(system: &System, model: &Model, wanted: &Search) -> Vec<Deployment> {
+fn deployments(system: &System, model: &Model, wanted: &ServingSearch) -> Vec<Deployment> {
     let sizes = || {
         (0..12)
             .map(|power| 1u32 << power)
@@ -87,7 +87,7 @@ fn deployments(system: &System, model: &Model, wanted: &Search) -> Vec<Deploymen
 }
 
 /// Some divisions of the GPUs between workers that read prompts and workers that decode.
-fn shares(reader: Worker, writer: Worker, wanted: &Search) -> impl Iterator<Item = Deployment> + use<> {
+fn shares(reader: Worker, writer: Worker, wanted: &ServingSearch) -> impl Iterator<Item = Deployment> + use<> {
     let (gpus, engine, quantisation) = (wanted.gpus, wanted.engine, wanted.quantisation);
     let most = gpus.saturating_sub(writer.gpus()) / reader.gpus();
     let counts = (0..12)
@@ -109,16 +109,16 @@ fn most(
     system: &System,
     model: &Model,
     deployment: &Deployment,
-    wanted: &Search,
-) -> Result<Option<Candidate>, ServingError> {
+    wanted: &ServingSearch,
+) -> Result<Option<ServingCandidate>, ServingError> {
     let at = |concurrency: u32| {
-        let load = Load {
+        let load = ServingLoad {
             cached: f64::from(wanted.cached),
-            ..Load::closed(concurrency, wanted.input, wanted.output)
+            ..ServingLoad::closed(concurrency, wanted.input, wanted.output)
         };
         deployment.estimate(system, model, &load)
     };
-    let keeps = |estimate: &Estimate| {
+    let keeps = |estimate: &ServingEstimate| {
         estimate.first_token <= wanted.targets.first_token && estimate.per_token <= wanted.targets.per_token
     };
     let (mut low, mut high) = (1, MAX_CONCURRENCY);
@@ -135,7 +135,7 @@ fn most(
             high = middle;
         }
     }
-    Ok(Some(Candidate {
+    Ok(Some(ServingCandidate {
         deployment: *deployment,
         concurrency: low,
         output_per_gpu: best.output_per_second / f64::from(deployment.gpus().max(1)),

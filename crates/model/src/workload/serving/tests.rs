@@ -44,7 +44,7 @@ fn decoding_one_sequence_takes_as_long_as_reading_the_weights_and_somewhat_more(
         Engine::Vllm,
     )
     .unwrap();
-    let seconds = pass.step_seconds(&Batch::sequences(1.0, 100.0));
+    let seconds = pass.step_seconds(&PassBatch::sequences(1.0, 100.0));
     let reading = model.parameters() / system.gpu.memory_bandwidth.bytes_per_sec() as f64;
     assert!(
         seconds > reading && seconds < 1.7 * reading,
@@ -63,8 +63,8 @@ fn experts_that_nobody_chose_are_not_read() {
         Engine::Sglang,
     )
     .unwrap();
-    let one = pass.gpu_seconds(&Batch::sequences(1.0, 1000.0));
-    let many = pass.gpu_seconds(&Batch::sequences(256.0, 1000.0));
+    let one = pass.gpu_seconds(&PassBatch::sequences(1.0, 1000.0));
+    let many = pass.gpu_seconds(&PassBatch::sequences(256.0, 1000.0));
     assert!(many > 3.0 * one);
 }
 
@@ -99,7 +99,7 @@ fn too_few_prefill_workers_starve_the_others() {
         prefill: Some(pool(1, 1)),
         decode: pool(8, 4),
     };
-    let load = Load::closed(512, 8192, 256);
+    let load = ServingLoad::closed(512, 8192, 256);
     let starved = deployment.estimate(&system, &model, &load).unwrap();
     assert_eq!(starved.limit, Limit::Prefill);
     let fed = Deployment {
@@ -117,7 +117,7 @@ fn too_few_prefill_workers_starve_the_others() {
 #[test]
 fn a_search_keeps_its_targets_and_puts_the_best_first() {
     let (system, model) = (h200(), llama());
-    let wanted = Search {
+    let wanted = ServingSearch {
         gpus: 16,
         engine: Engine::Vllm,
         quantisation: Quantisation::fp8(&model),
@@ -149,7 +149,7 @@ proptest! {
         let worker = Worker { tensor: ways, data, expert_tensor: ways, expert: data, pipeline: 1 };
         let deployment = Deployment::aggregated(Engine::TensorRtLlm, Quantisation::fp4(&model), worker, 1);
         let system = System::named("gb200").unwrap();
-        if let Ok(estimate) = deployment.estimate(&system, &model, &Load::benchmark(concurrency, input, output)) {
+        if let Ok(estimate) = deployment.estimate(&system, &model, &ServingLoad::benchmark(concurrency, input, output)) {
             prop_assert!(estimate.per_token > Picos::ZERO && estimate.output_per_second.is_finite());
         }
     }
@@ -158,7 +158,7 @@ proptest! {
     fn more_requests_never_make_tokens_faster(fewer in 1u32..300, more in 1u32..300) {
         let (system, model) = (h200(), llama());
         let deployment = Deployment::aggregated(Engine::Vllm, Quantisation::fp8(&model), Worker::tensor(4), 1);
-        let at = |n| deployment.estimate(&system, &model, &Load::benchmark(n, 1024, 1024)).unwrap();
+        let at = |n| deployment.estimate(&system, &model, &ServingLoad::benchmark(n, 1024, 1024)).unwrap();
         prop_assert!(at(fewer).per_token <= at(fewer + more).per_token);
     }
 }

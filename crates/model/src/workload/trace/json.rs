@@ -2,13 +2,13 @@
 
 use serde_json::Value;
 
-use super::{Record, TraceError};
+use super::{ExecutionTraceError, Record};
 
 /// What a file says of its nodes.
-pub(super) fn records(text: &[u8]) -> Result<Vec<Record>, TraceError> {
+pub(super) fn records(text: &[u8]) -> Result<Vec<Record>, ExecutionTraceError> {
     let mut values = Vec::new();
     for value in serde_json::Deserializer::from_slice(text).into_iter::<Value>() {
-        match value.map_err(|error| TraceError::Syntax(error.to_string()))? {
+        match value.map_err(|error| ExecutionTraceError::Syntax(error.to_string()))? {
             Value::Array(many) => values.extend(many),
             Value::Object(mut object) => match object.remove("nodes") {
                 Some(Value::Array(many)) => values.extend(many),
@@ -26,8 +26,8 @@ pub(super) fn records(text: &[u8]) -> Result<Vec<Record>, TraceError> {
         .collect()
 }
 
-fn record(nth: usize, value: &Value) -> Result<Record, TraceError> {
-    let missing = |field| TraceError::Missing { nth, field };
+fn record(nth: usize, value: &Value) -> Result<Record, ExecutionTraceError> {
+    let missing = |field| ExecutionTraceError::Missing { nth, field };
     let id = integer(field(value, &["id"])).ok_or_else(|| missing("id"))? as u64;
     let kind = field(value, &["type"]).ok_or_else(|| missing("type"))?;
     let mut record = Record {
@@ -65,7 +65,7 @@ const INTEGERS: &[&str] = &[
 ];
 
 /// Types are names, or the numbers behind them.
-fn kind(id: u64, kind: &Value) -> Result<i64, TraceError> {
+fn kind(id: u64, kind: &Value) -> Result<i64, ExecutionTraceError> {
     let names = [
         "METADATA_NODE",
         "MEM_LOAD_NODE",
@@ -83,7 +83,7 @@ fn kind(id: u64, kind: &Value) -> Result<i64, TraceError> {
             .map(|(_, number)| number),
         other => integer(Some(other)),
     };
-    known.ok_or_else(|| TraceError::Kind {
+    known.ok_or_else(|| ExecutionTraceError::Kind {
         id,
         kind: kind.as_str().unwrap_or_default().chars().take(40).collect(),
     })

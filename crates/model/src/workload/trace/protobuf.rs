@@ -4,7 +4,7 @@
 
 use prost::Message;
 
-use super::{MAX_NODES, Record, TraceError};
+use super::{ExecutionTraceError, MAX_NODES, Record};
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct GlobalMetadata {
@@ -44,13 +44,13 @@ pub(super) struct Attribute {
 }
 
 /// What a file says of its nodes.
-pub(super) fn records(bytes: &[u8]) -> Result<Vec<Record>, TraceError> {
+pub(super) fn records(bytes: &[u8]) -> Result<Vec<Record>, ExecutionTraceError> {
     let mut messages = Messages { rest: bytes, nth: 0 };
     messages.next::<GlobalMetadata>()?;
     let mut records = Vec::new();
     while let Some(node) = messages.next::<Node>()? {
         if records.len() == MAX_NODES {
-            return Err(TraceError::TooMany);
+            return Err(ExecutionTraceError::TooMany);
         }
         records.push(node.record());
     }
@@ -64,12 +64,12 @@ struct Messages<'a> {
 
 impl Messages<'_> {
     /// The next message; `None` at the end of the file. A message is never longer than the file.
-    fn next<M: Message + Default>(&mut self) -> Result<Option<M>, TraceError> {
+    fn next<M: Message + Default>(&mut self) -> Result<Option<M>, ExecutionTraceError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
         let nth = self.nth;
-        let broken = |error: prost::DecodeError| TraceError::Message {
+        let broken = |error: prost::DecodeError| ExecutionTraceError::Message {
             nth,
             why: error.to_string(),
         };
@@ -77,7 +77,7 @@ impl Messages<'_> {
         let (message, rest) = self
             .rest
             .split_at_checked(length)
-            .ok_or(TraceError::Truncated { nth })?;
+            .ok_or(ExecutionTraceError::Truncated { nth })?;
         let message = M::decode(message).map_err(broken)?;
         (self.rest, self.nth) = (rest, nth + 1);
         Ok(Some(message))

@@ -16,28 +16,37 @@ fn what_does_not_depend_overlaps() {
         r#""type": 7, "attr": [{"name": "comm_type", "int64_val": 0}, {"name": "comm_size", "int64_val": 104857600}]"#;
     let apart = format!("[{}, {}]", node(1, "", compute), node(2, "", sum));
     let chained = format!("[{}, {}]", node(1, "", compute), node(2, "1", sum));
-    let apart = Trace::read(apart.as_bytes()).unwrap().replay(&h100(), 8).unwrap();
-    let chained = Trace::read(chained.as_bytes()).unwrap().replay(&h100(), 8).unwrap();
+    let apart = ExecutionTrace::read(apart.as_bytes())
+        .unwrap()
+        .replay(&h100(), 8)
+        .unwrap();
+    let chained = ExecutionTrace::read(chained.as_bytes())
+        .unwrap()
+        .replay(&h100(), 8)
+        .unwrap();
     assert!((apart.seconds - 5e-3).abs() < 1e-9);
     assert!((chained.seconds - 5e-3 - chained.communication).abs() < 1e-9);
 }
 
 #[test]
 fn what_is_no_trace_is_refused() {
-    let read = |text: &str| Trace::read(text.as_bytes()).unwrap_err();
-    assert_eq!(read(""), TraceError::Empty);
-    assert!(matches!(read("{"), TraceError::Syntax(_)));
-    assert!(matches!(read(r#"{"id": 1}"#), TraceError::Missing { .. }));
+    let read = |text: &str| ExecutionTrace::read(text.as_bytes()).unwrap_err();
+    assert_eq!(read(""), ExecutionTraceError::Empty);
+    assert!(matches!(read("{"), ExecutionTraceError::Syntax(_)));
+    assert!(matches!(read(r#"{"id": 1}"#), ExecutionTraceError::Missing { .. }));
     assert!(matches!(
         read(r#"[{"id": 1, "type": 4}, {"id": "1", "type": 4}]"#),
-        TraceError::Twice { id: 1 }
+        ExecutionTraceError::Twice { id: 1 }
     ));
     let dangling = r#"{"id": 1, "type": "COMP_NODE", "dataDeps": ["7"]}"#;
-    assert!(matches!(read(dangling), TraceError::Dangling { before: 7, .. }));
+    assert!(matches!(
+        read(dangling),
+        ExecutionTraceError::Dangling { before: 7, .. }
+    ));
     let circle = r#"[{"id": 1, "type": 4, "data_deps": [2]}, {"id": 2, "type": 4, "data_deps": [1]}]"#;
     assert_eq!(
-        Trace::read(circle.as_bytes()).unwrap().replay(&h100(), 8),
-        Err(TraceError::Circle)
+        ExecutionTrace::read(circle.as_bytes()).unwrap().replay(&h100(), 8),
+        Err(ExecutionTraceError::Circle)
     );
 }
 
@@ -135,7 +144,7 @@ fn a_file_of_a_tracer_is_read() {
     file.extend(compute);
     file.push(all_reduce.len() as u8);
     file.extend(all_reduce);
-    let trace = Trace::read(&file).unwrap();
+    let trace = ExecutionTrace::read(&file).unwrap();
     assert_eq!(trace.nodes[0].kind, Kind::Recorded(1e-3));
     assert_eq!(trace.nodes[1].after, [0]);
     let collective = Collective::AllReduce;
@@ -149,22 +158,28 @@ fn a_file_of_a_tracer_is_read() {
     assert!(trace.replay(&h100(), 8).unwrap().seconds > 1e-3);
 
     let cut = &file[..file.len() - 1];
-    assert_eq!(Trace::read(cut), Err(TraceError::Truncated { nth: 2 }));
+    assert_eq!(
+        ExecutionTrace::read(cut),
+        Err(ExecutionTraceError::Truncated { nth: 2 })
+    );
     let no_metadata = &file[8..];
     assert!(matches!(
-        Trace::read(no_metadata),
-        Err(TraceError::Message { nth: 0, .. })
+        ExecutionTrace::read(no_metadata),
+        Err(ExecutionTraceError::Message { nth: 0, .. })
     ));
     let endless = [vec![7, 0x0a, 5, b'0', b'.', b'0', b'.', b'4'], vec![0xff; 10]].concat();
-    assert!(matches!(Trace::read(&endless), Err(TraceError::Message { nth: 1, .. })));
+    assert!(matches!(
+        ExecutionTrace::read(&endless),
+        Err(ExecutionTraceError::Message { nth: 1, .. })
+    ));
 }
 
 proptest! {
     #[test]
     fn both_forms_of_a_trace_say_the_same(nodes in any_nodes()) {
         let (binary, json) = (binary(&nodes), json(&nodes));
-        let read = Trace::read(&binary);
-        prop_assert_eq!(&read, &Trace::read(json.as_bytes()));
+        let read = ExecutionTrace::read(&binary);
+        prop_assert_eq!(&read, &ExecutionTrace::read(json.as_bytes()));
         if let Ok(trace) = read {
             prop_assert_eq!(trace.replay(&h100(), 8).unwrap().nodes, nodes.len());
         }

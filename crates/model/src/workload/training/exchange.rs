@@ -1,7 +1,7 @@
 //! What a training step sends, and how long that takes: the one place of this model that prices communication.
 
-use super::{Job, Parallel, Sharding, software};
-use crate::device::{Device, Options};
+use super::{Parallel, Sharding, TrainingJob, software};
+use crate::device::{DeviceModel, DeviceOptions};
 use crate::system::System;
 use crate::workload::model::Mixer;
 use weft_plan::algorithms::Grid;
@@ -27,8 +27,8 @@ pub fn gather(system: &System, bytes: f64, ranks: u32, stride: u32) -> f64 {
     let local = (1..=fit).rev().find(|local| ranks.is_multiple_of(*local)).unwrap_or(1);
     let nodes = ranks / local;
     let all_gather = Collective::AllGather { sizes: Sizes::Equal };
-    let estimate = Device::placed(system, Grid { nodes, local })
-        .and_then(|device| device.predict(all_gather, Bytes(bytes as u64), &Options::default()));
+    let estimate = DeviceModel::placed(system, Grid { nodes, local })
+        .and_then(|device| device.predict(all_gather, Bytes(bytes as u64), &DeviceOptions::default()));
     match estimate {
         Ok(estimate) => estimate.time.as_secs_f64(),
         // More ranks than the model of collectives knows of: what their links carry.
@@ -54,14 +54,14 @@ pub fn dispatch(system: &System, tokens: f64, bytes: f64, chosen: u32, ranks: u3
 }
 
 /// What of tensor parallelism is not hidden in one layer, forward and backward: a gather and a scatter around each of its halves.
-pub(super) fn tensor(job: &Job, system: &System, halves: f64) -> f64 {
+pub(super) fn tensor(job: &TrainingJob, system: &System, halves: f64) -> f64 {
     let bytes = job.micro_tokens() * f64::from(job.model.hidden) * 2.0;
     4.0 * halves * gather(system, bytes, job.parallel.tensor, 1) * software::TENSOR_EXPOSED
 }
 
 /// What of context parallelism is not hidden in one layer: keys and values of the whole sequence come by once forward, and they and their gradients backward.
 /// A state that runs along the sequence is handed on, which is nothing beside it.
-pub(super) fn context(job: &Job, system: &System, mixer: &Mixer) -> f64 {
+pub(super) fn context(job: &TrainingJob, system: &System, mixer: &Mixer) -> f64 {
     let Parallel { tensor, context, .. } = job.parallel;
     let Some(elements) = mixer.cached_elements() else {
         return 0.0;
@@ -71,7 +71,7 @@ pub(super) fn context(job: &Job, system: &System, mixer: &Mixer) -> f64 {
 }
 
 /// What of a microbatch's way between two stages is not hidden, forward and backward.
-pub(super) fn handover(job: &Job, system: &System) -> f64 {
+pub(super) fn handover(job: &TrainingJob, system: &System) -> f64 {
     let bytes = job.micro_tokens() * f64::from(job.model.hidden) * 2.0 / f64::from(job.parallel.tensor);
     let rate = if job.gpus > system.scale_up.domain {
         scale_out(system)
@@ -82,7 +82,7 @@ pub(super) fn handover(job: &Job, system: &System) -> f64 {
 }
 
 /// What of the exchange between replicas is not hidden, in a step whose microbatches take `stage` seconds in a stage.
-pub(super) fn replicas(job: &Job, system: &System, stage: f64) -> f64 {
+pub(super) fn replicas(job: &TrainingJob, system: &System, stage: f64) -> f64 {
     let (common, experts) = job.owned();
     let parallel = &job.parallel;
     let group = job.replicas() * parallel.context;

@@ -1,6 +1,6 @@
 //! What one microbatch takes in all layers, before they are divided into stages.
 
-use super::{Job, Part, Tuned, exchange, software};
+use super::{StepPart, TrainingJob, Tuned, exchange, software};
 use crate::roofline::{Recipe, Roofline};
 use crate::system::{Generation, Precision, System};
 use crate::workload::model::{Experts, Feed, Mixer, Stack};
@@ -23,7 +23,7 @@ pub(super) struct Microbatch {
 
 /// One GPU at work on one microbatch.
 struct Worker<'a> {
-    job: &'a Job,
+    job: &'a TrainingJob,
     system: &'a System,
     roofline: &'a Roofline,
     hidden: f64,
@@ -41,7 +41,7 @@ struct Worker<'a> {
 const ATTENTION_PASSES: f64 = 3.5;
 
 impl Microbatch {
-    pub(super) fn of(job: &Job, system: &System, roofline: &Roofline, recomputed: f64) -> Microbatch {
+    pub(super) fn of(job: &TrainingJob, system: &System, roofline: &Roofline, recomputed: f64) -> Microbatch {
         let tokens = job.micro_tokens();
         let tensor = f64::from(job.parallel.tensor);
         let worker = Worker {
@@ -76,19 +76,19 @@ impl Microbatch {
         self.output
     }
 
-    pub(super) fn parts(&self) -> Vec<(Part, f64)> {
+    pub(super) fn parts(&self) -> Vec<(StepPart, f64)> {
         vec![
-            (Part::Products, self.products),
-            (Part::Rounding, self.rounding),
-            (Part::Mixing, self.mixing),
-            (Part::Streaming, self.streaming),
-            (Part::Experts, self.experts),
-            (Part::Launches, self.launches),
-            (Part::Dispatch, self.dispatch),
-            (Part::Tensor, self.tensor),
-            (Part::Context, self.context),
-            (Part::Recomputing, self.recomputing),
-            (Part::Output, self.output),
+            (StepPart::Products, self.products),
+            (StepPart::Rounding, self.rounding),
+            (StepPart::Mixing, self.mixing),
+            (StepPart::Streaming, self.streaming),
+            (StepPart::Experts, self.experts),
+            (StepPart::Launches, self.launches),
+            (StepPart::Dispatch, self.dispatch),
+            (StepPart::Tensor, self.tensor),
+            (StepPart::Context, self.context),
+            (StepPart::Recomputing, self.recomputing),
+            (StepPart::Output, self.output),
         ]
     }
 

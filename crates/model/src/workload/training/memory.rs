@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::{Job, Sharding, Tuned};
+use super::{Sharding, TrainingJob, Tuned};
 use crate::system::System;
 use crate::workload::model::{Feed, Mixer, Stack};
 
 /// Bytes of the GPU that holds the most.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Memory {
+pub struct StepMemory {
     pub capacity: f64,
     pub weights: f64,
     pub gradients: f64,
@@ -26,7 +26,7 @@ const KEPT: f64 = 0.55;
 /// Adam's two moments and the weights, in 32 bits.
 const OPTIMIZER_STATE: f64 = 12.0;
 
-impl Memory {
+impl StepMemory {
     pub fn total(&self) -> f64 {
         self.weights + self.gradients + self.optimizer + self.activations + self.scores
     }
@@ -43,18 +43,18 @@ impl Memory {
     }
 
     /// The same with a share of the layers computed again.
-    pub(super) fn recomputing(self, share: f64) -> Memory {
+    pub(super) fn recomputing(self, share: f64) -> StepMemory {
         let gained = (self.activations - self.least_activations).max(0.0);
-        Memory {
+        StepMemory {
             activations: self.activations - share * gained,
             ..self
         }
     }
 }
 
-impl Job {
+impl TrainingJob {
     /// What the job needs when no layer is computed again.
-    pub fn memory(&self, system: &System) -> Memory {
+    pub fn memory(&self, system: &System) -> StepMemory {
         let (common, experts) = self.owned();
         let owned = common + experts;
         let (own_common, own_experts) = self.shards();
@@ -83,7 +83,7 @@ impl Job {
             .sum();
         let inputs = 2.0 * f64::from(self.model.hidden) * layers;
         let last = if self.parallel.pipeline == 1 { 6.0 } else { 3.0 };
-        Memory {
+        StepMemory {
             capacity: system.gpu.memory.0 as f64,
             weights,
             gradients,

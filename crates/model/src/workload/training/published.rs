@@ -6,7 +6,7 @@
 
 use thiserror::Error;
 
-use super::{Batch, Job, Parallel, Recompute, Sharding, Software, Tuned};
+use super::{Parallel, Recomputation, Sharding, Software, TrainingBatch, TrainingJob, Tuned};
 use crate::roofline::{Recipe, RooflineError};
 use crate::system::{Generation, System};
 use crate::workload::model::{Feed, Model, ModelError};
@@ -14,7 +14,7 @@ use crate::workload::model::{Feed, Model, ModelError};
 /// A run that somebody published.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Published {
-    pub job: Job,
+    pub job: TrainingJob,
     /// Of a step, as measured, or as follows from the rate that is given.
     pub seconds: f64,
 }
@@ -42,7 +42,7 @@ impl Published {
         let name = text(cells, "model")?;
         let notes = cells("recompute_or_notes").unwrap_or_default();
         let source = text(cells, "source_id")?;
-        let mut job = Job::new(
+        let mut job = TrainingJob::new(
             Model::named(name)?,
             count(cells, "ngpus")?,
             text(cells, "precision")?.parse()?,
@@ -51,7 +51,7 @@ impl Published {
             job.model.vocabulary = vocabulary;
         }
         job.software = software_of(source, notes, system);
-        job.batch = Batch {
+        job.batch = TrainingBatch {
             sequences: count(cells, "GBS")?,
             micro: 0,
             tokens: count(cells, "seq")?,
@@ -67,9 +67,9 @@ impl Published {
             job.parallel.expert_tensor = tensor;
         }
         job.recompute = match () {
-            () if notes.contains("full recompute") => Recompute::Full,
-            () if notes.contains("selective") || job.software.gradient_bytes > 2.0 => Recompute::Selective,
-            () => Recompute::AsNeeded,
+            () if notes.contains("full recompute") => Recomputation::Full,
+            () if notes.contains("selective") || job.software.gradient_bytes > 2.0 => Recomputation::Selective,
+            () => Recomputation::AsNeeded,
         };
         let seconds = measured_seconds(cells, &job, notes, system)?;
         Ok(Published { job, seconds })
@@ -92,14 +92,14 @@ impl Published {
             None if experts => Recipe::Bf16,
             None => Recipe::Fp8,
         };
-        let mut job = Job::new(model, count(cells, "ngpus")?, recipe);
+        let mut job = TrainingJob::new(model, count(cells, "ngpus")?, recipe);
         let container = cells("container").unwrap_or_default();
         job.software = match container {
             container if container >= "26.06" => Software::MEGATRON_26_06,
             container if container >= "26.04" => Software::MEGATRON_26_04,
             _ => Software::NEMO_2025,
         };
-        job.batch = Batch {
+        job.batch = TrainingBatch {
             sequences: count(cells, "GBS")?,
             micro: 0,
             tokens: count(cells, "seq")?,
@@ -146,7 +146,7 @@ fn software_of(source: &str, notes: &str, system: &System) -> Software {
 }
 
 /// Reads how the job is divided, and assumes what is not said.
-fn divide(cells: &Cells<'_>, job: &mut Job) {
+fn divide(cells: &Cells<'_>, job: &mut TrainingJob) {
     let number = |column: &str| cells(column).and_then(leading).filter(|n| *n >= 1.0).map(|n| n as u32);
     job.parallel = Parallel {
         tensor: number("TP").unwrap_or(1),
@@ -171,7 +171,7 @@ fn divide(cells: &Cells<'_>, job: &mut Job) {
 }
 
 /// The time of a step that the row gives, or that follows from its rate by the convention of who published it.
-fn measured_seconds(cells: &Cells<'_>, job: &Job, notes: &str, system: &System) -> Result<f64, PublishedError> {
+fn measured_seconds(cells: &Cells<'_>, job: &TrainingJob, notes: &str, system: &System) -> Result<f64, PublishedError> {
     let number = |column: &str| cells(column).and_then(leading).filter(|n| *n > 0.0);
     if let Some(seconds) = number("step_time_s") {
         return Ok(seconds);

@@ -1,6 +1,6 @@
 //! Which division of a model among GPUs is the fastest, and why not another.
 
-use super::{Batch, Job, Parallel, Recompute, Sharding, Step};
+use super::{Parallel, Recomputation, Sharding, TrainingBatch, TrainingJob, TrainingStep};
 use crate::roofline::Roofline;
 use crate::system::System;
 use crate::workload::model::{Feed, Mixer};
@@ -11,13 +11,13 @@ use super::TrainingError;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub parallel: Parallel,
-    pub batch: Batch,
-    pub step: Step,
+    pub batch: TrainingBatch,
+    pub step: TrainingStep,
 }
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Search {
+pub struct TrainingSearch {
     /// The fastest that fit, fastest first.
     pub plans: Vec<Plan>,
     /// How many divisions were looked at, and how many of them fit.
@@ -31,7 +31,7 @@ pub struct Search {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     pub change: String,
-    pub step: Step,
+    pub step: TrainingStep,
 }
 
 /// Larger tensor-parallel groups, or microbatches, than anybody uses.
@@ -40,16 +40,16 @@ const MAX_CONTEXT: u32 = 16;
 const MAX_MICRO: u32 = 8;
 
 /// Looks at every division of `job` by powers of two, and by divisors of its layers; what `job.parallel` and `job.batch.micro` say is ignored.
-pub fn search(job: &Job, system: &System, best: usize) -> Result<Search, TrainingError> {
+pub fn search(job: &TrainingJob, system: &System, best: usize) -> Result<TrainingSearch, TrainingError> {
     Roofline::of(&system.gpu, job.recipe)?;
-    let mut found = Search {
+    let mut found = TrainingSearch {
         plans: Vec::new(),
         looked_at: 0,
         fitting: 0,
         nearest: None,
     };
     let mut trial = job.clone();
-    trial.recompute = Recompute::AsNeeded;
+    trial.recompute = Recomputation::AsNeeded;
     for parallel in divisions(job, system) {
         for micro in powers(MAX_MICRO) {
             trial.parallel = parallel;
@@ -73,13 +73,13 @@ pub fn search(job: &Job, system: &System, best: usize) -> Result<Search, Trainin
 }
 
 /// What each single change to a plan would bring.
-pub fn alternatives(job: &Job, system: &System, plan: &Plan) -> Vec<Alternative> {
+pub fn alternatives(job: &TrainingJob, system: &System, plan: &Plan) -> Vec<Alternative> {
     let mut out = Vec::new();
     let mut consider = |change: String, parallel: Parallel, micro: u32| {
         let mut trial = job.clone();
         trial.parallel = parallel;
         trial.batch.micro = micro;
-        trial.recompute = Recompute::AsNeeded;
+        trial.recompute = Recomputation::AsNeeded;
         let each = u64::from(trial.replicas()) * u64::from(micro);
         if each == 0 || !u64::from(job.batch.sequences).is_multiple_of(each) {
             return;
@@ -128,7 +128,7 @@ pub fn alternatives(job: &Job, system: &System, plan: &Plan) -> Vec<Alternative>
     out
 }
 
-impl Search {
+impl TrainingSearch {
     fn take(&mut self, plan: Plan, best: usize) {
         if !plan.step.memory.fits() {
             let over = |plan: &Plan| plan.step.memory.total() - plan.step.memory.capacity;
@@ -149,7 +149,7 @@ impl Search {
 }
 
 /// Every division worth a look.
-fn divisions(job: &Job, system: &System) -> Vec<Parallel> {
+fn divisions(job: &TrainingJob, system: &System) -> Vec<Parallel> {
     let layers = job.model.layers() + job.model.predictors;
     let heads = job.model.stacks.iter().filter_map(|stack| match stack.mixer {
         Some(Mixer::Attention { heads, .. } | Mixer::Latent { heads, .. }) => Some(heads),

@@ -2,11 +2,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn job(name: &str, gpus: u32, parallel: Parallel, batch: Batch) -> Job {
-    Job {
+fn job(name: &str, gpus: u32, parallel: Parallel, batch: TrainingBatch) -> TrainingJob {
+    TrainingJob {
         parallel,
         batch,
-        ..Job::new(Model::named(name).unwrap(), gpus, Recipe::Bf16)
+        ..TrainingJob::new(Model::named(name).unwrap(), gpus, Recipe::Bf16)
     }
 }
 
@@ -16,7 +16,7 @@ fn h100() -> System {
 
 #[test]
 fn parts_add_up() {
-    let batch = Batch {
+    let batch = TrainingBatch {
         sequences: 512,
         micro: 1,
         tokens: 4096,
@@ -36,7 +36,7 @@ fn parts_add_up() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    let batch = Batch {
+    let batch = TrainingBatch {
         sequences: 64,
         micro: 1,
         tokens: 4096,
@@ -72,7 +72,7 @@ fn what_cannot_be_is_refused() {
 
 #[test]
 fn recomputing_takes_time_and_saves_memory() {
-    let batch = Batch {
+    let batch = TrainingBatch {
         sequences: 64,
         micro: 1,
         tokens: 8192,
@@ -82,16 +82,16 @@ fn recomputing_takes_time_and_saves_memory() {
         ..Parallel::default()
     };
     let with = |recompute| {
-        let job = Job {
+        let job = TrainingJob {
             recompute,
             ..job("llama-3.1-8b", 64, parallel, batch)
         };
         job.step(&h100()).unwrap()
     };
-    let (kept, again) = (with(Recompute::Selective), with(Recompute::Full));
+    let (kept, again) = (with(Recomputation::Selective), with(Recomputation::Full));
     assert!(again.seconds > 1.2 * kept.seconds && again.seconds < 1.4 * kept.seconds);
     assert!(again.memory.total() < kept.memory.total());
-    assert_eq!(with(Recompute::AsNeeded), kept);
+    assert_eq!(with(Recomputation::AsNeeded), kept);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_trillion_parameters_on_many_gpus_are_no_more_work() {
         expert: 64,
         ..Parallel::default()
     };
-    let batch = Batch {
+    let batch = TrainingBatch {
         sequences: 1 << 20,
         micro: 1,
         tokens: 8192,
@@ -117,10 +117,10 @@ proptest! {
         which in 0usize..200, tensor in 0u32..4, pipeline in 0u32..4, micro in 0u32..3, recipe in 0usize..5,
     ) {
         let models = Model::catalogue();
-        let mut job = Job::new(models[which % models.len()].clone(), 512, Recipe::ALL[recipe]);
+        let mut job = TrainingJob::new(models[which % models.len()].clone(), 512, Recipe::ALL[recipe]);
         job.parallel.tensor = 1 << tensor;
         job.parallel.pipeline = 1 << pipeline;
-        job.batch = Batch { sequences: 2048, micro: 1 << micro, tokens: 4096 };
+        job.batch = TrainingBatch { sequences: 2048, micro: 1 << micro, tokens: 4096 };
         if let Ok(step) = job.step(&System::named("gb200").unwrap()) {
             prop_assert!(step.seconds > 0.0 && step.seconds.is_finite());
             prop_assert!(step.utilization > 0.0 && step.utilization < 1.0);
@@ -131,11 +131,11 @@ proptest! {
     #[test]
     fn more_replicas_of_the_same_work_take_no_less_time(replicas in 0u32..8) {
         let step = |n: u32| {
-            let mut job = Job::new(Model::named("llama-3.1-70b").unwrap(), 64 << n, Recipe::Bf16);
+            let mut job = TrainingJob::new(Model::named("llama-3.1-70b").unwrap(), 64 << n, Recipe::Bf16);
             job.parallel.tensor = 8;
             job.parallel.pipeline = 4;
-            job.batch = Batch { sequences: 128 << n, micro: 1, tokens: 8192 };
-            job.recompute = Recompute::Selective;
+            job.batch = TrainingBatch { sequences: 128 << n, micro: 1, tokens: 8192 };
+            job.recompute = Recomputation::Selective;
             job.step(&h100()).unwrap().seconds
         };
         prop_assert!(step(replicas + 1) > 0.99 * step(replicas));
