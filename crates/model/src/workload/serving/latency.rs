@@ -72,7 +72,7 @@ pub struct ServingEstimate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The number of requests.
-    ServingLoad,
+    Load,
     /// Memory for their caches: some wait for a place.
     Memory,
     /// Workers that read prompts.
