@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use weft_plan::{Rank, Time};
 
 use super::LONG_BYTES;
-use super::combine::At;
+use super::combine::{At, Kernels};
 use super::exchange::{Board, Exchange, Lane, Lent, MessageHead, OfferId, Offered, Piece, Sink, Taken, Trouble, View};
 use super::notes::Note;
 use super::record::{Abort, CallRecord, Status, Waiting};
@@ -23,7 +23,7 @@ use crate::error::Loss;
 use crate::session::{SessionLoss, region_from_bytes, region_to_bytes};
 use crate::transfer::PeerId;
 use crate::transport::{Progress, Transport};
-use parts::{Part, part_len, read_part, write_head};
+use parts::{part_len, read_part, write_head};
 use pull::{Bounces, Pull};
 
 /// What precedes the bytes: kind, channel, consumed, and of a part of a message its head and where in it the bytes belong.

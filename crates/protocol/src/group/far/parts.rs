@@ -1,7 +1,6 @@
 //! How a long message is cut into parts that fit into parcels, and what stands before each.
 
 use super::{HEAD_BYTES, KIND_CONSUMED, KIND_PART, KIND_THERE, PART_BYTES, PART_GRAIN};
-use crate::group::LONG_BYTES;
 use crate::group::exchange::MessageHead;
 
 /// A part of a message as its parcel tells it.
@@ -69,6 +68,7 @@ pub(super) fn read_part(payload: &[u8]) -> Option<Part<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::group::LONG_BYTES;
 
     #[test]
     fn parts_are_as_few_as_can_be_and_end_with_a_grain() {

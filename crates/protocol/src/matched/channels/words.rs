@@ -2,9 +2,7 @@
 
 use weft_plan::Time;
 
-use super::{
-    Channel, Channels, End, PARCELS, Place, Receives, Sends, UNACCEPTED_MAX, UNSAID_BYTES_MAX, WORD_BYTES, new_number,
-};
+use super::{Channel, Channels, End, PARCELS, Place, UNACCEPTED_MAX, UNSAID_BYTES_MAX, WORD_BYTES, new_number};
 use crate::agent::{Core, MAX_PARCEL_BYTES, Parcel};
 use crate::matched::ChannelError;
 use crate::matched::wire::Message;

@@ -26,12 +26,12 @@ use weft_protocol::transfer::PeerId;
 
 use super::super::plan::Plan;
 use super::member::{Member, Told};
-use super::wish::{Odd, Wish};
+use super::wish::Wish;
 use crate::agent::SimAgent;
 use crate::faults::Faults;
 use crate::seat::SharedAgent;
 use crate::world::{NodeId, World};
-use trouble::{Strike, Trouble, calm_wish};
+use trouble::{Trouble, calm_wish};
 
 const STEPS_MAX: u64 = 3_000_000;
 /// How long ranks take to meet at most.

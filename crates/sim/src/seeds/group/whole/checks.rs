@@ -6,7 +6,6 @@ use weft_protocol::group::Cause;
 use super::trouble::Trouble;
 use super::{Broken, GroupPlay, Phase, RECOVERY, Stage, Tick};
 use crate::seat::SharedAgent;
-use crate::seeds::group::wish::Odd;
 
 impl GroupPlay {
     pub(super) fn all_over(&mut self) -> Result<(), Broken> {
