@@ -103,6 +103,7 @@ fn look() -> Result<BTreeMap<&'static str, Findings>, Error> {
         ("width", checks::widths(&pages)),
         ("reasons", checks::borrowed_reasons(&sources)),
         ("unused", checks::unused(&sources)),
+        ("undocumented", checks::undocumented(&sources)),
         ("untold", untold),
     ]))
 }
@@ -115,6 +116,7 @@ fn wanted(check: &str) -> &'static str {
         "width" => "lines of prose are wider than 100 characters: `cargo xtask tidy --reflow PAGE`",
         "reasons" => "unsafe blocks point at another's reason: say each one's own, or make one block of them",
         "unused" => "public, and nothing but tests speaks of it: delete it, or use it",
+        "undocumented" => "public items say nothing of themselves: write a sentence above each",
         _ => "is told of nowhere on this page",
     }
 }

@@ -19,6 +19,8 @@ pub const LINES_MAX: usize = 700;
 pub const WIDTH_MAX: usize = 100;
 /// The rooms whose types are read side by side. The others wrap them for a language or a command, by the same names on purpose.
 const LIBRARIES: &[&str] = &["plan", "model", "protocol", "fabric", "gpu", "sys", "sim", "runtime"];
+/// The rooms whose API is for others to build on.
+const PUBLISHED: &[&str] = &["runtime", "plan", "protocol", "gpu", "c"];
 /// The rooms in which nothing public may be there for tests alone.
 const PURE: &[&str] = &["plan", "model", "protocol"];
 
@@ -143,6 +145,30 @@ pub fn unused(sources: &[Source]) -> Findings {
     found
 }
 
+/// Public items without a word on what they are, by room. A field that says it by its name counts too: nobody else decides that it does.
+pub fn undocumented(sources: &[Source]) -> Findings {
+    let mut found = Findings::new();
+    for source in sources {
+        if !PUBLISHED.contains(&source.room()) || !source.path.contains("/src/") || !is_rust(source) {
+            continue;
+        }
+        let mut is_told = false;
+        for (nth, line) in source.lines.iter().enumerate() {
+            let text = line.text.trim();
+            if line.kind == LineKind::Code && !is_told && (public_item(text).is_some() || is_public_field(text)) {
+                let place = format!("as in {}:{}", source.path, nth + 1);
+                let finding = found
+                    .entry(format!("crates/{}", source.room()))
+                    .or_insert(of(0, &place));
+                finding.amount += 1;
+            }
+            // Attributes stand between an item and what is said of it.
+            is_told = text.starts_with("///") || text.starts_with("#[doc") || is_told && text.starts_with("#[");
+        }
+    }
+    found
+}
+
 /// Commands, of `weft` and of the house, that a page does not tell of. `help` is the help of all verbs of `weft`, `tasks` the names of the house's.
 pub fn untold(help: &str, tasks: &[String], command_line: &str, contributing: &str) -> Findings {
     let mut found = Findings::new();
@@ -206,6 +232,11 @@ fn public_item(line: &str) -> Option<&str> {
     is_item.then(|| first_word(rest))
 }
 
+fn is_public_field(line: &str) -> bool {
+    let name = line.strip_prefix("pub ").and_then(|rest| rest.split_once(':'));
+    name.is_some_and(|(name, _)| !name.contains([' ', '(']))
+}
+
 fn first_word(text: &str) -> &str {
     words(text).next().unwrap_or("")
 }
@@ -248,6 +279,22 @@ mod tests {
         assert_eq!(borrowed_reasons(&house())["crates/python/src/c.rs"].amount, 1);
         let found: Vec<String> = unused(&house()).into_keys().collect();
         assert_eq!(found, ["plan::idle", "plan::still"]);
+    }
+
+    #[test]
+    fn what_is_public_and_says_nothing_of_itself_is_counted() {
+        let text = "/// Told.\n#[derive(Debug)]\npub struct A {\n    pub x: u8,\n    /// Told.\n    pub y: u8,\n    z: u8,\n}\npub fn b() {}\n";
+        let found = undocumented(&[
+            Source::of("crates/plan/src/a.rs", text),
+            Source::of("crates/cli/src/a.rs", text),
+        ]);
+        assert_eq!(
+            found
+                .into_iter()
+                .map(|(room, finding)| (room, finding.amount))
+                .collect::<Vec<_>>(),
+            [("crates/plan".to_owned(), 2)]
+        );
     }
 
     #[test]
