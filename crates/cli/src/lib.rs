@@ -17,6 +17,7 @@ mod pair;
 mod partner;
 mod pattern;
 mod ping_pong;
+mod plot;
 mod predict;
 mod program;
 mod python;

@@ -108,7 +108,8 @@ fn a_sweep_goes_on_where_it_was() {
     assert!(text(&first.stdout).starts_with("6 points, 6 of them new"));
     let whole = std::fs::read_to_string(&rows).unwrap();
     assert_eq!(whole.lines().count(), 1 + 6 * 2);
-    assert!(std::fs::read_to_string(&drawing).unwrap().contains("<polyline"));
+    let drawn = std::fs::read_to_string(&drawing).unwrap();
+    assert_eq!(drawn.matches("<circle").count(), 6 * 2, "a point a row");
     // Half of it is lost: only that is run again.
     let kept: Vec<&str> = whole.lines().take(1 + 3 * 2).collect();
     std::fs::write(&rows, format!("{}\n", kept.join("\n"))).unwrap();
