@@ -115,11 +115,6 @@ impl Roofline {
         self.bounded(product, self.narrow, self.recipe.operand_bytes())
     }
 
-    /// A product in 16 bits, whatever the recipe is.
-    pub fn half_product(&self, product: Product) -> f64 {
-        self.bounded(product, self.half, 2.0)
-    }
-
     /// As many products of one shape as there are groups, launched at once.
     pub fn grouped(&self, groups: f64, product: Product) -> f64 {
         let bytes = product.bytes(self.recipe.operand_bytes());
@@ -145,11 +140,6 @@ impl Roofline {
     /// Large products in 16 bits, in operations a second.
     pub fn half_rate(&self) -> f64 {
         self.half
-    }
-
-    /// Streaming kernels, in bytes a second.
-    pub fn memory_rate(&self) -> f64 {
-        self.memory
     }
 
     /// The fixed time of a kernel.
@@ -308,7 +298,7 @@ mod tests {
         };
         let one = roofline.product(product(1.0));
         assert!((one / roofline.product(product(16.0)) - 1.0).abs() < 0.01);
-        let weights = 8192.0 * 8192.0 * 2.0 / roofline.memory_rate();
+        let weights = 8192.0 * 8192.0 * 2.0 / roofline.memory;
         assert!(one > weights && one < weights + 2.0 * roofline.kernel());
         let many = product(65536.0);
         assert!(roofline.product(many) < 1.01 * many.operations() / roofline.product_rate() + roofline.kernel());
