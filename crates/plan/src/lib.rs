@@ -9,6 +9,7 @@ pub mod collective;
 pub mod conversion;
 pub mod cost;
 pub mod datatype;
+pub mod fetch;
 pub mod harness;
 pub mod kv;
 pub mod pages;
@@ -20,8 +21,6 @@ pub mod spans;
 pub mod spot;
 mod strides;
 pub mod units;
-pub mod validate;
-pub mod workload;
 
 pub use collective::{Collective, Problem};
 pub use cost::LinkCost;
