@@ -2,7 +2,9 @@
 
 use std::error::Error;
 
-use weft::conversion::{ConversionError, Elements, Loss, Place, SCALE_BYTES, Scales, Side, convert, run};
+use weft::conversion::{
+    ConversionError, ConversionPlace, Elements, Narrowing, PagedEnd, SCALE_BYTES, Scales, convert, run,
+};
 use weft::pages::{Pages, Table};
 use weft::{Agent, Datatype};
 
@@ -22,14 +24,14 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // A prompt of 100 tokens: in seven blocks there, and in two here.
     let (there, here) = ([5, 0, 3, 6, 1, 7, 2], [1, 0]);
-    let from = Side {
+    let from = PagedEnd {
         table: Table {
             pages: &prefill,
             blocks: &there,
         },
         elements: &bf16,
     };
-    let to = Side {
+    let to = PagedEnd {
         table: Table {
             pages: &decode,
             blocks: &here,
@@ -37,9 +39,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         elements: &fp8,
     };
     // Eight bits hold less than sixteen, and nobody loses anything without having said so.
-    let refused = convert(from, to, 0..100, 0..HEADS, Loss::Refused);
+    let refused = convert(from, to, 0..100, 0..HEADS, Narrowing::Refused);
     assert!(matches!(refused, Err(ConversionError::Lossy { .. })));
-    let conversion = convert(from, to, 0..100, 0..HEADS, Loss::Allowed)?;
+    let conversion = convert(from, to, 0..100, 0..HEADS, Narrowing::Allowed)?;
 
     let source = agent.allocate(prefill.end() as usize)?;
     let (codes, factors) = (
@@ -48,11 +50,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     // Every element is 3 in bf16.
     source.write(0, &0x4040u16.to_le_bytes().repeat(prefill.end() as usize / 2));
-    let place = Place {
+    let place = ConversionPlace {
         scales: Some((&factors, 0)),
-        ..Place::of(&codes)
+        ..ConversionPlace::of(&codes)
     };
-    run(&conversion, Place::of(&source), place)?;
+    run(&conversion, ConversionPlace::of(&source), place)?;
 
     // The last token of the prompt: the greatest of a unit has the greatest code, and the code times its scale is what it was.
     let last = (99 % 64) * HEADS * ELEMENTS;

@@ -9,7 +9,9 @@ use std::error::Error;
 use weft_fabric::conversion::{HostEnds, convert};
 use weft_fabric::copy::copy_streaming;
 use weft_plan::Datatype;
-use weft_plan::conversion::{Conversion, Elements, Factor, Loss, SCALE_BYTES, Scales, Side, convert as conversion_of};
+use weft_plan::conversion::{
+    Conversion, Elements, Factor, Narrowing, PagedEnd, SCALE_BYTES, Scales, convert as conversion_of,
+};
 use weft_plan::pages::{Pages, PagesError, PagesShape, PagesStrides, Table};
 
 const BLOCKS: u64 = 1024;
@@ -73,12 +75,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let scattered = |count: u64| (0..count).map(|nth| (nth * 389 + 17) % count).collect::<Vec<u64>>();
     let computed = |from: (&Pages, &Elements), to: (&Pages, &Elements)| {
         let tables = [from.0, to.0].map(|pages| scattered(pages.shape().blocks));
-        let side = |(pages, elements), blocks| Side {
+        let side = |(pages, elements), blocks| PagedEnd {
             table: Table { pages, blocks },
             elements,
         };
         let (from, to) = (side(from, &tables[0][..]), side(to, &tables[1][..]));
-        conversion_of(from, to, 0..BLOCKS * TOKENS, 0..HEADS, Loss::Allowed)
+        conversion_of(from, to, 0..BLOCKS * TOKENS, 0..HEADS, Narrowing::Allowed)
     };
     let rows: Vec<(&str, Conversion)> = vec![
         ("whole blocks", computed((&nhd, &bf16), (&nhd, &bf16))?),

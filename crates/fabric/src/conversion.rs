@@ -10,7 +10,7 @@ mod tests;
 
 use std::ptr;
 
-use weft_plan::conversion::{Conversion, Kind, Nest, Stretch};
+use weft_plan::conversion::{Conversion, Nest, NestKind, Stretch};
 use weft_protocol::Refusal;
 
 use crate::copy::{STREAM_MIN_BYTES, copy_cached, copy_streaming};
@@ -89,17 +89,17 @@ unsafe fn convert_with(instructions: InstructionSet, conversion: &Conversion, en
         // SAFETY: the caller's promise: a stretch lies within the ends.
         unsafe {
             match nest.kind {
-                Kind::Move => move_runs(
+                NestKind::Move => move_runs(
                     nest,
                     ends.from.add(at.from as usize),
                     ends.to.add(at.to as usize),
                     past_cache,
                 ),
-                Kind::MoveScales => {
+                NestKind::MoveScales => {
                     let (from, to) = (at.from_scales as usize, at.to_scales as usize);
                     move_runs(nest, ends.from_scales.add(from), ends.to_scales.add(to), false);
                 }
-                Kind::Cast { .. } => cast::cast_runs(instructions, nest, place(&ends, at)),
+                NestKind::Cast { .. } => cast::cast_runs(instructions, nest, place(&ends, at)),
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use weft_fabric::HostMemory;
 use weft_fabric::cuda::{ConversionPlaces, CudaMemory, Device, DeviceMemory, convert};
 use weft_plan::Datatype;
-use weft_plan::conversion::{Elements, Ends, Loss, SCALE_BYTES, Scales, Side, convert as conversion_of};
+use weft_plan::conversion::{Elements, EndBytes, Narrowing, PagedEnd, SCALE_BYTES, Scales, convert as conversion_of};
 use weft_plan::pages::{Pages, Table};
 use weft_protocol::Refusal;
 use weft_testing::{Need, has};
@@ -35,12 +35,12 @@ fn memories_of_a_device_are_converted_where_they_lie_and_others_are_refused() {
         },
     );
     let (blocks, others) = ((0..40).rev().collect::<Vec<u64>>(), (0..10).rev().collect::<Vec<u64>>());
-    let side = |pages, blocks, elements| Side {
+    let side = |pages, blocks, elements| PagedEnd {
         table: Table { pages, blocks },
         elements,
     };
     let ends = (side(&near, &blocks[..], &bf16), side(&far, &others[..], &fp8));
-    let conversion = conversion_of(ends.0, ends.1, 5..630, 1..4, Loss::Allowed).expect("a conversion");
+    let conversion = conversion_of(ends.0, ends.1, 5..630, 1..4, Narrowing::Allowed).expect("a conversion");
     let source: Vec<u8> = (0..near.end()).map(|at| (at * 7 % 251) as u8 & 0xbf).collect();
     let (mut codes, mut factors) = (vec![9u8; far.end() as usize], vec![9u8; scales.end() as usize]);
     let (from, to, to_scales) = (on(&device, &source), on(&device, &codes), on(&device, &factors));
@@ -52,7 +52,7 @@ fn memories_of_a_device_are_converted_where_they_lie_and_others_are_refused() {
     };
     convert(&conversion, places).expect("converted");
     convert(&conversion, places).expect("and once more");
-    conversion.apply(Ends {
+    conversion.apply(EndBytes {
         from: &source,
         from_scales: &[],
         to: &mut codes,

@@ -8,9 +8,9 @@ use std::error::Error;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUcontext, cuCtxSetCurrent, cuDevicePrimaryCtxRetain, cuMemcpyDtoDAsync_v2};
-use weft_gpu::{ConversionEnds, Converter, Device, DeviceMemory, Moment, Program, Stream};
+use weft_gpu::{ConversionEnds, Converter, Device, DeviceMemory, DeviceProgram, Moment, Stream};
 use weft_plan::Datatype;
-use weft_plan::conversion::{Conversion, Elements, Factor, Loss, SCALE_BYTES, Scales, Side, convert};
+use weft_plan::conversion::{Conversion, Elements, Factor, Narrowing, PagedEnd, SCALE_BYTES, Scales, convert};
 use weft_plan::pages::{Pages, PagesShape, PagesStrides, Table};
 
 const BYTES: u64 = 256 << 20;
@@ -112,7 +112,7 @@ impl Bench {
                 (conversion, ends)
             })
             .collect();
-        let prepared = self.converter.prepare(&Program::new(&all)?)?;
+        let prepared = self.converter.prepare(&DeviceProgram::new(&all)?)?;
         let moved = |(conversion, _): &Placed| conversion.bytes_read() + conversion.bytes_written();
         let bytes = placed.iter().map(moved).sum::<u64>() / 2;
         self.measure(bytes, || {
@@ -132,13 +132,13 @@ impl Bench {
             self.chance.shuffled(from.0.shape().blocks),
             self.chance.shuffled(to.0.shape().blocks),
         );
-        let side = |(pages, elements), blocks| Side {
+        let side = |(pages, elements), blocks| PagedEnd {
             table: Table { pages, blocks },
             elements,
         };
         let heads = from.0.shape().heads.clone();
         let heads = heads.start.max(to.0.shape().heads.start)..heads.end.min(to.0.shape().heads.end);
-        let conversion = convert(side(from, &near), side(to, &far), 0..tokens, heads, Loss::Allowed)?;
+        let conversion = convert(side(from, &near), side(to, &far), 0..tokens, heads, Narrowing::Allowed)?;
         Ok((conversion, ends))
     }
 }

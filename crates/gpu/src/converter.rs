@@ -9,7 +9,7 @@ use weft_plan::conversion::Conversion;
 use crate::application::{Launch, Module};
 use crate::device::{Device, GpuError};
 use crate::memory::DeviceMemory;
-use crate::program::{ConversionEnds, Program, ProgramError, ProgramWords};
+use crate::program::{ConversionEnds, DeviceProgram, ProgramError, ProgramWords};
 use crate::stream::Stream;
 
 const TEXT: &str = include_str!("../kernels/convert.ptx");
@@ -38,12 +38,12 @@ pub struct Converter {
 
 /// A program whose stretches the device has, to be launched again and again.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedConversion {
     launches: Vec<(String, ProgramWords, DeviceMemory)>,
     bytes: u64,
 }
 
-impl Prepared {
+impl PreparedConversion {
     /// Bytes that it writes, scales not counted.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -60,12 +60,13 @@ impl Converter {
         })
     }
 
+    /// Whose memory it converts.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
     /// Brings a program to the device, and waits until it is there.
-    pub fn prepare(&self, program: &Program) -> Result<Prepared, GpuError> {
+    pub fn prepare(&self, program: &DeviceProgram) -> Result<PreparedConversion, GpuError> {
         let mut launches = Vec::with_capacity(program.launches.len());
         for launched in &program.launches {
             let list = launched.list();
@@ -74,7 +75,7 @@ impl Converter {
             launches.push((launched.kernel(), launched.words(memory.address()), memory));
         }
         let bytes = program.bytes();
-        Ok(Prepared { launches, bytes })
+        Ok(PreparedConversion { launches, bytes })
     }
 
     /// Puts a program on a stream, as the driver and frameworks know it.
@@ -82,7 +83,7 @@ impl Converter {
     /// # Safety
     /// What the program reads and writes, and what was prepared, must stay until it has ended, and must be memory that the device reaches; this must stay too, and the stream must be one of
     /// this device's.
-    pub unsafe fn launch(&self, prepared: &Prepared, stream: u64) -> Result<(), GpuError> {
+    pub unsafe fn launch(&self, prepared: &PreparedConversion, stream: u64) -> Result<(), GpuError> {
         for (kernel, words, _) in &prepared.launches {
             let most = self.device.multiprocessors() * BLOCKS_A_MULTIPROCESSOR;
             let how = Launch {
@@ -103,7 +104,7 @@ impl Converter {
     /// # Safety
     /// The ends must be memory that the device reaches, and as long as [`Conversion::ends`] says.
     pub unsafe fn convert(&self, conversions: &[(&Conversion, ConversionEnds)]) -> Result<(), ConvertError> {
-        let prepared = self.prepare(&Program::new(conversions)?)?;
+        let prepared = self.prepare(&DeviceProgram::new(conversions)?)?;
         // SAFETY: the caller's promise; what was prepared lives until the stream has been waited for.
         let launched = unsafe { self.launch(&prepared, self.stream.handle()) };
         self.stream.synchronize()?;

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 use weft_plan::Datatype;
-use weft_plan::conversion::{Conversion, Kind, Loop, Nest, SCALE_BYTES, Scale, Stretch};
+use weft_plan::conversion::{Conversion, Loop, Nest, NestKind, SCALE_BYTES, Scale, Stretch};
 
 pub(crate) const NESTS_MAX: usize = 16;
 const LANES: u32 = 32;
@@ -32,9 +32,13 @@ const SHRINK: f32 = 1.0 / 448.0 * (1.0 - 4.0 * f32::EPSILON / 2.0);
 /// Where a conversion takes place, by addresses that the device reaches: of what is read, of its scales, of what is written, of its scales. What a conversion has no scales of may be zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConversionEnds {
+    /// Of what is read.
     pub from: u64,
+    /// Of its scales.
     pub from_scales: u64,
+    /// Of what is written.
     pub to: u64,
+    /// Of its scales.
     pub to_scales: u64,
 }
 
@@ -109,10 +113,10 @@ const _: () = assert!(size_of::<NestWords>() == 184, "as convert.cu has it");
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct StretchWords {
-    pub from: u64,
-    pub to: u64,
-    pub from_scales: u64,
-    pub to_scales: u64,
+    from: u64,
+    to: u64,
+    from_scales: u64,
+    to_scales: u64,
 }
 
 /// What one launch is told.
@@ -122,6 +126,7 @@ pub(crate) struct ProgramWords {
     nests: u64,
     stretches: u64,
     count: u32,
+    /// How many chunks of stretches there are.
     pub units: u32,
     shrink: f32,
     unused: u32,
@@ -129,7 +134,7 @@ pub(crate) struct ProgramWords {
 
 /// Conversions that were laid out for a device: one launch for each pair of element types, or several where there are more than 16 nests of one.
 #[derive(Clone, Debug, Default)]
-pub struct Program {
+pub struct DeviceProgram {
     pub(crate) launches: Vec<Launched>,
     bytes: u64,
 }
@@ -215,9 +220,9 @@ struct Gathered<'a> {
     to_bits: u64,
 }
 
-impl Program {
+impl DeviceProgram {
     /// Lays conversions out, each between places of its own: the layers of a cache, say. They must not write the same bytes.
-    pub fn new(conversions: &[(&Conversion, ConversionEnds)]) -> Result<Program, ProgramError> {
+    pub fn new(conversions: &[(&Conversion, ConversionEnds)]) -> Result<DeviceProgram, ProgramError> {
         let mut all: Vec<Gathered> = Vec::new();
         for (conversion, ends) in conversions {
             let places: Vec<usize> = conversion
@@ -244,7 +249,7 @@ impl Program {
                 gathered.stretches.push(place);
             }
         }
-        let mut program = Program::default();
+        let mut program = DeviceProgram::default();
         for gathered in all {
             program.bytes += gathered.nest.bytes_written() * gathered.stretches.len() as u64;
             let words = gathered.words()?;
@@ -261,6 +266,7 @@ impl Program {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+    /// How many launches carry it out.
     pub fn launches(&self) -> usize {
         self.launches.len()
     }
@@ -299,7 +305,7 @@ fn place(nest: &Nest, at: &Stretch, ends: &ConversionEnds) -> Option<StretchWord
         last(|each| each.to) + nest.run * written,
     );
     Some(match nest.kind {
-        Kind::MoveScales => StretchWords {
+        NestKind::MoveScales => StretchWords {
             from: begin(ends.from_scales, at.from_scales, from)?,
             to: begin(ends.to_scales, at.to_scales, to)?,
             ..StretchWords::default()
@@ -343,7 +349,7 @@ impl Gathered<'_> {
         };
         let mut slots = 0;
         match nest.kind {
-            Kind::Move | Kind::MoveScales => {
+            NestKind::Move | NestKind::MoveScales => {
                 (words.from, words.to) = (BYTES, BYTES);
                 let all = from_bits | to_bits | nest.run;
                 words.width = [16, 4]
@@ -351,7 +357,7 @@ impl Gathered<'_> {
                     .find(|width| all.is_multiple_of(*width))
                     .unwrap_or(1) as u32;
             }
-            Kind::Cast {
+            NestKind::Cast {
                 from,
                 to,
                 from_scale,

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use weft_gpu::{ConversionEnds, ConvertError, Converter, Device, DeviceMemory, Program, ProgramError, Stream};
+use weft_gpu::{ConversionEnds, ConvertError, Converter, Device, DeviceMemory, DeviceProgram, ProgramError, Stream};
 use weft_plan::Datatype;
-use weft_plan::conversion::{Conversion, Elements, Ends, Factor, Loss, SCALE_BYTES, Scales, Side, convert};
+use weft_plan::conversion::{
+    Conversion, Elements, EndBytes, Factor, Narrowing, PagedEnd, SCALE_BYTES, Scales, convert,
+};
 use weft_plan::pages::{Pages, PagesShape, PagesStrides, Table};
 use weft_testing::{Need, has};
 
@@ -89,7 +91,7 @@ impl Bench {
 fn expected(conversion: &Conversion, memories: &[Vec<u8>; 4]) -> [Vec<u8>; 2] {
     let [from, from_scales, to, to_scales] = memories;
     let (mut to, mut to_scales) = (to.clone(), to_scales.clone());
-    conversion.apply(Ends {
+    conversion.apply(EndBytes {
         from,
         from_scales,
         to: &mut to,
@@ -177,7 +179,7 @@ fn any_two_ends_are_converted_as_the_plan_says_and_nothing_else_is_touched() {
         let elements = chance.one_of(&[1, 3, 8, 16, 64, 72, 80, 100, 128, 576, 1000]);
         let (from, from_elements, from_blocks) = any_end(&mut chance, 50, parts, elements);
         let (to, to_elements, to_blocks) = any_end(&mut chance, 50, parts, elements);
-        let side = |pages, blocks, elements| Side {
+        let side = |pages, blocks, elements| PagedEnd {
             table: Table { pages, blocks },
             elements,
         };
@@ -187,7 +189,7 @@ fn any_two_ends_are_converted_as_the_plan_says_and_nothing_else_is_touched() {
             side(&to, &to_blocks, &to_elements),
             tokens,
             1..1 + 1 + chance.below(4),
-            Loss::Allowed,
+            Narrowing::Allowed,
         )
         .expect("a conversion");
         casts += u32::from(!conversion.is_move());
@@ -272,12 +274,12 @@ fn every_cast_of_every_bits_is_that_of_the_plan() {
                 };
                 let ((from_pages, from_elements), (to_pages, to_elements)) =
                     (end(from, scaled_from), end(to, scaled_to));
-                let side = |pages, elements| Side {
+                let side = |pages, elements| PagedEnd {
                     table: Table { pages, blocks: &blocks },
                     elements,
                 };
                 let ends = (side(&from_pages, &from_elements), side(&to_pages, &to_elements));
-                let conversion = convert(ends.0, ends.1, 0..512, 0..2, Loss::Allowed).expect("a conversion");
+                let conversion = convert(ends.0, ends.1, 0..512, 0..2, Narrowing::Allowed).expect("a conversion");
                 let mut scales = chance.bytes(scale_bytes(&from_elements));
                 for scale in scales.chunks_exact_mut(4) {
                     scale.copy_from_slice(&(2f32.powi(chance.below(60) as i32 - 30) * 1.1).to_ne_bytes());
@@ -310,12 +312,12 @@ fn thousands_of_blocks_of_many_layers_go_in_one_launch_again_and_again() {
     );
     let (bf16, fp8) = (Elements::of(Datatype::Bf16), Elements::of(Datatype::Fp8E4m3));
     let (near, far) = (chance.shuffled(BLOCKS), chance.shuffled(BLOCKS / 4));
-    let side = |pages, blocks, elements| Side {
+    let side = |pages, blocks, elements| PagedEnd {
         table: Table { pages, blocks },
         elements,
     };
     let ends = (side(&from, &near[..], &bf16), side(&to, &far[..], &fp8));
-    let conversion = convert(ends.0, ends.1, 0..BLOCKS * 16, 0..2, Loss::Allowed).expect("a conversion");
+    let conversion = convert(ends.0, ends.1, 0..BLOCKS * 16, 0..2, Narrowing::Allowed).expect("a conversion");
     let source = DeviceMemory::allocate(&device, LAYERS * from.end()).expect("memory");
     let target = DeviceMemory::allocate(&device, LAYERS * to.end()).expect("memory");
     let bytes = chance.bytes(source.len());
@@ -328,7 +330,7 @@ fn thousands_of_blocks_of_many_layers_go_in_one_launch_again_and_again() {
         })
         .collect();
     let all: Vec<_> = places.iter().map(|ends| (&conversion, *ends)).collect();
-    let program = Program::new(&all).expect("a program");
+    let program = DeviceProgram::new(&all).expect("a program");
     assert_eq!(program.launches(), 1);
     let converter = Converter::new(&device).expect("a converter");
     let prepared = converter.prepare(&program).expect("prepared");
@@ -336,7 +338,7 @@ fn thousands_of_blocks_of_many_layers_go_in_one_launch_again_and_again() {
     let mut expected = vec![0; target.len() as usize];
     for (layer, to) in expected.chunks_mut(to.end() as usize).enumerate() {
         let from = &bytes[layer * from.end() as usize..][..from.end() as usize];
-        conversion.apply(Ends {
+        conversion.apply(EndBytes {
             from,
             from_scales: &[],
             to,
@@ -367,11 +369,12 @@ fn what_is_misaligned_is_refused() {
         Pages::heads_first(4, 16, 0..2, 256).expect("pages"),
         Pages::heads_first(4, 16, 0..2, 128).expect("pages"),
     );
-    let side = |pages, elements| Side {
+    let side = |pages, elements| PagedEnd {
         table: Table { pages, blocks: &[2] },
         elements,
     };
-    let conversion = convert(side(&from, &bf16), side(&to, &fp8), 0..16, 0..2, Loss::Allowed).expect("a conversion");
+    let conversion =
+        convert(side(&from, &bf16), side(&to, &fp8), 0..16, 0..2, Narrowing::Allowed).expect("a conversion");
     let ends = ConversionEnds {
         from: bench.memory.address() + 1,
         to: bench.memory.address() + (512 << 10),

@@ -6,21 +6,21 @@
 //! (`weft_fabric::conversion`), a kernel (`weft_gpu::Converter`); [`Conversion::apply`] is what it means, in safe code that is short enough to be read as a definition.
 //!
 //! ```
-//! use weft_plan::conversion::{Ends, Elements, Factor, Loss, Scales, Side, convert};
+//! use weft_plan::conversion::{EndBytes, Elements, Factor, Narrowing, Scales, PagedEnd, convert};
 //! use weft_plan::Datatype;
 //! use weft_plan::pages::{Pages, Table};
 //! // Blocks of 16 tokens, heads before tokens, bf16; and blocks of 64, tokens before heads, fp8 with one scale for K and one for V.
 //! let (prefill, bf16) = (Pages::heads_first(100, 16, 0..2, 256)?, Elements::of(Datatype::Bf16));
 //! let scales = Scales::PerPart(vec![Factor::new(0.5).unwrap(), Factor::new(0.25).unwrap()]);
 //! let (decode, fp8) = (Pages::tokens_first(100, 64, 0..4, 128)?, Elements { datatype: Datatype::Fp8E4m3, scales });
-//! let from = Side { table: Table { pages: &prefill, blocks: &[7, 3, 9] }, elements: &bf16 };
-//! let to = Side { table: Table { pages: &decode, blocks: &[5] }, elements: &fp8 };
-//! assert!(convert(from, to, 0..40, 0..2, Loss::Refused).is_err());
-//! let conversion = convert(from, to, 0..40, 0..2, Loss::Allowed)?;
+//! let from = PagedEnd { table: Table { pages: &prefill, blocks: &[7, 3, 9] }, elements: &bf16 };
+//! let to = PagedEnd { table: Table { pages: &decode, blocks: &[5] }, elements: &fp8 };
+//! assert!(convert(from, to, 0..40, 0..2, Narrowing::Refused).is_err());
+//! let conversion = convert(from, to, 0..40, 0..2, Narrowing::Allowed)?;
 //! assert_eq!((conversion.bytes_read(), conversion.bytes_written()), (2 * 2 * 40 * 256, 2 * 2 * 40 * 128));
 //!
 //! let (source, mut target) = (vec![0u8; prefill.end() as usize], vec![0u8; decode.end() as usize]);
-//! conversion.apply(Ends { from: &source, from_scales: &[], to: &mut target, to_scales: &mut [] });
+//! conversion.apply(EndBytes { from: &source, from_scales: &[], to: &mut target, to_scales: &mut [] });
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -36,13 +36,15 @@ use thiserror::Error;
 use crate::Datatype;
 use crate::pages::{Pages, PagesError, Stretches, Table};
 
-pub use nest::{Kind, Loop, Nest, SCALE_BYTES, Scale};
-pub use reference::Ends;
+pub use nest::{Loop, Nest, NestKind, SCALE_BYTES, Scale};
+pub use reference::EndBytes;
 
 /// What the numbers of a layer are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Elements {
+    /// How each is written.
     pub datatype: Datatype,
+    /// What it is multiplied with to be a number.
     pub scales: Scales,
 }
 
@@ -68,6 +70,7 @@ impl Factor {
         let limit = f32::from_bits((127 + 100) << 23);
         (1.0 / limit..=limit).contains(&value).then(|| Factor(value.to_bits()))
     }
+    /// The number that it is.
     pub fn value(self) -> f32 {
         f32::from_bits(self.0)
     }
@@ -131,7 +134,7 @@ impl Elements {
 
 /// Whether a conversion may lose what the elements of its target cannot tell apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Loss {
+pub enum Narrowing {
     #[default]
     Refused,
     Allowed,
@@ -165,8 +168,10 @@ pub enum ConversionError {
 
 /// One end: where the tokens of a sequence lie, and what they are.
 #[derive(Clone, Copy, Debug)]
-pub struct Side<'a> {
+pub struct PagedEnd<'a> {
+    /// Where the tokens lie.
     pub table: Table<'a>,
+    /// What their numbers are.
     pub elements: &'a Elements,
 }
 
@@ -175,9 +180,13 @@ pub struct Side<'a> {
 pub struct Stretch {
     /// The place of its nest.
     pub nest: u32,
+    /// Of what is read.
     pub from: u64,
+    /// Of what is written.
     pub to: u64,
+    /// Of the scales of what is read.
     pub from_scales: u64,
+    /// Of the scales of what is written.
     pub to_scales: u64,
 }
 
@@ -189,6 +198,7 @@ pub struct Conversion {
 }
 
 impl Conversion {
+    /// The loops that stretches share.
     pub fn nests(&self) -> &[Nest] {
         &self.nests
     }
@@ -196,6 +206,7 @@ impl Conversion {
     pub fn stretches(&self) -> &[Stretch] {
         &self.stretches
     }
+    /// Whether there is nothing to be done.
     pub fn is_empty(&self) -> bool {
         self.stretches.is_empty()
     }
@@ -207,6 +218,7 @@ impl Conversion {
     pub fn bytes_read(&self) -> u64 {
         self.sum(Nest::bytes_read)
     }
+    /// Of elements, scales not counted.
     pub fn bytes_written(&self) -> u64 {
         self.sum(Nest::bytes_written)
     }
@@ -249,11 +261,11 @@ impl Conversion {
 
 /// Which bytes of one end become which bytes of the other: of these tokens and heads.
 pub fn convert(
-    from: Side,
-    to: Side,
+    from: PagedEnd,
+    to: PagedEnd,
     tokens: Range<u64>,
     heads: Range<u64>,
-    loss: Loss,
+    loss: Narrowing,
 ) -> Result<Conversion, ConversionError> {
     let (from_pages, to_pages) = (from.table.pages, to.table.pages);
     let (elements, others) = (from.elements.of_unit(from_pages)?, to.elements.of_unit(to_pages)?);
@@ -269,7 +281,7 @@ pub fn convert(
         return Err(ConversionError::OtherElements { from, to });
     }
     let kind = nest::kinds(from.elements, to.elements, parts)?;
-    if loss == Loss::Refused && !from.elements.fit_into(to.elements) {
+    if loss == Narrowing::Refused && !from.elements.fit_into(to.elements) {
         let (from, to) = (from.elements.datatype, to.elements.datatype);
         return Err(ConversionError::Lossy { from, to });
     }
@@ -294,12 +306,12 @@ pub fn convert(
                 known.len() - 1
             }
         };
-        let begin = |side: &Side, pages: &Pages, part: u64| {
+        let begin = |side: &PagedEnd, pages: &Pages, part: u64| {
             let (block, token) = side.table.place_of(stretch.first);
             pages.offset(part, block, token, heads.start)
         };
         for (part, nest) in &known[at].1 {
-            let scale = |side: &Side| match &side.elements.scales {
+            let scale = |side: &PagedEnd| match &side.elements.scales {
                 Scales::Beside(scales) => begin(side, scales, *part),
                 _ => 0,
             };

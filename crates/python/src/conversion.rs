@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use weft::Datatype;
-use weft::conversion::{self, Elements, Factor, Loss, Place, Scales, Side};
+use weft::conversion::{self, ConversionPlace, Elements, Factor, Narrowing, PagedEnd, Scales};
 use weft::pages::Table;
 
 use crate::errors::{invalid, raise};
@@ -66,9 +66,9 @@ impl Conversion {
         let (near, far) = (&pages.get().inner, &other.get().inner);
         let near_elements = self::elements(elements, scales)?;
         let far_elements = self::elements(other_elements.unwrap_or(elements), other_scales)?;
-        let loss = if lossy { Loss::Allowed } else { Loss::Refused };
+        let loss = if lossy { Narrowing::Allowed } else { Narrowing::Refused };
         let computed = py.detach(|| {
-            let side = |pages, blocks, elements| Side {
+            let side = |pages, blocks, elements| PagedEnd {
                 table: Table { pages, blocks },
                 elements,
             };
@@ -116,13 +116,13 @@ impl Conversion {
         let (near, far) = (inner(memory), inner(other));
         let (near_scales, far_scales) = (scales.map(inner), other_scales.map(inner));
         let done = py.detach(|| {
-            let from = Place {
+            let from = ConversionPlace {
                 scales: near_scales.as_ref().map(|scales| (scales, 0)),
-                ..Place::of(&near)
+                ..ConversionPlace::of(&near)
             };
-            let to = Place {
+            let to = ConversionPlace {
                 scales: far_scales.as_ref().map(|scales| (scales, 0)),
-                ..Place::of(&far)
+                ..ConversionPlace::of(&far)
             };
             conversion::run(&self.inner, from, to)
         });

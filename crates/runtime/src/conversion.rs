@@ -1,7 +1,7 @@
 //! Blocks of a paged cache that become blocks of another, here: other layouts, other element types. [`weft_plan::conversion`] says what becomes what.
 //!
 //! ```
-//! use weft::conversion::{Elements, Loss, Place, Side, convert};
+//! use weft::conversion::{Elements, Narrowing, ConversionPlace, PagedEnd, convert};
 //! use weft::pages::{Pages, Table};
 //! use weft::{Agent, Datatype};
 //! // Two blocks of 16 tokens, heads before tokens, bf16; and half a block of 64, tokens before heads, f32.
@@ -10,13 +10,13 @@
 //! let (from, to) = (agent.allocate(near.end() as usize)?, agent.allocate(far.end() as usize)?);
 //! let (bf16, f32) = (Elements::of(Datatype::Bf16), Elements::of(Datatype::F32));
 //! let conversion = convert(
-//!     Side { table: Table { pages: &near, blocks: &[1, 0] }, elements: &bf16 },
-//!     Side { table: Table { pages: &far, blocks: &[0] }, elements: &f32 },
+//!     PagedEnd { table: Table { pages: &near, blocks: &[1, 0] }, elements: &bf16 },
+//!     PagedEnd { table: Table { pages: &far, blocks: &[0] }, elements: &f32 },
 //!     0..32,
 //!     0..2,
-//!     Loss::Refused,
+//!     Narrowing::Refused,
 //! )?;
-//! weft::conversion::run(&conversion, Place::of(&from), Place::of(&to))?;
+//! weft::conversion::run(&conversion, ConversionPlace::of(&from), ConversionPlace::of(&to))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -26,22 +26,25 @@ use crate::error::Error;
 use crate::memory::Memory;
 
 pub use weft_plan::conversion::{
-    Conversion, ConversionError, Elements, Ends, Factor, Kind, Loop, Loss, Nest, SCALE_BYTES, Scale, Scales, Side,
-    Stretch, convert,
+    Conversion, ConversionError, Elements, EndBytes, Factor, Loop, Narrowing, Nest, NestKind, PagedEnd, SCALE_BYTES,
+    Scale, Scales, Stretch, convert,
 };
 
 /// Where one end of a conversion lies, and its scales where these lie in memory: in which memory, from which byte on.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct ConversionPlace<'a> {
+    /// That holds the elements.
     pub memory: &'a Memory,
+    /// From where on the layout counts.
     pub offset: u64,
+    /// The same of the scales; none where they are in the same memory.
     pub scales: Option<(&'a Memory, u64)>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> ConversionPlace<'a> {
     /// From the beginning of a memory on; scales that lie in memory, in the same one.
-    pub fn of(memory: &'a Memory) -> Place<'a> {
-        Place {
+    pub fn of(memory: &'a Memory) -> ConversionPlace<'a> {
+        ConversionPlace {
             memory,
             offset: 0,
             scales: None,
@@ -53,8 +56,8 @@ impl<'a> Place<'a> {
 /// what would lie outside of a memory.
 ///
 /// Nothing here asks whether transfers, or work on a device's streams, are under way in the same bytes: whoever converts has waited for them.
-pub fn run(conversion: &Conversion, from: Place<'_>, to: Place<'_>) -> Result<(), Error> {
-    fn scales<'a>(place: &Place<'a>) -> (&'a Memory, u64) {
+pub fn run(conversion: &Conversion, from: ConversionPlace<'_>, to: ConversionPlace<'_>) -> Result<(), Error> {
+    fn scales<'a>(place: &ConversionPlace<'a>) -> (&'a Memory, u64) {
         place.scales.unwrap_or((place.memory, place.offset))
     }
     fn any((memory, offset): (&Memory, u64)) -> (&dyn weft_protocol::Memory, u64) {

@@ -3,7 +3,7 @@
 use std::ptr;
 
 use weft_plan::Datatype;
-use weft_plan::conversion::{Kind, Nest, Scale};
+use weft_plan::conversion::{Nest, NestKind, Scale};
 use weft_plan::datatype::quantized::encode_block;
 use weft_plan::datatype::{E4m3, Element, bf16, f16};
 
@@ -18,7 +18,9 @@ const KEPT: usize = 1024;
 /// # Safety
 /// The runs of the nest must lie within what the pointers are valid for, and the processor must have the instructions.
 pub(super) unsafe fn cast_runs(instructions: InstructionSet, nest: &Nest, ends: HostEnds) {
-    let Kind::Cast { from, to, .. } = nest.kind else { return };
+    let NestKind::Cast { from, to, .. } = nest.kind else {
+        return;
+    };
     // SAFETY: the caller's promise, handed on; what is there of pairs is all that `plan` casts.
     unsafe {
         match from {
@@ -81,7 +83,7 @@ unsafe fn avx512<F: Wide, T: Wide>(nest: &Nest, ends: HostEnds) {
 /// As for [`cast_runs`].
 #[inline(always)]
 unsafe fn all_runs<F: Wide, T: Wide>(nest: &Nest, ends: HostEnds) {
-    let Kind::Cast {
+    let NestKind::Cast {
         from_scale, to_scale, ..
     } = nest.kind
     else {

@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 use weft_plan::Datatype;
-use weft_plan::conversion::{Elements, Ends, Factor, Loss, SCALE_BYTES, Scales, Side, convert as conversion_of};
+use weft_plan::conversion::{
+    Elements, EndBytes, Factor, Narrowing, PagedEnd, SCALE_BYTES, Scales, convert as conversion_of,
+};
 use weft_plan::pages::{Pages, PagesShape, PagesStrides, Table};
 
 use super::*;
@@ -104,14 +106,14 @@ proptest! {
         let tables = [&near, &far].map(|end| (0..TOKENS.div_ceil(end.tokens)).rev().collect::<Vec<u64>>());
         let (from, from_elements) = near.describe(tables[0].len() as u64, elements);
         let (to, to_elements) = far.describe(tables[1].len() as u64, elements);
-        let side = |pages, blocks, elements| Side { table: Table { pages, blocks }, elements };
+        let side = |pages, blocks, elements| PagedEnd { table: Table { pages, blocks }, elements };
         let conversion = conversion_of(
-            side(&from, &tables[0], &from_elements), side(&to, &tables[1], &to_elements), 1..TOKENS, 1..3, Loss::Allowed,
+            side(&from, &tables[0], &from_elements), side(&to, &tables[1], &to_elements), 1..TOKENS, 1..3, Narrowing::Allowed,
         ).unwrap();
         let (source, scales) = (noise(from.end(), seed), noise(scale_bytes(&from_elements), !seed));
         let (target, target_scales) = (noise(to.end(), seed ^ 1), noise(scale_bytes(&to_elements), seed ^ 2));
         let (mut expected, mut expected_scales) = (target.clone(), target_scales.clone());
-        conversion.apply(Ends { from: &source, from_scales: &scales, to: &mut expected, to_scales: &mut expected_scales });
+        conversion.apply(EndBytes { from: &source, from_scales: &scales, to: &mut expected, to_scales: &mut expected_scales });
         for instructions in InstructionSet::ALL.iter().filter(|set| set.is_available()) {
             let (mut found, mut found_scales) = (target.clone(), target_scales.clone());
             let ends = HostEnds {
@@ -135,13 +137,20 @@ fn what_is_large_goes_past_the_cache_and_arrives_all_the_same() {
     let bf16 = Elements::of(Datatype::Bf16);
     let source = noise(near.end(), 7);
     for to in [&far, &near] {
-        let side = |pages, blocks| Side {
+        let side = |pages, blocks| PagedEnd {
             table: Table { pages, blocks },
             elements: &bf16,
         };
-        let conversion = conversion_of(side(&near, &there), side(to, &back), 0..512 * 16, 0..4, Loss::Refused).unwrap();
+        let conversion = conversion_of(
+            side(&near, &there),
+            side(to, &back),
+            0..512 * 16,
+            0..4,
+            Narrowing::Refused,
+        )
+        .unwrap();
         let mut expected = vec![0; to.end() as usize];
-        conversion.apply(Ends {
+        conversion.apply(EndBytes {
             from: &source,
             from_scales: &[],
             to: &mut expected,

@@ -1,14 +1,14 @@
 //! The walk of the kernel through its words, in Rust: the same units, chunks, lanes and items, over bytes of the host.
 
 use proptest::prelude::*;
-use weft_plan::conversion::{Elements, Ends, Factor, Loss, Scales, Side, convert};
+use weft_plan::conversion::{Elements, EndBytes, Factor, Narrowing, PagedEnd, Scales, convert};
 use weft_plan::datatype::{E4m3, Element, bf16, f16};
 use weft_plan::pages::{Pages, PagesShape, PagesStrides, Table};
 
 use super::*;
 
 /// What a device would do to memory that begins at address 0.
-fn walk(program: &Program, memory: &mut [u8]) {
+fn walk(program: &DeviceProgram, memory: &mut [u8]) {
     for launched in &program.launches {
         for unit in 0..launched.units {
             let mut nests = launched.nests.iter();
@@ -218,9 +218,9 @@ proptest! {
         let tables = [&near, &far].map(|end| (0..TOKENS.div_ceil(end.tokens)).rev().collect::<Vec<u64>>());
         let (from, from_elements) = near.describe(tables[0].len() as u64, parts, elements);
         let (to, to_elements) = far.describe(tables[1].len() as u64, parts, elements);
-        let side = |pages, blocks, elements| Side { table: Table { pages, blocks }, elements };
+        let side = |pages, blocks, elements| PagedEnd { table: Table { pages, blocks }, elements };
         let conversion = convert(
-            side(&from, &tables[0], &from_elements), side(&to, &tables[1], &to_elements), 2..TOKENS, 1..3, Loss::Allowed,
+            side(&from, &tables[0], &from_elements), side(&to, &tables[1], &to_elements), 2..TOKENS, 1..3, Narrowing::Allowed,
         ).unwrap();
 
         // Each layer has its four memories one after the other.
@@ -244,10 +244,10 @@ proptest! {
             let (a, rest) = expected[base as usize..(base + layer) as usize].split_at_mut(lens[0] as usize);
             let (b, rest) = rest.split_at_mut(lens[1] as usize);
             let (c, d) = rest.split_at_mut(lens[2] as usize);
-            conversion.apply(Ends { from: a, from_scales: b, to: c, to_scales: d });
+            conversion.apply(EndBytes { from: a, from_scales: b, to: c, to_scales: d });
         }
         let all: Vec<_> = places.iter().map(|ends| (&conversion, *ends)).collect();
-        let program = Program::new(&all).unwrap();
+        let program = DeviceProgram::new(&all).unwrap();
         prop_assert_eq!(program.bytes(), conversion.bytes_written() * layers);
         walk(&program, &mut memory);
         prop_assert!(memory == expected, "{:?}", conversion.nests());
@@ -277,18 +277,18 @@ fn layers_that_are_alike_share_a_nest_and_a_launch() {
     let pages = Pages::heads_first(64, 16, 0..8, 256).unwrap();
     let turned = Pages::tokens_first(64, 16, 0..8, 256).unwrap();
     let (blocks, bf16) = ((0..64).collect::<Vec<u64>>(), Elements::of(Datatype::Bf16));
-    let side = |pages| Side {
+    let side = |pages| PagedEnd {
         table: Table { pages, blocks: &blocks },
         elements: &bf16,
     };
-    let conversion = convert(side(&pages), side(&turned), 0..1024, 0..8, Loss::Refused).unwrap();
+    let conversion = convert(side(&pages), side(&turned), 0..1024, 0..8, Narrowing::Refused).unwrap();
     let ends = |nth: u64| ConversionEnds {
         from: nth << 32,
         to: nth << 32 | 1 << 31,
         ..ConversionEnds::default()
     };
     let all: Vec<_> = (0..80).map(|nth| (&conversion, ends(nth))).collect();
-    let program = Program::new(&all).unwrap();
+    let program = DeviceProgram::new(&all).unwrap();
     assert_eq!(program.launches(), 1);
     let launched = &program.launches[0];
     assert_eq!((launched.nests.len(), launched.stretches.len()), (1, 80 * 64));
@@ -312,21 +312,21 @@ fn what_a_device_cannot_address_is_refused() {
     let (bf16, fp8) = (Elements::of(Datatype::Bf16), Elements::of(Datatype::Fp8E4m3));
     let table = |pages| Table { pages, blocks: &[0] };
     let conversion = convert(
-        Side {
+        PagedEnd {
             table: table(&from),
             elements: &bf16,
         },
-        Side {
+        PagedEnd {
             table: table(&to),
             elements: &fp8,
         },
         0..1,
         0..1,
-        Loss::Allowed,
+        Narrowing::Allowed,
     )
     .unwrap();
     let with = |from| {
-        Program::new(&[(
+        DeviceProgram::new(&[(
             &conversion,
             ConversionEnds {
                 from,

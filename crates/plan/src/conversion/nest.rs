@@ -3,7 +3,7 @@
 use crate::Datatype;
 use crate::pages::Pages;
 
-use super::{ConversionError, Elements, Factor, Scales, Side, Stretch};
+use super::{ConversionError, Elements, Factor, PagedEnd, Scales, Stretch};
 
 /// Bytes of a scale that lies in memory: an f32.
 pub const SCALE_BYTES: u64 = 4;
@@ -11,25 +11,32 @@ pub const SCALE_BYTES: u64 = 4;
 /// Loops, the outermost first, around runs of elements that touch at both ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nest {
+    /// The outermost first; one that is done once does nothing.
     pub loops: [Loop; 3],
-    /// Elements of a run; of a [`Kind::Move`] and a [`Kind::MoveScales`] bytes.
+    /// Elements of a run; of a [`NestKind::Move`] and a [`NestKind::MoveScales`] bytes.
     pub run: u64,
-    pub kind: Kind,
+    /// What becomes of a run.
+    pub kind: NestKind,
 }
 
 /// How often, and how many bytes further each time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loop {
+    /// How often.
     pub count: u64,
+    /// How far apart what is read is.
     pub from: u64,
+    /// How far apart what is written is.
     pub to: u64,
+    /// The same of the scales of what is read.
     pub from_scale: u64,
+    /// The same of the scales of what is written.
     pub to_scale: u64,
 }
 
 /// What becomes of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum NestKind {
     /// Bytes of elements, as they are.
     Move,
     /// Bytes of scales, as they are.
@@ -52,21 +59,22 @@ pub enum Scale {
     Beside,
 }
 
-impl Kind {
+impl NestKind {
+    /// Whether bytes stay as they are.
     pub fn is_move(&self) -> bool {
-        !matches!(self, Kind::Cast { .. })
+        !matches!(self, NestKind::Cast { .. })
     }
     /// Bytes of one element of a run, as it is read and as it is written.
     pub fn sizes(&self) -> (u64, u64) {
         match self {
-            Kind::Cast { from, to, .. } => (from.size() as u64, to.size() as u64),
+            NestKind::Cast { from, to, .. } => (from.size() as u64, to.size() as u64),
             _ => (1, 1),
         }
     }
     /// Whether the scales are looked at run by run, or chosen.
     fn has_scales(&self) -> bool {
         let of = |scale: &Scale| *scale == Scale::Beside;
-        matches!(self, Kind::Cast { from_scale, to_scale, .. } if of(from_scale) || of(to_scale))
+        matches!(self, NestKind::Cast { from_scale, to_scale, .. } if of(from_scale) || of(to_scale))
     }
 }
 
@@ -79,12 +87,13 @@ impl Nest {
     pub fn bytes_read(&self) -> u64 {
         self.bytes(self.kind.sizes().0)
     }
+    /// Of elements.
     pub fn bytes_written(&self) -> u64 {
         self.bytes(self.kind.sizes().1)
     }
     fn bytes(&self, size: u64) -> u64 {
         match self.kind {
-            Kind::MoveScales => 0,
+            NestKind::MoveScales => 0,
             _ => self.runs() * self.run * size,
         }
     }
@@ -94,14 +103,14 @@ impl Nest {
         let last = |of: fn(&Loop) -> u64| self.loops.iter().map(|each| (each.count - 1) * of(each)).sum::<u64>();
         let (read, written) = self.kind.sizes();
         let mut ends = [0; 4];
-        if self.kind == Kind::MoveScales {
+        if self.kind == NestKind::MoveScales {
             ends[1] = at.from_scales + last(|each| each.from) + self.run;
             ends[3] = at.to_scales + last(|each| each.to) + self.run;
             return ends;
         }
         ends[0] = at.from + last(|each| each.from) + self.run * read;
         ends[2] = at.to + last(|each| each.to) + self.run * written;
-        if let Kind::Cast {
+        if let NestKind::Cast {
             from_scale, to_scale, ..
         } = self.kind
         {
@@ -154,6 +163,7 @@ impl Nest {
 }
 
 impl Loop {
+    /// Done once, and no further for it.
     pub const ONCE: Loop = Loop {
         count: 1,
         from: 0,
@@ -165,15 +175,15 @@ impl Loop {
 
 /// What is done to the elements: for all parts alike, or for each part.
 pub(super) enum Kinds {
-    Alike(Vec<Kind>),
-    EachPart(Vec<Kind>),
+    Alike(Vec<NestKind>),
+    EachPart(Vec<NestKind>),
 }
 
 pub(super) fn kinds(from: &Elements, to: &Elements, parts: u64) -> Result<Kinds, ConversionError> {
     if from.datatype == to.datatype && from.fit_into(to) {
         return Ok(Kinds::Alike(match from.scales {
-            Scales::Beside(_) => vec![Kind::Move, Kind::MoveScales],
-            _ => vec![Kind::Move],
+            Scales::Beside(_) => vec![NestKind::Move, NestKind::MoveScales],
+            _ => vec![NestKind::Move],
         }));
     }
     let known = |of| matches!(of, Datatype::F32 | Datatype::F16 | Datatype::Bf16 | Datatype::Fp8E4m3);
@@ -186,13 +196,13 @@ pub(super) fn kinds(from: &Elements, to: &Elements, parts: u64) -> Result<Kinds,
         Scales::PerPart(factors) => Scale::Fixed(factors[part as usize]),
         Scales::Beside(_) => Scale::Beside,
     };
-    let of = |part| Kind::Cast {
+    let of = |part| NestKind::Cast {
         from: from.datatype,
         to: to.datatype,
         from_scale: scale(from, part),
         to_scale: scale(to, part),
     };
-    let all: Vec<Kind> = (0..parts).map(of).collect();
+    let all: Vec<NestKind> = (0..parts).map(of).collect();
     let alike = all.iter().all(|kind| *kind == all[0]);
     Ok(match alike {
         true => Kinds::Alike(all[..1].to_vec()),
@@ -202,8 +212,8 @@ pub(super) fn kinds(from: &Elements, to: &Elements, parts: u64) -> Result<Kinds,
 
 /// The nests of a stretch of so many tokens, each with the part that it begins at.
 pub(super) fn nests(
-    from: &Side,
-    to: &Side,
+    from: &PagedEnd,
+    to: &PagedEnd,
     kinds: &Kinds,
     elements: u64,
     tokens: u64,
@@ -222,14 +232,14 @@ pub(super) fn nests(
     if in_all.is_none_or(|bytes| bytes >= 1 << 31) {
         return Err(ConversionError::TooLarge);
     }
-    let with = |kind: Kind, parts: u64| {
-        let moves_scales = kind == Kind::MoveScales;
+    let with = |kind: NestKind, parts: u64| {
+        let moves_scales = kind == NestKind::MoveScales;
         // The strides of the elements, or where scales are what is moved, of these.
-        let main = |side: &Side, pages: &Pages| match &side.elements.scales {
+        let main = |side: &PagedEnd, pages: &Pages| match &side.elements.scales {
             Scales::Beside(scales) if moves_scales => scales.strides(),
             _ => pages.strides(),
         };
-        let beside = |side: &Side| match &side.elements.scales {
+        let beside = |side: &PagedEnd| match &side.elements.scales {
             Scales::Beside(scales) if kind.has_scales() => Some(scales.strides()),
             _ => None,
         };
@@ -242,9 +252,9 @@ pub(super) fn nests(
             to_scale: d.as_ref().map_or(0, of),
         };
         let run = match kind {
-            Kind::Move => near.shape().unit_bytes,
-            Kind::MoveScales => SCALE_BYTES,
-            Kind::Cast { .. } => elements,
+            NestKind::Move => near.shape().unit_bytes,
+            NestKind::MoveScales => SCALE_BYTES,
+            NestKind::Cast { .. } => elements,
         };
         let loops = [
             dimension(parts, |strides| strides.part),

@@ -4,14 +4,18 @@ use crate::Datatype;
 use crate::datatype::quantized::encode_block;
 use crate::datatype::{E4m3, Element, bf16, f16};
 
-use super::{Conversion, Kind, Nest, SCALE_BYTES, Scale, Stretch};
+use super::{Conversion, Nest, NestKind, SCALE_BYTES, Scale, Stretch};
 
 /// The memories of both ends, and of their scales where these lie in memory.
 #[derive(Debug)]
-pub struct Ends<'a> {
+pub struct EndBytes<'a> {
+    /// What is read.
     pub from: &'a [u8],
+    /// Its scales.
     pub from_scales: &'a [u8],
+    /// What is written.
     pub to: &'a mut [u8],
+    /// Its scales.
     pub to_scales: &'a mut [u8],
 }
 
@@ -20,7 +24,7 @@ impl Conversion {
     ///
     /// # Panics
     /// Where a memory is shorter than [`ends`](Conversion::ends) says.
-    pub fn apply(&self, mut ends: Ends<'_>) {
+    pub fn apply(&self, mut ends: EndBytes<'_>) {
         for at in &self.stretches {
             let nest = &self.nests[at.nest as usize];
             nest.each_run(|run| nest.convert_run(at, &run, &mut ends));
@@ -31,9 +35,13 @@ impl Conversion {
 /// How far a run is from the beginning of its stretch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunAt {
+    /// Of what is read.
     pub from: u64,
+    /// Of what is written.
     pub to: u64,
+    /// Of the scale of what is read.
     pub from_scale: u64,
+    /// Of the scale of what is written.
     pub to_scale: u64,
 }
 
@@ -57,19 +65,19 @@ impl Nest {
         }
     }
 
-    fn convert_run(&self, at: &Stretch, run: &RunAt, ends: &mut Ends<'_>) {
+    fn convert_run(&self, at: &Stretch, run: &RunAt, ends: &mut EndBytes<'_>) {
         let piece = |begin: u64, len: u64| begin as usize..(begin + len) as usize;
         let (read, written) = self.kind.sizes();
         let (from, to, from_scale, to_scale) = match self.kind {
-            Kind::Move => {
+            NestKind::Move => {
                 let source = &ends.from[piece(at.from + run.from, self.run)];
                 return ends.to[piece(at.to + run.to, self.run)].copy_from_slice(source);
             }
-            Kind::MoveScales => {
+            NestKind::MoveScales => {
                 let source = &ends.from_scales[piece(at.from_scales + run.from, self.run)];
                 return ends.to_scales[piece(at.to_scales + run.to, self.run)].copy_from_slice(source);
             }
-            Kind::Cast {
+            NestKind::Cast {
                 from,
                 to,
                 from_scale,

@@ -49,9 +49,9 @@ struct End {
 }
 
 impl End {
-    fn side(&self) -> Side<'_> {
+    fn side(&self) -> PagedEnd<'_> {
         let (pages, blocks) = (&self.pages, &self.blocks[..]);
-        Side {
+        PagedEnd {
             table: Table { pages, blocks },
             elements: &self.elements,
         }
@@ -232,15 +232,15 @@ proptest! {
         let most = room(&from).min(room(&to)) as f64;
         let (a, b) = ((begin * most) as u64, (end * most) as u64);
         let (tokens, heads) = (a.min(b)..a.max(b), 3..5);
-        let conversion = convert(from.side(), to.side(), tokens.clone(), heads.clone(), Loss::Allowed).unwrap();
+        let conversion = convert(from.side(), to.side(), tokens.clone(), heads.clone(), Narrowing::Allowed).unwrap();
         let exact = from.elements.fit_into(&to.elements);
-        prop_assert_eq!(convert(from.side(), to.side(), tokens.clone(), heads.clone(), Loss::Refused).is_ok(), exact);
+        prop_assert_eq!(convert(from.side(), to.side(), tokens.clone(), heads.clone(), Narrowing::Refused).is_ok(), exact);
 
         let (source, scales) = (noise(from.pages.end() as usize, seed), noise(from.scale_bytes(), !seed));
         let (target, target_scales) = (noise(to.pages.end() as usize, seed ^ 1), noise(to.scale_bytes(), seed ^ 2));
         let (expected, expected_scales) = naive(&from, &to, &source, &scales, tokens.clone(), heads.clone());
         let (mut into, mut into_scales) = (target.clone(), target_scales.clone());
-        let ends = Ends { from: &source, from_scales: &scales, to: &mut into, to_scales: &mut into_scales };
+        let ends = EndBytes { from: &source, from_scales: &scales, to: &mut into, to_scales: &mut into_scales };
         conversion.apply(ends);
         for (found, before, expected) in [(&into, &target, &expected), (&into_scales, &target_scales, &expected_scales)] {
             for (at, byte) in found.iter().enumerate() {
@@ -277,18 +277,32 @@ fn a_program_is_as_short_as_it_can_be() {
     let pages = Pages::heads_first(100, 16, 0..4, 128).unwrap();
     let near: Vec<u64> = (0..50).collect();
     let far: Vec<u64> = (50..100).rev().collect();
-    let side = |pages, blocks| Side {
+    let side = |pages, blocks| PagedEnd {
         table: Table { pages, blocks },
         elements: &bytes,
     };
-    // Ends that are alike move whole blocks: a loop over K and V, one run for each.
-    let alike = convert(side(&pages, &near), side(&pages, &far), 0..800, 0..4, Loss::Refused).unwrap();
+    // EndBytes that are alike move whole blocks: a loop over K and V, one run for each.
+    let alike = convert(
+        side(&pages, &near),
+        side(&pages, &far),
+        0..800,
+        0..4,
+        Narrowing::Refused,
+    )
+    .unwrap();
     assert_eq!((alike.nests().len(), alike.stretches().len()), (1, 50));
     assert_eq!((alike.nests()[0].run, alike.nests()[0].runs()), (16 * 4 * 128, 2));
     assert!(alike.is_move());
     // Tokens before heads, and blocks of 64: a run for each token of each head, and a nest for the last, shorter stretch.
     let other = Pages::tokens_first(100, 64, 0..4, 128).unwrap();
-    let turned = convert(side(&pages, &near), side(&other, &far), 0..790, 0..4, Loss::Refused).unwrap();
+    let turned = convert(
+        side(&pages, &near),
+        side(&other, &far),
+        0..790,
+        0..4,
+        Narrowing::Refused,
+    )
+    .unwrap();
     assert_eq!((turned.nests().len(), turned.stretches().len()), (2, 50));
     assert_eq!((turned.nests()[0].run, turned.nests()[0].runs()), (128, 2 * 16 * 4));
     assert_eq!(turned.nests()[1].runs(), 2 * 6 * 4);
@@ -326,18 +340,18 @@ fn packed_parts_are_taken_apart() {
     assert_eq!(apart.apart(2), None);
     let plain = Pages::tokens_first(4, 2, 0..3, 8).unwrap();
     let bytes = Elements::of(Datatype::Bf16);
-    let side = |pages| Side {
+    let side = |pages| PagedEnd {
         table: one_block(pages),
         elements: &bytes,
     };
     assert_eq!(
-        convert(side(&packed), side(&plain), 0..2, 0..3, Loss::Refused),
+        convert(side(&packed), side(&plain), 0..2, 0..3, Narrowing::Refused),
         Err(ConversionError::OtherParts { from: 1, to: 2 })
     );
-    let conversion = convert(side(&apart), side(&plain), 0..2, 0..3, Loss::Refused).unwrap();
+    let conversion = convert(side(&apart), side(&plain), 0..2, 0..3, Narrowing::Refused).unwrap();
     let source: Vec<u8> = (0..packed.end()).map(|byte| byte as u8).collect();
     let mut target = vec![0; plain.end() as usize];
-    conversion.apply(Ends {
+    conversion.apply(EndBytes {
         from: &source,
         from_scales: &[],
         to: &mut target,
@@ -353,11 +367,11 @@ fn what_cannot_be_is_refused_and_named() {
     let pages = Pages::heads_first(4, 16, 0..2, 128).unwrap();
     let wide = Pages::heads_first(4, 16, 0..2, 256).unwrap();
     let try_with = |a: (&Pages, &Elements), b: (&Pages, &Elements)| {
-        let side = |(pages, elements)| Side {
+        let side = |(pages, elements)| PagedEnd {
             table: one_block(pages),
             elements,
         };
-        convert(side(a), side(b), 0..16, 0..2, Loss::Allowed).map(drop)
+        convert(side(a), side(b), 0..16, 0..2, Narrowing::Allowed).map(drop)
     };
     let of = Elements::of;
     let (bf16, fp8, i8s) = (of(Datatype::Bf16), of(Datatype::Fp8E4m3), of(Datatype::I8));
