@@ -8,15 +8,15 @@ use weft_model::system::System;
 
 use crate::complaint::{Complain, Complaint, Exit};
 
-/// Which system of GPUs.
+// Not described in a comment of the documentation: that would become the help of every verb that has the option.
 #[derive(Debug, Args)]
 pub struct SystemChoice {
     /// The machines: the name of a shipped system (`weft list systems`), or the file of one
     #[arg(long = "system", value_name = "NAME|FILE", default_value = "dgx-h200")]
     pub name: String,
     /// What the option was called once.
-    #[arg(long, hide = true, value_parser = renamed)]
-    platform: Option<String>,
+    #[arg(long = "platform", hide = true, value_parser = renamed)]
+    _platform: Option<String>,
 }
 
 impl SystemChoice {

@@ -99,7 +99,7 @@ impl Comparison<'_> {
 mod tests {
     use weft_model::system::System;
     use weft_model::workload::model::Model;
-    use weft_model::workload::serving::{Engine, Quantisation, Worker};
+    use weft_model::workload::serving::{Engine, Quantisation, Recompute, Worker};
 
     use super::*;
 

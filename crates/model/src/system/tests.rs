@@ -65,7 +65,7 @@ fn complains_of(text: &str, line: &str, field: &str) {
 fn an_unknown_name_is_an_error() {
     assert!(matches!(
         System::named("dgx-x100"),
-        Err(PlatformError::NoSuchSystem { .. })
+        Err(SystemError::NoSuchSystem { .. })
     ));
 }
 
