@@ -12,7 +12,7 @@ const HEADS: u64 = 4;
 const ELEMENTS: u64 = 64;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let agent = Agent::builder("layouts").build()?;
+    let agent = Agent::builder("layouts").start()?;
     let prefill = Pages::heads_first(8, 16, 0..HEADS, 2 * ELEMENTS)?;
     let decode = Pages::tokens_first(2, 64, 0..HEADS, ELEMENTS)?;
     let scales = Pages::tokens_first(2, 64, 0..HEADS, SCALE_BYTES)?;

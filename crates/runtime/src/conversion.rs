@@ -5,7 +5,7 @@
 //! use weft::pages::{Pages, Table};
 //! use weft::{Agent, Datatype};
 //! // Two blocks of 16 tokens, heads before tokens, bf16; and half a block of 64, tokens before heads, f32.
-//! let agent = Agent::builder("turned").build()?;
+//! let agent = Agent::builder("turned").start()?;
 //! let (near, far) = (Pages::heads_first(2, 16, 0..2, 8)?, Pages::tokens_first(1, 64, 0..2, 16)?);
 //! let (from, to) = (agent.allocate(near.end() as usize)?, agent.allocate(far.end() as usize)?);
 //! let (bf16, f32) = (Elements::of(Datatype::Bf16), Elements::of(Datatype::F32));
