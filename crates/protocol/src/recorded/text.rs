@@ -314,6 +314,10 @@ fn refusal_word(refusal: Refusal) -> &'static str {
         Refusal::NoRoom => "no_room",
         Refusal::ReadOnly => "read_only",
         Refusal::DeviceFailed => "device_failed",
+        Refusal::NotReached => "not_reached",
+        Refusal::Throttled => "throttled",
+        Refusal::Denied => "denied",
+        Refusal::NoContainer => "no_container",
     }
 }
 
