@@ -17,6 +17,8 @@ pub mod harness;
 mod here;
 pub mod kernels;
 pub mod memory;
+#[cfg(feature = "s3")]
+pub mod object;
 pub mod reduce;
 pub mod shared_memory;
 mod sync;

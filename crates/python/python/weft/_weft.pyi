@@ -81,8 +81,8 @@ class Agent:
         stream: Any = None,
         commit: bool = False,
     ) -> Transfer:
-        """Copies between two places of this agent, memory of the host or a GPU, or files: an ordinary transfer, on a `stream` after what is there now. With
-        `commit`, the file that is written lasts when it has ended, and has its name."""
+        """Copies between two places of this agent, memory of the host or a GPU, files or objects: an ordinary transfer, on a `stream` after what is there now. With
+        `commit`, what is written lasts when it has ended: the file has its name, and the object is there."""
     def open_file(
         self,
         path: str | PathLike[str],
@@ -97,6 +97,19 @@ class Agent:
         """Opens a file or a block device as a place: `copy` moves bytes between it and memory, and nobody else waits meanwhile. With `size`, a file that is not
         there, or is shorter, is made that long; `direct` says whether it goes past the page cache, by itself where the file system can. With `replace` a new
         file is written, which takes the name when a copy with `commit` has ended."""
+    def open_object(
+        self,
+        url: str,
+        size: int | None = None,
+        *,
+        write: bool = True,
+        part_bytes: int | None = None,
+        endpoint: str | None = None,
+        region: str | None = None,
+    ) -> Memory:
+        """Opens an object, `s3://BUCKET/NAME`, as a place: `copy` moves bytes between it and memory. Without `size` the server is asked how large it is. What is
+        copied to it becomes the object by a copy with `commit`, as a whole. Who serves the bucket say `endpoint` and `region`, else the settings `object_endpoint` and
+        `object_region`, else the environment (`AWS_…`), which has the credentials too."""
     def publish(self, name: str, memory: Memory, read: bool = True, write: bool = False) -> None:
         """Lets peers reach memory under a name, until it is withdrawn or released or the agent is closed. Nobody has to hold the memory
         meanwhile."""
@@ -137,7 +150,7 @@ class Memory:
     @property
     def writable(self) -> bool: ...
     @property
-    def kind(self) -> Literal["host", "gpu", "file"]:
+    def kind(self) -> Literal["host", "gpu", "file", "object"]:
         """What it is."""
     @property
     def device(self) -> int | None:
