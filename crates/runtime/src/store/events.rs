@@ -47,7 +47,7 @@ pub struct BlockEvent {
     pub kind: TierKind,
 }
 
-/// TakenEvents that were taken, in their order.
+/// Events that were taken, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TakenEvents {
     /// What has happened.
@@ -56,7 +56,7 @@ pub struct TakenEvents {
     pub lost: u64,
 }
 
-/// TakenEvents that nobody has taken yet. Where no room was asked for, there are none.
+/// Events that nobody has taken yet. Where no room was asked for, there are none.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     most: usize,
