@@ -2,11 +2,14 @@
 //!
 //! These installs are large, so none of it runs in the suite; each makes an environment of its own under `target/door`.
 
+mod hicache;
+mod lmcache;
 mod nccl;
 mod nixl;
 mod ray;
 mod sglang;
 mod vllm_nixl;
+mod vllm_offload;
 
 use std::process::ExitCode;
 
@@ -26,6 +29,12 @@ enum Door {
     VllmNixl(vllm_nixl::Arguments),
     /// SGLang's prefill and decode apart, over Weft in NIXL's place.
     Sglang(sglang::Arguments),
+    /// A tier of vLLM's OffloadingConnector on a store: restarts, kills, damage, beside vLLM's own tier of files.
+    VllmOffload(vllm_offload::Arguments),
+    /// LMCache's second level on a store: restarts, damage, LMCache's own bench.
+    Lmcache(lmcache::Arguments),
+    /// SGLang's HiCache storage on a store: restarts, kills.
+    Hicache(hicache::Arguments),
     /// Tensors from actor to actor of Ray's.
     Ray(ray::Arguments),
     /// Weft's plug-ins for NCCL: the tables that NCCL asks for, and those tables in two processes.
@@ -37,6 +46,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         Door::Nixl(arguments) => nixl::run(arguments),
         Door::VllmNixl(arguments) => vllm_nixl::run(arguments),
         Door::Sglang(arguments) => sglang::run(arguments),
+        Door::VllmOffload(arguments) => vllm_offload::run(arguments),
+        Door::Lmcache(arguments) => lmcache::run(arguments),
+        Door::Hicache(arguments) => hicache::run(arguments),
         Door::Ray(arguments) => ray::run(arguments),
         Door::Nccl(arguments) => nccl::run(arguments),
     }

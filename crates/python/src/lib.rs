@@ -19,6 +19,7 @@ mod memory;
 mod nixl;
 mod pages;
 mod peer;
+mod porter;
 mod rows;
 mod seal;
 mod spans;
@@ -51,6 +52,8 @@ mod _weft {
     use super::pages::{Pages, Spans};
     #[pymodule_export]
     use super::peer::{Peer, Prepared, Region};
+    #[pymodule_export]
+    use super::porter::{Line, Porter};
     #[pymodule_export]
     use super::rows::{Experts, Norms, Symmetric};
     #[pymodule_export]

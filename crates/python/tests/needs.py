@@ -14,6 +14,7 @@ import pytest
 MISSING = {
     "torch": "torch is not installed: cargo xtask test --torch",
     "vllm": "vLLM is not installed: cargo xtask vllm-test",
+    "sglang": "SGLang is not installed: cargo xtask door-test hicache",
 }
 
 

@@ -28,3 +28,22 @@ def test_what_moves_is_named():
         "a:f was (x), now it is not there",
     ]
     assert contract.differences(was, {**was, "vllm": "2"}) == []
+
+
+def test_a_tier_or_policy_that_does_not_fit_is_named(monkeypatch):
+    import contract
+    from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
+    from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
+
+    assert contract.our_differences() == []
+    # vLLM calls something else than it did, asks for something new, and no longer for something else.
+    monkeypatch.setattr(SecondaryTierManager, "lookup", lambda self, keys, req_context: None)
+    monkeypatch.delattr(SecondaryTierManager, "touch")
+    monkeypatch.setattr(CachePolicy, "evict", lambda self, n: None)
+    assert contract.our_differences() == [
+        "WeftTier.lookup takes (self, key, req_context), and is called with (self, keys, req_context)",
+        "WeftTier.touch overrides nothing: vLLM will not call it",
+        "WeftPolicy.evict takes (self, n, protected), and is called with (self, n)",
+    ]
+    verdict, moved = contract.check()
+    assert any("SecondaryTierManager.touch is gone" in line for line in moved), verdict

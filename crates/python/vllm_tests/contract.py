@@ -20,6 +20,7 @@ from typing import Any
 RECORD = Path(__file__).with_name("contract.json")
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
+OFFLOAD = "vllm.v1.kv_offload"
 
 # Classes of which everything counts: a method that is new here may be one that has to be implemented.
 WHOLE = [
@@ -32,6 +33,16 @@ WHOLE = [
     f"{METRICS}:KVConnectorStats",
     f"{METRICS}:KVConnectorPromMetrics",
     "vllm.v1.outputs:KVConnectorOutput",
+    f"{OFFLOAD}.tiering.base:SecondaryTierManager",
+    f"{OFFLOAD}.tiering.base:TransferJob",
+    f"{OFFLOAD}.tiering.base:JobResult",
+    f"{OFFLOAD}.cpu.policies.base:CachePolicy",
+    f"{OFFLOAD}.cpu.policies.base:ChunkStatus",
+    f"{OFFLOAD}.base:LookupResult",
+    f"{OFFLOAD}.base:Medium",
+    f"{OFFLOAD}.base:Locality",
+    f"{OFFLOAD}.base:OffloadingEvent",
+    f"{OFFLOAD}.base:RequestOffloadingContext",
 ]
 # Of these only what is used.
 PARTS = {
@@ -56,10 +67,24 @@ PARTS = {
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": ["P2P"],
     "vllm.forward_context:ForwardContext": ["attn_metadata"],
     "vllm.platforms:current_platform": ["is_cpu"],
+    f"{OFFLOAD}.base:ReqContext": ["req_id", "get_offload_key_position"],
+    f"{OFFLOAD}.config:OffloadingConfig": ["groups", "extra_config", "engine_id", "model", "cache", "parallel", "replicated_layout", "canonical_layout", "kv_cache_layout"],
+    f"{OFFLOAD}.config:OffloadingGroupConfig": ["tokens_per_block", "layer_names", "group_id"],
+    f"{OFFLOAD}.config:OffloadingModelConfig": ["name", "dtype"],
+    f"{OFFLOAD}.config:OffloadingCacheConfig": ["tokens_per_hash", "blocks_per_chunk"],
+    f"{OFFLOAD}.config:OffloadingParallelConfig": [
+        "tp_size", "pp_size", "pcp_size", "dcp_size", "data_parallel_index", "data_parallel_size", "is_parallelism_agnostic",
+    ],
+    f"{OFFLOAD}.base:OffloadingSpec": ["self.config", "self.kv_events_config"],
+    f"{OFFLOAD}.tiering.factory:SecondaryTierFactory": ["create_secondary_tier", "get_tier_class"],
+    f"{OFFLOAD}.cpu.policies.factory:CachePolicyFactory": ["get_cache_policy_cls"],
 }  # fmt: skip
 # What is said of something that vLLM does not have.
 NOWHERE = "not there"
-FUNCTIONS = ["vllm.v1.metrics.utils:create_metric_per_engine", "vllm.logger:init_logger"]
+FUNCTIONS = [
+    "vllm.v1.metrics.utils:create_metric_per_engine", "vllm.logger:init_logger",
+    f"{OFFLOAD}.base:get_offload_group_idx", f"{OFFLOAD}.cpu.policies.base:order_request_keys",
+]  # fmt: skip
 
 
 def surface() -> dict[str, Any]:
@@ -99,29 +124,37 @@ def differences(recorded: dict[str, Any], found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def connector_differences() -> list[str]:
-    """Where our connector does not fit the interface that is installed: what it must implement, and what it implements for nobody."""
-    from weft.vllm import WeftConnector
+def our_differences() -> list[str]:
+    """Where our classes do not fit the interfaces that are installed: what they must implement, and what they implement for nobody."""
+    from weft.vllm import WeftConnector, WeftPolicy, WeftTier
 
-    base = _named(WHOLE[0])
-    lines = [f"WeftConnector does not implement {name}" for name in sorted(WeftConnector.__abstractmethods__)]
-    # It has two halves, each a class of its own.
-    ours = WeftConnector.__mro__[: WeftConnector.__mro__.index(base)]
-    for name, member in {name: member for kind in ours for name, member in vars(kind).items()}.items():
+    pairs = [
+        (WeftConnector, WHOLE[0]),
+        (WeftTier, f"{OFFLOAD}.tiering.base:SecondaryTierManager"),
+        (WeftPolicy, f"{OFFLOAD}.cpu.policies.base:CachePolicy"),
+    ]
+    return [line for ours, base in pairs for line in fit(ours, _named(base))]
+
+
+def fit(kind: type, base: type) -> list[str]:
+    lines = [f"{kind.__name__} does not implement {name}" for name in sorted(kind.__abstractmethods__)]
+    # A class may have halves, each a class of its own.
+    ours = kind.__mro__[: kind.__mro__.index(base)]
+    for name, member in {name: member for part in ours for name, member in vars(part).items()}.items():
         if name.startswith("_") or not (callable(member) or isinstance(member, (classmethod, property))):
             continue
         if not hasattr(base, name):
-            lines.append(f"WeftConnector.{name} overrides nothing: vLLM will not call it")
+            lines.append(f"{kind.__name__}.{name} overrides nothing: vLLM will not call it")
             continue
-        takes, called = _parameters(getattr(WeftConnector, name)), _parameters(getattr(base, name))
+        takes, called = _parameters(getattr(kind, name)), _parameters(getattr(base, name))
         if takes != called:
-            lines.append(f"WeftConnector.{name} takes ({', '.join(takes)}), and is called with ({', '.join(called)})")
+            lines.append(f"{kind.__name__}.{name} takes ({', '.join(takes)}), and is called with ({', '.join(called)})")
     return lines
 
 
 def check() -> tuple[str, list[str]]:
     recorded, found = json.loads(RECORD.read_text()), surface()
-    lines = differences(recorded, found) + connector_differences()
+    lines = differences(recorded, found) + our_differences()
     members = sum(1 if isinstance(was, str) else len(was) for was in recorded.values())
     return f"vLLM {found['vllm']}, written for {recorded['vllm']}: {members} things compared, {len(lines)} differ", lines
 

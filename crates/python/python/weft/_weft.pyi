@@ -354,7 +354,8 @@ class Store:
 
     `parts` are the bytes of each named part of a block, or a pair of bytes and of how many trailing blocks it must be there. `memory` is the first tier,
     in bytes; `directory` and `capacity` are a tier of files, which gets what is put at once (`write="through"`) or what leaves memory (`"back"`), and
-    whose answers outlast the process or, with `durability="power"`, the power. See docs/store.md.
+    whose answers outlast the process or, with `durability="power"`, the power. `events` is how many events wait to be taken, `queue` how many bytes of puts
+    are under way to files at most. See docs/store.md.
     """
 
     def __new__(
@@ -372,6 +373,8 @@ class Store:
         deadline: float | None = None,
         promote: bool = True,
         shares: dict[str, float] | None = None,
+        events: int = 0,
+        queue: int | None = None,
     ) -> Self: ...
     def put(
         self,
@@ -398,12 +401,78 @@ class Store:
         """Removes all that a tenant has, for good: how many records were erased, and how many blocks stay because they are held."""
     def prefetch(self, ids: Sequence[bytes]) -> int:
         """Begins to read blocks from files into memory; says of how many."""
+    def take_events(self, most: int = 4096) -> tuple[list[tuple[bytes, bool, int, str]], int]:
+        """Which blocks have come and gone since the last time, evictions included: id, whether it is there now, the tier's number, and `"memory"` or `"files"`; and
+        how many events were lost before these. Without `events` there are none."""
     def stat(self) -> dict[str, Any]:
         """What it holds and what has happened, as plain values."""
     def close(self) -> None:
         """Waits for what is under way and closes it."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
+
+class Porter:
+    """Carries batches of blocks between an engine's memory and a store, on a thread of its own: nothing here waits but `drain` and `close`.
+
+    Blocks are called by the engine's keys, errands by numbers of the caller's. `queue` bounds the bytes that wait, `under_way` those under way; an errand that does not fit
+    ends at once with nothing done. With `events` it remembers what blocks are called by.
+    """
+
+    def __new__(cls, store: Store, space: Space, *, queue: int | None = None, under_way: int | None = None, events: bool = False) -> Self: ...
+    def put(self, job: int, memory: Memory, keys: Sequence[bytes], offsets: Sequence[int], *, after: bytes | None = None) -> None:
+        """Puts blocks that lie at these offsets, one after the other in a prompt; the first follows `after`, where that is given."""
+    def get(self, job: int, memory: Memory, keys: Sequence[bytes], offsets: Sequence[int]) -> None:
+        """Reads blocks to these offsets. Where one is not done, anything lies there."""
+    def put_each(self, job: int, memories: Sequence[Memory], keys: Sequence[bytes]) -> None:
+        """The same as `put`, each block from the beginning of a memory of its own."""
+    def get_each(self, job: int, memories: Sequence[Memory], keys: Sequence[bytes]) -> None:
+        """The same as `get`, each block to the beginning of a memory of its own."""
+    def find(self, job: int, keys: Sequence[bytes]) -> None:
+        """Asks which of these are there."""
+    def evict(self, job: int, keys: Sequence[bytes]) -> None:
+        """Removes these, unless they are held or others follow them."""
+    def used(self, keys: Sequence[bytes], *, over: bool = False) -> None:
+        """A request has gone through these, from its head on; `over` says that its session will not come back. Nothing is told of it."""
+    def has(self, key: bytes) -> bool:
+        """Whether a block is there, by what the index says now."""
+    def ended(self) -> list[tuple[int, list[bool], int, float, str | None]]:
+        """What has ended since the last time: number, which blocks are where they were to be, bytes, seconds, and why not all are."""
+    def events(self, most: int = 4096) -> tuple[list[tuple[bytes, bool, int, str]], int, int]:
+        """What has come and gone, by key, as `Store.take_events`; how many events were lost; and how many could not be named so far, because their blocks were there
+        before and have not been asked for."""
+    def fileno(self) -> int:
+        """A descriptor that is readable when something has ended that nobody has taken."""
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is under way."""
+    @property
+    def refused(self) -> int:
+        """Errands that ended at once because they did not fit."""
+    def drain(self, timeout: float) -> bool:
+        """Waits until nothing waits and nothing is under way, at most so many seconds; says whether that came about."""
+    def close(self) -> None:
+        """Ends what is under way; what waits comes to nothing."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+class Line:
+    """Who leaves next of blocks that an engine keeps itself, by one of the store's policies."""
+
+    def __new__(cls, blocks: int, policy: str = "adaptive") -> Self: ...
+    def insert(self, key: bytes, *, pinned: bool = False) -> None:
+        """A block has come, and may leave; with `pinned` it may not yet."""
+    def pin(self, key: bytes, pinned: bool) -> bool:
+        """It must stay, or may leave again. `False` where it is not there, or was so already."""
+    def remove(self, key: bytes) -> bool:
+        """It is gone for a reason of its own. `False` where it was not there."""
+    def request(self, keys: Sequence[bytes], *, over: bool = False) -> None:
+        """A request has gone through these, from its head on; those that are not here are passed over."""
+    def leave(self, count: int, kept: Sequence[bytes]) -> list[bytes] | None:
+        """So many leave, and none of the kept; `None` where there are not as many."""
+    def __len__(self) -> int: ...
+    @property
+    def idle(self) -> int:
+        """How many may leave."""
 
 class Held:
     """Blocks that do not leave. Use it in a `with`, or release it."""
