@@ -406,7 +406,7 @@ mod tests {
     #[test]
     fn what_has_gone_to_the_server_is_written_again_as_a_whole() {
         let (mut draft, staging) = (Draft::of(8, 4), Staging::of(8));
-        let mut fill = |draft: &mut Draft, at, len| {
+        let fill = |draft: &mut Draft, at, len| {
             let written = draft.write(at, len, &staging, |place| {
                 place.fill(7);
                 Ok::<(), Infallible>(())
