@@ -380,7 +380,7 @@ impl Said {
             }
             Said::Get(outcomes) => {
                 let bytes = |outcome: &GetOutcome| match outcome {
-                    GetOutcome::Hit { bytes, .. } => *bytes,
+                    GetOutcome::Hit { bytes, .. } | GetOutcome::Elsewhere { bytes, .. } => *bytes,
                     GetOutcome::Miss => 0,
                 };
                 let bytes: Vec<u32> = outcomes.iter().map(bytes).collect();

@@ -17,6 +17,7 @@ use weft_protocol::memory::Digest;
 use weft_protocol::{Failure, HostBytes as _, Refusal};
 
 use super::calls::{GetCall, PurgeCall, PutCall};
+use super::members::{Lend, Link};
 use super::tier::{Bytes, Tier, WriteTo};
 use crate::agent::Agent;
 use crate::error::Error;
@@ -56,6 +57,8 @@ pub(super) struct State {
     /// What blocks are verified in.
     scratch: Option<Memory>,
     pub(super) hits: Vec<u64>,
+    /// Its place among other stores.
+    pub(super) link: Option<Link>,
     pub(super) misses: u64,
 }
 
@@ -99,6 +102,12 @@ pub(super) enum Cargo {
         tier: usize,
         read: Read,
         into: Memory,
+    },
+    /// From a file to where another store reads it.
+    Lend {
+        tier: usize,
+        read: Read,
+        lend: Lend,
     },
 }
 
@@ -189,6 +198,9 @@ impl Shared {
     /// Takes in what has ended and posts what is due; says when there is something to do by itself.
     pub(super) fn turn(&self) -> Option<Time> {
         loop {
+            if self.sum_landed() {
+                continue;
+            }
             let ended: Vec<Flight> = {
                 let mut state = self.lock();
                 let flights = std::mem::take(&mut state.flights);
@@ -201,6 +213,9 @@ impl Shared {
             if ended.is_empty() {
                 let mut state = self.lock();
                 self.pump(&mut state);
+                if state.link.as_ref().is_some_and(Link::has_landed) {
+                    continue;
+                }
                 return state.tiers.iter().filter_map(|tier| tier.shelf.next_timeout()).min();
             }
             for Flight { transfer, cargo } in ended {
@@ -226,7 +241,7 @@ impl Shared {
 
     pub(super) fn is_idle(&self) -> bool {
         let state = self.lock();
-        state.flights.is_empty() && state.landing == 0
+        state.flights.is_empty() && state.landing == 0 && !state.link.as_ref().is_some_and(Link::is_fetching)
     }
 
     /// Nobody has the store any more: gives its files back, and tells whoever still waits. What is stuck keeps them.
@@ -313,6 +328,7 @@ impl Shared {
                     .map_err(|trouble| *trouble);
                 Landed::Sealed(sealed.ok(), sum)
             }
+            Cargo::Lend { read, lend, .. } => Landed::Scrub(result.and_then(|()| self.sum_lent(lend, read))),
             Cargo::Scrub { read, into, .. } => Landed::Scrub(result.and_then(|()| sum_of(into, 0, read.length))),
         }
     }
@@ -338,7 +354,10 @@ impl Shared {
                 for ((nth, read), sum) in reads.into_iter().zip(sums) {
                     match state.tiers[tier].shelf.end_read(read.read, sum, now) {
                         Verdict::Right => right.push((nth, read)),
-                        Verdict::Wrong | Verdict::Failed(_) => again.push(nth),
+                        Verdict::Wrong | Verdict::Failed(_) => {
+                            state.touch(read.id);
+                            again.push(nth);
+                        }
                     }
                 }
                 if self.promote && state.tiers[0].slab().is_some() {
@@ -373,6 +392,7 @@ impl Shared {
                 };
                 self.end_copy(state, write, ended);
             }
+            (Cargo::Lend { tier, read, lend }, Landed::Scrub(sum)) => self.on_lent(state, tier, &read, lend, sum),
             (Cargo::Scrub { tier, read, into }, Landed::Scrub(sum)) => {
                 let _ = state.tiers[tier].shelf.end_scrub(&read, sum, now);
                 state.scratch = Some(into);
@@ -408,6 +428,7 @@ impl Shared {
                 self.on_event(state, tier, event, now);
             }
         }
+        self.turn_members(state);
     }
 
     fn write_pages(&self, state: &mut State, nth: usize, now: Time) {
@@ -466,7 +487,8 @@ impl Shared {
 
     fn on_event(&self, state: &mut State, tier: usize, event: ShelfEvent, now: Time) {
         match event {
-            ShelfEvent::PutDone { put, ended, .. } => {
+            ShelfEvent::PutDone { put, ended, id } => {
+                state.touch(id);
                 if let Some((call, nth)) = state.putting.remove(&(tier, put)) {
                     self.on_put(state, call, nth, tier, ended);
                 }
@@ -476,6 +498,7 @@ impl Shared {
                     self.on_purged(state, call, ended);
                 }
             }
+            ShelfEvent::Removed { id, read: None, .. } => state.touch(id),
             ShelfEvent::Removed {
                 id,
                 parent,
@@ -483,6 +506,7 @@ impl Shared {
                 parts,
                 read: Some(read),
             } => {
+                state.touch(id);
                 let below = state
                     .tiers
                     .get_mut(tier + 1)
