@@ -341,7 +341,8 @@ class Store:
 
     `parts` are the bytes of each named part of a block, or a pair of bytes and of how many trailing blocks it must be there. `memory` is the first tier,
     in bytes; `directory` and `capacity` are a tier of files, which gets what is put at once (`write="through"`) or what leaves memory (`"back"`), and
-    whose answers outlast the process or, with `durability="power"`, the power. See docs/store.md.
+    whose answers outlast the process or, with `durability="power"`, the power. With `peers`, the addresses of agents that have stores of the same parts, or with
+    `meet`, at the rendezvous of the agent's settings, what is not here is read from whoever has it. See docs/store.md.
     """
 
     def __new__(
@@ -359,6 +360,8 @@ class Store:
         deadline: float | None = None,
         promote: bool = True,
         shares: dict[str, float] | None = None,
+        peers: Sequence[str] | None = None,
+        meet: bool = False,
     ) -> Self: ...
     def put(
         self,
@@ -385,6 +388,8 @@ class Store:
         """Removes all that a tenant has, for good: how many records were erased, and how many blocks stay because they are held."""
     def prefetch(self, ids: Sequence[bytes]) -> int:
         """Begins to read blocks from files into memory; says of how many."""
+    def find(self, ids: Sequence[bytes]) -> Answer[list[tuple[int, list[str]]]]:
+        """Who has blocks: for each in which tiers it is here, as bits, and the names of the agents that have it elsewhere."""
     def stat(self) -> dict[str, Any]:
         """What it holds and what has happened, as plain values."""
     def close(self) -> None:

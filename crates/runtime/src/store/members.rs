@@ -72,6 +72,10 @@ impl Peers {
             ..Peers::whoever_comes()
         }
     }
+    /// Those that meet where agents of these settings do (`rendezvous`); none, where they do not.
+    pub fn met_by_settings(agent: &Agent) -> Result<Option<Peers>, Error> {
+        Ok(Rendezvous::from_settings(agent.settings())?.map(Peers::met_at))
+    }
     /// How many blocks of files others may be reading at a time, which takes as much memory.
     pub fn window_blocks(self, window_blocks: u32) -> Peers {
         Peers { window_blocks, ..self }
