@@ -275,7 +275,9 @@ impl Directory {
 
     /// What was believed of a block has turned out not to be so.
     pub(super) fn forget_answer(&mut self, id: &BlockId) {
-        self.answers.iter_mut().for_each(|answers| drop(answers.remove(id)));
+        for answers in &mut self.answers {
+            answers.remove(id);
+        }
     }
 
     pub(super) fn end_asks(&mut self, now: Time) {

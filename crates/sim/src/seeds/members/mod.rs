@@ -289,8 +289,9 @@ impl MembersPlay {
         self.probing = true;
         for reader in 0..self.nodes.len() {
             for holder in 0..self.nodes.len() {
-                let held = self.nodes[holder].held();
-                for block in held.into_iter().filter(|block| !self.nodes[reader].has(*block)) {
+                let mut held = self.nodes[holder].held();
+                held.retain(|block| !self.nodes[reader].has(*block));
+                for block in held {
                     self.fetch(reader, &[block], Some(holder))?;
                 }
             }
