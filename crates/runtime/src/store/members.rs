@@ -12,8 +12,8 @@ use std::time::Duration;
 use weft_plan::Time;
 use weft_protocol::block::BlockId;
 use weft_protocol::block::directory::{
-    Counts as DirectoryCounts, Directory, Event, FetchId, Lent, LoanId, MemberStat, Members, Missed, Piece, QuestionId,
-    Settings, Token, Wanted as Sought,
+    Counts as DirectoryCounts, Directory, Event, FetchId, Lent, LoanId, MemberStat, Members, Piece, QuestionId, Settings,
+    Token, Wanted as Sought,
 };
 use weft_protocol::block::shelf::{Read, ReadId, Trouble, Verdict};
 use weft_protocol::transfer::PeerId;
@@ -21,7 +21,7 @@ use weft_protocol::transfer::PeerId;
 use super::calls::{Answer, GetOutcome};
 use super::turn::{Bell, CallId, Cargo, Shared, State, span, sum_of};
 use super::{Store, StoreError, tier};
-use crate::agent::Agent;
+use crate::agent::{Agent, parse_addresses};
 use crate::driver::PeerState;
 use crate::ending::Ending;
 use crate::error::Error;
@@ -126,7 +126,7 @@ pub struct MembersStat {
 #[derive(Debug)]
 pub(super) struct Link {
     touched: Vec<BlockId>,
-    fetches: HashMap<FetchId, (CallId, Vec<usize>, Memory)>,
+    fetches: HashMap<FetchId, FetchCall>,
     finds: HashMap<QuestionId, FindCall>,
     tokens: BTreeMap<Token, Kept>,
     lendings: BTreeMap<u64, LendCall>,
@@ -154,6 +154,15 @@ struct LendCall {
     left: usize,
 }
 
+/// Blocks of a call that are sought elsewhere, and how many of them have not ended.
+#[derive(Debug)]
+struct FetchCall {
+    call: CallId,
+    nths: Vec<usize>,
+    memory: Memory,
+    left: usize,
+}
+
 #[derive(Debug)]
 struct FindCall {
     here: Vec<(u8, u8)>,
@@ -170,7 +179,8 @@ struct MembersBell {
 impl Wake for MembersBell {
     fn wake(self: Arc<MembersBell>) {
         self.rung.store(true, Ordering::Release);
-        self.bell.ring();
+        // Whoever waits turns the store, and soon.
+        self.bell.clone().wake();
     }
 }
 
@@ -320,7 +330,13 @@ impl Shared {
             any.then(|| members.fetch(near, &sought, now.saturating_add(deadline), now))
         });
         let Some(Some(fetch)) = fetch else { return false };
-        link.fetches.insert(fetch, (call, nths.to_vec(), get.memory.clone()));
+        let sought = FetchCall {
+            call,
+            nths: nths.to_vec(),
+            memory: get.memory.clone(),
+            left: nths.len(),
+        };
+        link.fetches.insert(fetch, sought);
         true
     }
 
@@ -350,15 +366,19 @@ impl Shared {
             Event::Asked { peer, loan, ids } => self.lend(state, peer, loan, &ids),
             Event::Free { token } => self.free(state, token),
             Event::Landed { loan, fetch, blocks } => {
-                if let Some((_, _, memory)) = link.fetches.get(&fetch) {
-                    link.landed.push_back((loan, memory.clone(), blocks));
+                if let Some(sought) = link.fetches.get(&fetch) {
+                    link.landed.push_back((loan, sought.memory.clone(), blocks));
                 }
             }
             Event::Fetched { fetch, nth, ended } => {
-                let Some((call, nths, _)) = link.fetches.get(&fetch) else {
+                let Some(sought) = link.fetches.get_mut(&fetch) else {
                     return;
                 };
-                let (call, nth) = (*call, nths[nth]);
+                let (call, nth) = (sought.call, sought.nths[nth]);
+                sought.left -= 1;
+                if sought.left == 0 {
+                    link.fetches.remove(&fetch);
+                }
                 let outcome = match ended {
                     Ok(fetched) => GetOutcome::Elsewhere {
                         peer: fetched.from,
@@ -366,16 +386,12 @@ impl Shared {
                         parts: fetched.parts,
                         bytes: fetched.length,
                     },
-                    Err(Missed::Nowhere) | Err(_) => {
+                    Err(_) => {
                         state.misses += 1;
                         GetOutcome::Miss
                     }
                 };
                 self.settle_get(state, call, nth, outcome);
-                let over = !state.gets.contains_key(&call);
-                if let Some(link) = state.link.as_mut().filter(|_| over) {
-                    link.fetches.remove(&fetch);
-                }
             }
             Event::Found { question, found } => {
                 let Some(find) = link.finds.remove(&question) else { return };
@@ -738,14 +754,14 @@ impl Seeker {
 
     /// Whether an agent that says it is at this address has a session with this one.
     fn is_connected(&self, address: &str) -> bool {
-        let Ok(shared) = self.agent.shared() else { return true };
+        let (Ok(shared), Ok(wanted)) = (self.agent.shared(), parse_addresses(address)) else {
+            return false;
+        };
         let world = shared.lock();
-        let at = |part: &str| part.trim().split_once("://").map_or(part.trim(), |(_, rest)| rest).to_owned();
-        let wanted: Vec<String> = address.split(',').map(at).collect();
         world.peers.iter().any(|(peer, state)| {
             let identity = matches!(state, PeerState::Connected { .. }).then(|| world.core.identity(*peer));
             let addresses = identity.flatten().map(|identity| &identity.addresses[..]).unwrap_or_default();
-            addresses.iter().any(|known| wanted.contains(&at(&known.0)))
+            addresses.iter().any(|known| wanted.contains(known))
         })
     }
 }

@@ -27,7 +27,7 @@ mod shard;
 mod tests;
 mod wire;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use weft_plan::Time;
 
@@ -217,7 +217,7 @@ pub struct Directory {
     fetches: BTreeMap<u64, Fetch>,
     loans: BTreeMap<u64, Loan>,
     /// Copies that were not what they summed up to.
-    bad: BTreeSet<(u64, BlockId)>,
+    bad: BTreeMap<(u64, BlockId), Time>,
     lendings: BTreeMap<(PeerId, u64), Lending>,
     acts: VecDeque<Act>,
     events: VecDeque<Event>,
@@ -249,7 +249,7 @@ impl Directory {
             asks: BTreeMap::new(),
             fetches: BTreeMap::new(),
             loans: BTreeMap::new(),
-            bad: BTreeSet::new(),
+            bad: BTreeMap::new(),
             lendings: BTreeMap::new(),
             acts: VecDeque::new(),
             events: VecDeque::new(),

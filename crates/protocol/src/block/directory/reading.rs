@@ -11,8 +11,9 @@ use super::wire::{LASTS_MAX, Lent, READ_MAX};
 use super::{Act, Directory, Event, Message};
 use crate::transfer::PeerId;
 
-/// Copies that were wrong and are not asked for again.
+/// Copies that were wrong and are not asked for again for so long: by then their holder has looked at them.
 const BAD_MAX: usize = 4096;
+const BAD_FOR: Time = Time::from_secs(5);
 
 /// Names a fetch under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -151,7 +152,7 @@ impl Directory {
                 let Some(member) = member.filter(|member| !member.silent) else {
                     continue;
                 };
-                if self.bad.contains(&(member.seat.digest, id)) {
+                if self.bad.get(&(member.seat.digest, id)).is_some_and(|until| now < *until) {
                     continue;
                 }
                 // Memory before files, near before far; of equals every reader has another first.
@@ -340,10 +341,11 @@ impl Directory {
             wrong.push(id);
             again.push(nth);
             if let Some(member) = self.members.get(&peer) {
+                self.bad.retain(|_, until| now < *until);
                 if self.bad.len() >= BAD_MAX {
                     self.bad.pop_first();
                 }
-                self.bad.insert((member.seat.digest, id));
+                self.bad.insert((member.seat.digest, id), now.saturating_add(BAD_FOR));
             }
         }
         if !wrong.is_empty() {

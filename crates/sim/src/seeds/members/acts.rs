@@ -241,7 +241,7 @@ impl MembersPlay {
                 }
                 // From memory at once, from a file a while later.
                 let wait = match self.chance.below(3) {
-                    0 => Time::from_us(self.chance.below(30_000)),
+                    0 if !self.probing => Time::from_us(self.chance.below(30_000)),
                     _ => Time::ZERO,
                 };
                 self.arrange(wait, Tick::Lend, index as u64);

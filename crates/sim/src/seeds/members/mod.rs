@@ -287,12 +287,16 @@ impl MembersPlay {
             }
         }
         self.probing = true;
+        for store in 0..self.nodes.len() {
+            self.nodes[store].look_at_all();
+        }
+        // Where entries are few, some are left out.
+        let surely = self.settings.entries > BLOCKS as usize;
         for reader in 0..self.nodes.len() {
-            for holder in 0..self.nodes.len() {
-                let mut held = self.nodes[holder].held();
-                held.retain(|block| !self.nodes[reader].has(*block));
-                for block in held {
-                    self.fetch(reader, &[block], Some(holder))?;
+            for block in (0..BLOCKS).filter(|_| surely) {
+                let holder = (0..self.nodes.len()).find(|holder| self.nodes[*holder].has(block));
+                if holder.is_some() && !self.nodes[reader].has(block) {
+                    self.fetch(reader, &[block], holder)?;
                 }
             }
             self.turn(reader)?;

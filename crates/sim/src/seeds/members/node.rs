@@ -131,6 +131,14 @@ impl Node {
         (0..BLOCKS).filter(|block| self.has(*block)).collect()
     }
 
+    /// Damaged copies are found out and go.
+    pub(super) fn look_at_all(&mut self) {
+        let held: Vec<BlockId> = self.held().into_iter().map(id).collect();
+        if let (Some(agent), Some(store)) = (&self.agent, &mut self.store) {
+            store.look_at(&held, agent.now());
+        }
+    }
+
     pub(super) fn has(&self, block: u64) -> bool {
         self.store
             .as_ref()
