@@ -328,3 +328,89 @@ fn while_etcd_is_away_stores_go_on_and_say_so() {
     c.comes_to("members", "2 well");
     c.comes_to("get 1 2 3 4 5", "0 5");
 }
+
+/// `cargo test --release -p weft --test store_members -- --ignored how_fast --nocapture`: questions about 128 blocks beside a notification there and back, over
+/// TCP in one process, by turns; and how many blocks a second another store is told of.
+#[test]
+#[ignore = "a measurement"]
+fn how_fast_others_are_asked_and_told() {
+    const ROUNDS: u64 = 200;
+    let agents: Vec<Agent> = ["a", "b", "c"]
+        .iter()
+        .map(|name| {
+            let builder = Agent::builder(name).listen("127.0.0.1:0").secret(SECRET);
+            builder.set("transports", "tcp").start().expect("an agent")
+        })
+        .collect();
+    let small = BlockShape::new(vec![Part::new("kv", 64, HitRule::AllBlocks)]).expect("a shape");
+    let first = agents[0].address();
+    let second = agents[1].address();
+    let peers = [
+        Peers::whoever_comes(),
+        Peers::at([first.clone()]),
+        Peers::at([first, second]),
+    ];
+    let stores: Vec<Store> = agents
+        .iter()
+        .zip(peers)
+        .map(|(agent, peers)| {
+            let builder = Store::builder(agent, &small).memory(1 << 29).with_peers(peers);
+            builder.open().expect("a store")
+        })
+        .collect();
+    let wait = |what: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !what() {
+            assert!(start.elapsed() < PATIENCE, "it does not come about");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let joined = |store: &Store| store.members().expect("a store").is_some_and(|stat| stat.members.len() == 2);
+    wait(&|| stores.iter().all(joined));
+    let ids: Vec<BlockId> = (0..128 * ROUNDS).map(key).collect();
+    let memory = agents[0].allocate(64).expect("memory");
+    let started = Instant::now();
+    for chunk in ids.chunks(1024) {
+        let blocks: Vec<Block> = chunk.iter().map(|id| Block::new(*id, 0).first()).collect();
+        let put = stores[0].put(&space(), &memory, &blocks).expect("accepted");
+        assert!(put.wait().expect("an answer").iter().all(|outcome| outcome.is_there()));
+    }
+    // Each block is told to two of the three, of which one may be the holder itself.
+    let told = |store: &Store| store.members().expect("a store").map_or(0, |stat| stat.entries);
+    wait(&|| told(&stores[1]) + told(&stores[2]) >= ids.len());
+    let took = started.elapsed();
+    println!(
+        "put and told of {} blocks in {took:?}, {:.0} a second",
+        ids.len(),
+        ids.len() as f64 / took.as_secs_f64()
+    );
+    let peer = agents[2].peers().into_iter().find(|peer| peer.name() == "a").expect("a peer");
+    let echo = std::thread::spawn({
+        let agent = agents[0].clone();
+        move || {
+            for _ in 0..ROUNDS {
+                let heard = agent.next_notification(PATIENCE).expect("a notification");
+                heard.from.notify(&heard.payload).expect("sent");
+            }
+        }
+    });
+    let (mut asked, mut notified) = (Vec::new(), Vec::new());
+    for chunk in ids.chunks(128) {
+        let start = Instant::now();
+        let found = stores[2].find(chunk).expect("asked").wait().expect("an answer");
+        asked.push(start.elapsed());
+        assert!(found.iter().all(|there| there.is_there()));
+        let start = Instant::now();
+        peer.notify(b"there and back").expect("sent");
+        agents[2].next_notification(PATIENCE).expect("an echo");
+        notified.push(start.elapsed());
+    }
+    echo.join().expect("an echo");
+    asked.sort();
+    notified.sort();
+    let (asked, notified) = (asked[asked.len() / 2], notified[notified.len() / 2]);
+    println!(
+        "128 blocks found in {asked:?}, a notification there and back in {notified:?}: {:.2} times as long (medians)",
+        asked.as_secs_f64() / notified.as_secs_f64()
+    );
+}
