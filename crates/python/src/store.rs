@@ -148,8 +148,11 @@ impl Store {
             (Some(addresses), false) => builder = builder.with_peers(store::Peers::at(addresses)),
             (None, true) => {
                 let agent = agent.live()?;
-                let met = py.detach(|| store::Peers::met_by_settings(&agent)).map_err(|error| raise(py, &error))?;
-                let met = met.ok_or_else(|| invalid("the agent's settings name no rendezvous to meet other stores at"))?;
+                let met = py
+                    .detach(|| store::Peers::met_by_settings(&agent))
+                    .map_err(|error| raise(py, &error))?;
+                let met =
+                    met.ok_or_else(|| invalid("the agent's settings name no rendezvous to meet other stores at"))?;
                 builder = builder.with_peers(met);
             }
             (None, false) => {}

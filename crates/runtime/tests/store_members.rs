@@ -111,7 +111,11 @@ fn member_child() {
                     offset: nth as u64 * u64::from(BLOCK),
                 };
                 let wanted: Vec<Wanted> = ids.iter().enumerate().map(wanted).collect();
-                let got = store.get(&memory, &wanted).expect("accepted").wait().expect("an answer");
+                let got = store
+                    .get(&memory, &wanted)
+                    .expect("accepted")
+                    .wait()
+                    .expect("an answer");
                 let (mut here, mut elsewhere) = (0, 0);
                 for (nth, outcome) in got.iter().enumerate() {
                     if outcome.is_hit() {
@@ -176,7 +180,12 @@ impl Member {
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| tell.send(line)));
         let orders = process.stdin.take().expect("a pipe");
         let name = name.to_owned();
-        let member = Member { process, orders, said, name };
+        let member = Member {
+            process,
+            orders,
+            said,
+            name,
+        };
         member.hear("ready");
         member
     }
@@ -204,7 +213,11 @@ impl Member {
             if said.starts_with(wanted) {
                 return said;
             }
-            assert!(start.elapsed() < PATIENCE, "{}: {order} says {said}, not {wanted}", self.name);
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{}: {order} says {said}, not {wanted}",
+                self.name
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -365,7 +378,12 @@ fn how_fast_others_are_asked_and_told() {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    let joined = |store: &Store| store.members().expect("a store").is_some_and(|stat| stat.members.len() == 2);
+    let joined = |store: &Store| {
+        store
+            .members()
+            .expect("a store")
+            .is_some_and(|stat| stat.members.len() == 2)
+    };
     wait(&|| stores.iter().all(joined));
     let ids: Vec<BlockId> = (0..128 * ROUNDS).map(key).collect();
     let memory = agents[0].allocate(64).expect("memory");
@@ -384,7 +402,11 @@ fn how_fast_others_are_asked_and_told() {
         ids.len(),
         ids.len() as f64 / took.as_secs_f64()
     );
-    let peer = agents[2].peers().into_iter().find(|peer| peer.name() == "a").expect("a peer");
+    let peer = agents[2]
+        .peers()
+        .into_iter()
+        .find(|peer| peer.name() == "a")
+        .expect("a peer");
     let echo = std::thread::spawn({
         let agent = agents[0].clone();
         move || {

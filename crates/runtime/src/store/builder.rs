@@ -11,9 +11,9 @@ use weft_protocol::block::policy::Kind;
 use weft_protocol::block::shelf::format::TenantKey;
 use weft_protocol::block::shelf::{Medium, ShelfOptions};
 
+use super::members::{Link, Peers};
 use super::tier::{self, Tier};
 use super::turn::{Bell, Shared, State};
-use super::members::{Link, Peers};
 use super::{FileTier, Inner, Store, StoreError, WriteTo};
 use crate::agent::Agent;
 use crate::error::Error;

@@ -55,7 +55,11 @@ pub enum WhyNot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "what was missed holds anything"]
 pub enum GetOutcome {
-    Hit { tier: usize, parts: u8, bytes: u32 },
+    Hit {
+        tier: usize,
+        parts: u8,
+        bytes: u32,
+    },
     /// Read from another store, which had it in this tier of its own.
     Elsewhere {
         peer: PeerId,

@@ -3,8 +3,8 @@
 //! What decides is [`directory`](weft_protocol::block::directory), turned with the agent's core; what is here has the bytes, and keeps up the sessions.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Wake;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use std::time::Duration;
 use weft_plan::Time;
 use weft_protocol::block::BlockId;
 use weft_protocol::block::directory::{
-    Counts as DirectoryCounts, Directory, Event, FetchId, Lent, LoanId, MemberStat, Members, Piece, QuestionId, Settings,
-    Token, Wanted as Sought,
+    Counts as DirectoryCounts, Directory, Event, FetchId, Lent, LoanId, MemberStat, Members, Piece, QuestionId,
+    Settings, Token, Wanted as Sought,
 };
 use weft_protocol::block::shelf::{Read, ReadId, Trouble, Verdict};
 use weft_protocol::transfer::PeerId;
@@ -194,7 +194,11 @@ impl Link {
             (state.tiers[0].slab().cloned(), stride)
         };
         let has_files = shared.lock().tiers.iter().any(|tier| tier.slab().is_none());
-        let slots = if has_files { peers.window_blocks.clamp(1, 1 << 16) } else { 0 };
+        let slots = if has_files {
+            peers.window_blocks.clamp(1, 1 << 16)
+        } else {
+            0
+        };
         let window = match slots {
             0 => None,
             slots => Some(agent.allocate(slots as usize * stride as usize)?),
@@ -261,7 +265,10 @@ impl Link {
             let spawned = std::thread::Builder::new()
                 .name("weft-members".to_owned())
                 .spawn(move || seeker.run());
-            link.seeker = Some((stop, spawned.map_err(Error::system("starting the thread that looks for stores"))?));
+            link.seeker = Some((
+                stop,
+                spawned.map_err(Error::system("starting the thread that looks for stores"))?,
+            ));
         }
         shared.lock().link = Some(link);
         shared.bell.ring();
@@ -394,30 +401,38 @@ impl Shared {
                 self.settle_get(state, call, nth, outcome);
             }
             Event::Found { question, found } => {
-                let Some(find) = link.finds.remove(&question) else { return };
+                let Some(find) = link.finds.remove(&question) else {
+                    return;
+                };
                 let name = |peer: &PeerId| {
                     let shared = self.agent.shared().ok()?;
                     let name = shared.lock().core.identity(*peer).map(|identity| identity.name.clone());
                     name
                 };
-                let whereabouts = find.here.iter().zip(&found).map(|((here, parts), holders)| Whereabouts {
-                    here: *here,
-                    parts: match (*parts, holders.first()) {
-                        (0, Some(holder)) => holder.parts,
-                        (parts, _) => parts,
-                    },
-                    elsewhere: holders
-                        .iter()
-                        .filter_map(|holder| Some((name(&holder.peer)?, holder.tiers)))
-                        .collect(),
-                });
+                let whereabouts = find
+                    .here
+                    .iter()
+                    .zip(&found)
+                    .map(|((here, parts), holders)| Whereabouts {
+                        here: *here,
+                        parts: match (*parts, holders.first()) {
+                            (0, Some(holder)) => holder.parts,
+                            (parts, _) => parts,
+                        },
+                        elsewhere: holders
+                            .iter()
+                            .filter_map(|holder| Some((name(&holder.peer)?, holder.tiers)))
+                            .collect(),
+                    });
                 find.ending.end_and_wake(Ok(whereabouts.collect()));
             }
             Event::Doubted { ids } => {
                 let now = self.now();
                 for id in ids {
                     // What is lent from a file was summed here before.
-                    let Some(slab) = state.tiers[0].slab().cloned() else { return };
+                    let Some(slab) = state.tiers[0].slab().cloned() else {
+                        return;
+                    };
                     if let Some(read) = state.tiers[0].shelf.read(&id, now) {
                         let sum = sum_of(&slab, read.offset, read.length);
                         let _ = state.tiers[0].shelf.end_read(read.read, sum, now);
@@ -724,7 +739,11 @@ impl Seeker {
                 }
             }
             let addresses = self.peers.addresses.iter();
-            missing.extend(addresses.filter(|address| **address != own && !self.is_connected(address)).cloned());
+            missing.extend(
+                addresses
+                    .filter(|address| **address != own && !self.is_connected(address))
+                    .cloned(),
+            );
             for address in missing {
                 if self.stop.load(Ordering::Acquire) {
                     return;
@@ -760,7 +779,10 @@ impl Seeker {
         let world = shared.lock();
         world.peers.iter().any(|(peer, state)| {
             let identity = matches!(state, PeerState::Connected { .. }).then(|| world.core.identity(*peer));
-            let addresses = identity.flatten().map(|identity| &identity.addresses[..]).unwrap_or_default();
+            let addresses = identity
+                .flatten()
+                .map(|identity| &identity.addresses[..])
+                .unwrap_or_default();
             addresses.iter().any(|known| wanted.contains(known))
         })
     }

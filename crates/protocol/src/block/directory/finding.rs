@@ -235,7 +235,10 @@ impl Directory {
         if asked.is_none_or(|asked| asked.peer != peer || asked.nths.len() != found.len()) {
             return;
         }
-        let Some(Ask { question: number, nths, .. }) = self.asks.remove(&ask) else {
+        let Some(Ask {
+            question: number, nths, ..
+        }) = self.asks.remove(&ask)
+        else {
             return;
         };
         // Only who lives here, too, is believed to have anything.

@@ -3,9 +3,9 @@
 use weft_plan::Time;
 
 use super::super::{BlockId, HitRule, Part, Shape};
+use super::{Act, Directory, Event, Lent, Message, Settings, Token, Wanted};
 #[cfg(test)]
 use super::{Named, Said};
-use super::{Act, Directory, Event, Lent, Message, Settings, Token, Wanted};
 use crate::region::Epoch;
 use crate::transfer::PeerId;
 
@@ -34,7 +34,10 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
                 parts: 1,
             }],
         },
-        Message::Ask { ask: 1, ids: ids.clone() },
+        Message::Ask {
+            ask: 1,
+            ids: ids.clone(),
+        },
         Message::Answer {
             ask: 3,
             holders: vec![5],

@@ -67,7 +67,11 @@ impl Directory {
         blocks.resize(wanted, None);
         self.say(peer, Message::Lent { loan, blocks });
         // Somebody was told that these are here.
-        for id in missing.into_iter().filter(|id| self.here(id).is_none()).collect::<Vec<_>>() {
+        for id in missing
+            .into_iter()
+            .filter(|id| self.here(id).is_none())
+            .collect::<Vec<_>>()
+        {
             self.tell_placed(id);
         }
     }

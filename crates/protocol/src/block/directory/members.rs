@@ -147,7 +147,10 @@ impl Members {
             }
             Event::Ended { id, outcome } => {
                 if let Some(loan) = self.moves.remove(id) {
-                    let late = outcome.as_ref().err().map(|error| error.cause == crate::error::Failure::Expired);
+                    let late = outcome
+                        .as_ref()
+                        .err()
+                        .map(|error| error.cause == crate::error::Failure::Expired);
                     self.on_moved(loan, late.map_or(Ok(()), Err), now);
                 }
             }
@@ -204,7 +207,10 @@ impl Members {
         // Who can be told now is told in the next turn.
         let owed = self.machine.owed().any(|peer| self.can_be_told(peer));
         let owed = owed.then_some(Time::ZERO);
-        [again, parcels, owed, self.machine.next_timeout()].into_iter().flatten().min()
+        [again, parcels, owed, self.machine.next_timeout()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Greets a peer that it does not know yet.
@@ -368,7 +374,8 @@ impl Members {
     /// Lets go of memory that no fetch wants any more.
     fn forget_fetches(&mut self) {
         let machine = &self.machine;
-        self.near.retain(|fetch, near| near.moves > 0 || machine.is_fetching(*fetch));
+        self.near
+            .retain(|fetch, near| near.moves > 0 || machine.is_fetching(*fetch));
     }
 }
 

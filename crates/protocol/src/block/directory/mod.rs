@@ -44,9 +44,7 @@ pub use finding::{Found, Holder, QuestionId};
 pub use lending::Token;
 pub use members::{Members, MembersError, PARCELS};
 pub use reading::{FetchId, Fetched, LoanId, Missed, Piece, Wanted};
-pub use wire::{
-    ENTRIES_MAX, IDS_MAX, LASTS_MAX, Lent, Message, Named, READ_MAX, REPLICAS_MAX, Said, VERSION,
-};
+pub use wire::{ENTRIES_MAX, IDS_MAX, LASTS_MAX, Lent, Message, Named, READ_MAX, REPLICAS_MAX, Said, VERSION};
 
 /// So many members are told of each block, so that one of them may be silent or die.
 pub const COPIES: usize = 2;
@@ -145,7 +143,10 @@ pub enum Act {
 #[non_exhaustive]
 pub enum Event {
     /// A question is answered, as well as it can be.
-    Found { question: QuestionId, found: Vec<Found> },
+    Found {
+        question: QuestionId,
+        found: Vec<Found>,
+    },
     /// Bytes are in the fetch's memory: to be [summed](Directory::summed).
     Landed {
         loan: LoanId,
@@ -165,11 +166,21 @@ pub enum Event {
         ids: Vec<BlockId>,
     },
     /// Nobody reads what this stands for any more.
-    Free { token: Token },
+    Free {
+        token: Token,
+    },
     /// Another member read these here and got something else: to be looked at.
-    Doubted { ids: Vec<BlockId> },
-    Joined { peer: PeerId, name: String },
-    Left { peer: PeerId, name: String },
+    Doubted {
+        ids: Vec<BlockId>,
+    },
+    Joined {
+        peer: PeerId,
+        name: String,
+    },
+    Left {
+        peer: PeerId,
+        name: String,
+    },
 }
 
 #[derive(Debug)]
@@ -244,7 +255,10 @@ impl Directory {
             crowded: false,
             blocks: Sliced::new(mix(salt)),
             sweep: None,
-            answers: [HashMap::with_hasher(Salt::of(salt)), HashMap::with_hasher(Salt::of(salt))],
+            answers: [
+                HashMap::with_hasher(Salt::of(salt)),
+                HashMap::with_hasher(Salt::of(salt)),
+            ],
             questions: BTreeMap::new(),
             asks: BTreeMap::new(),
             fetches: BTreeMap::new(),

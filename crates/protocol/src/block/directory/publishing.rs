@@ -70,7 +70,9 @@ impl Directory {
             Some(sweep) => {
                 (sweep.at, sweep.waits) = (0, false);
                 let lives = &self.lives;
-                sweep.before.retain(|seat| seat.member == 0 || lives.contains_key(&seat.member));
+                sweep
+                    .before
+                    .retain(|seat| seat.member == 0 || lives.contains_key(&seat.member));
             }
             None => {
                 let (at, waits) = (0, false);
@@ -107,7 +109,11 @@ impl Directory {
             for id in ids {
                 let old = placed(&before, &id);
                 let known = |seat: &Seat| old.iter().flatten().any(|other| other == seat);
-                for seat in placed(&self.seats, &id).into_iter().flatten().filter(|seat| !known(seat)) {
+                for seat in placed(&self.seats, &id)
+                    .into_iter()
+                    .flatten()
+                    .filter(|seat| !known(seat))
+                {
                     self.tell(seat, id);
                 }
             }
@@ -203,7 +209,13 @@ impl Directory {
                 let here = || placed(seats, id).into_iter().flatten().any(|seat| seat.member == 0);
                 let here = !crowded || here();
                 let keep = |one: &Replica| here && lives.contains_key(&one.member);
-                gone.extend(replicas.as_slice().iter().filter(|one| !keep(one)).map(|one| one.member));
+                gone.extend(
+                    replicas
+                        .as_slice()
+                        .iter()
+                        .filter(|one| !keep(one))
+                        .map(|one| one.member),
+                );
                 replicas.retain(keep);
                 !replicas.is_empty()
             });

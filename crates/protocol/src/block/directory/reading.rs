@@ -93,7 +93,9 @@ pub(super) struct Loan {
 
 #[derive(Debug)]
 enum Stage {
-    Asked { until: Time },
+    Asked {
+        until: Time,
+    },
     /// With what was lent, by the block of the fetch.
     Moving(BTreeMap<usize, Lent>),
     Landed(BTreeMap<usize, Lent>),
@@ -152,7 +154,11 @@ impl Directory {
                 let Some(member) = member.filter(|member| !member.silent) else {
                     continue;
                 };
-                if self.bad.get(&(member.seat.digest, id)).is_some_and(|until| now < *until) {
+                if self
+                    .bad
+                    .get(&(member.seat.digest, id))
+                    .is_some_and(|until| now < *until)
+                {
                     continue;
                 }
                 // Memory before files, near before far; of equals every reader has another first.
@@ -317,12 +323,21 @@ impl Directory {
 
     /// What [landed](Event::Landed), summed block by block; nothing, where it could not be.
     pub fn summed(&mut self, loan: LoanId, sums: &[Option<u64>], now: Time) {
-        let Some(Loan { fetch, peer, stage: Stage::Landed(lent), .. }) = self.loans.remove(&loan.0) else {
+        let Some(Loan {
+            fetch,
+            peer,
+            stage: Stage::Landed(lent),
+            ..
+        }) = self.loans.remove(&loan.0)
+        else {
             return;
         };
         self.say(peer, Message::Done { loan: loan.0 });
         let (mut again, mut wrong) = (Vec::new(), Vec::new());
-        for ((nth, lent), sum) in lent.into_iter().zip(sums.iter().copied().chain(std::iter::repeat(None))) {
+        for ((nth, lent), sum) in lent
+            .into_iter()
+            .zip(sums.iter().copied().chain(std::iter::repeat(None)))
+        {
             let Some(known) = self.fetches.get_mut(&fetch.0) else {
                 return;
             };
@@ -330,9 +345,20 @@ impl Directory {
             let id = sought.wanted.id;
             if sum.is_some_and(|sum| bound_sum(&id, lent.sequence, lent.length, sum) == lent.sum) {
                 self.counts.fetched += 1;
-                let Lent { tier, parts, length, .. } = lent;
+                let Lent {
+                    tier, parts, length, ..
+                } = lent;
                 let from = peer;
-                self.end_block(fetch, nth, Ok(Fetched { from, tier, parts, length }));
+                self.end_block(
+                    fetch,
+                    nth,
+                    Ok(Fetched {
+                        from,
+                        tier,
+                        parts,
+                        length,
+                    }),
+                );
                 continue;
             }
             sought.why = Missed::Wrong;

@@ -137,7 +137,11 @@ impl Sliced<Replicas> {
                 false => Change::NoPlace,
             };
         }
-        if replicas.count > before { Change::Added } else { Change::Same }
+        if replicas.count > before {
+            Change::Added
+        } else {
+            Change::Same
+        }
     }
 }
 
@@ -179,7 +183,6 @@ impl Hasher for Salted {
         self.0
     }
 }
-
 
 /// Every bit of the answer depends on every bit of the question.
 pub(super) fn mix(word: u64) -> u64 {

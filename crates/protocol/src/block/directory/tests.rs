@@ -62,7 +62,11 @@ impl Company {
                 }
                 let owed: Vec<PeerId> = self.members[here].owed().collect();
                 for to in owed {
-                    words.extend(self.members[here].next_published(to, self.now).map(|message| (to, message)));
+                    words.extend(
+                        self.members[here]
+                            .next_published(to, self.now)
+                            .map(|message| (to, message)),
+                    );
                 }
                 any |= !words.is_empty();
                 for (to, message) in words {
@@ -111,7 +115,11 @@ fn what_one_has_the_others_find_and_what_is_gone_they_do_not() {
     company.talk();
     let ids: Vec<BlockId> = (0..200).map(id).collect();
     let found = company.find(1, &ids);
-    assert!(found.iter().all(|holders| holders.len() == 1 && holders[0].peer == peer(0)));
+    assert!(
+        found
+            .iter()
+            .all(|holders| holders.len() == 1 && holders[0].peer == peer(0))
+    );
     (0..100).for_each(|number| company.members[0].set(id(number), 0, 0));
     company.talk();
     company.pass(Settings::default().fresh.saturating_add(Time::from_ms(1)));
@@ -148,7 +156,11 @@ fn blocks_are_spread_evenly_and_few_move_when_a_member_comes() {
         let all = shard::placed(&seats, &id(number));
         all.iter().flatten().for_each(|seat| counts[seat.member as usize] += 1);
         let before = shard::placed(&seats[..7], &id(number));
-        moved += all.iter().flatten().filter(|seat| !before.iter().flatten().any(|one| one == *seat)).count();
+        moved += all
+            .iter()
+            .flatten()
+            .filter(|seat| !before.iter().flatten().any(|one| one == *seat))
+            .count();
     }
     assert!(counts.iter().all(|count| (1700..2300).contains(count)), "{counts:?}");
     // Only what is placed with the new one.
@@ -274,7 +286,11 @@ fn fetch(company: &mut Company, here: usize, block: u32, lends: &[(usize, &[u8])
                 Event::Landed { loan, .. } => {
                     company.members[here].summed(loan, &[Some(checksum(b"the same"))], company.now);
                 }
-                Event::Fetched { fetch: ended, ended: outcome, .. } if ended == fetch => return outcome,
+                Event::Fetched {
+                    fetch: ended,
+                    ended: outcome,
+                    ..
+                } if ended == fetch => return outcome,
                 _ => {}
             }
         }

@@ -57,11 +57,18 @@ pub struct Lent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// I keep blocks of this shape.
-    Hello { shape: u64 },
+    Hello {
+        shape: u64,
+    },
     /// What I have, and have no more. Of others nobody may speak.
-    Publish { entries: Vec<Said> },
+    Publish {
+        entries: Vec<Said>,
+    },
     /// Who has these?
-    Ask { ask: u64, ids: Vec<BlockId> },
+    Ask {
+        ask: u64,
+        ids: Vec<BlockId>,
+    },
     /// One list of holders a block; a holder is a digest of its name and epoch.
     Answer {
         ask: u64,
@@ -69,12 +76,23 @@ pub enum Message {
         found: Vec<Vec<Named>>,
     },
     /// Keep these where they are, for so long, and say where.
-    Read { loan: u64, lasts: Time, ids: Vec<BlockId> },
-    Lent { loan: u64, blocks: Vec<Option<Lent>> },
+    Read {
+        loan: u64,
+        lasts: Time,
+        ids: Vec<BlockId>,
+    },
+    Lent {
+        loan: u64,
+        blocks: Vec<Option<Lent>>,
+    },
     /// I read no more of what this loan was about.
-    Done { loan: u64 },
+    Done {
+        loan: u64,
+    },
     /// What you lent me was not what it summed up to.
-    Doubt { ids: Vec<BlockId> },
+    Doubt {
+        ids: Vec<BlockId>,
+    },
 }
 
 impl Message {

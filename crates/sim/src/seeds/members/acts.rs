@@ -128,7 +128,11 @@ impl MembersPlay {
                 room: BLOCK_BYTES,
             })
             .collect();
-        let patience = if surely_from.is_some() { Time::from_secs(5) } else { DEADLINE };
+        let patience = if surely_from.is_some() {
+            Time::from_secs(5)
+        } else {
+            DEADLINE
+        };
         let fetch = store
             .members
             .fetch(region.clone(), &wanted, now.saturating_add(patience), now);
@@ -289,7 +293,13 @@ impl MembersPlay {
         self.turn(index)
     }
 
-    fn on_fetched(&mut self, index: usize, fetch: FetchId, nth: usize, ended: Result<Fetched, Missed>) -> Result<(), Broken> {
+    fn on_fetched(
+        &mut self,
+        index: usize,
+        fetch: FetchId,
+        nth: usize,
+        ended: Result<Fetched, Missed>,
+    ) -> Result<(), Broken> {
         let what = match &ended {
             Ok(_) => "fetched".to_owned(),
             Err(missed) => format!("missed: {missed}"),
@@ -318,7 +328,11 @@ impl MembersPlay {
                 let right = content(block);
                 if bytes != right {
                     let at = bytes.iter().zip(&right).position(|(a, b)| a != b).unwrap_or(0);
-                    return Err(Broken::WrongBytes { store: index, block, at });
+                    return Err(Broken::WrongBytes {
+                        store: index,
+                        block,
+                        at,
+                    });
                 }
             }
             Err(missed) => {
@@ -330,7 +344,12 @@ impl MembersPlay {
                 {
                     let why = missed.to_string();
                     let store = index;
-                    return Err(Broken::CalmMiss { store, holder, block, why });
+                    return Err(Broken::CalmMiss {
+                        store,
+                        holder,
+                        block,
+                        why,
+                    });
                 }
             }
         }

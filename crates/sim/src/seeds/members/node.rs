@@ -149,9 +149,7 @@ impl Node {
 impl Store {
     /// Puts a block, which may push others out.
     pub(super) fn put(&mut self, block: u64, now: Time) -> &'static str {
-        let put = self
-            .shelf
-            .put(TenantKey::of("one"), id(block), None, u8::MAX >> 7, now);
+        let put = self.shelf.put(TenantKey::of("one"), id(block), None, u8::MAX >> 7, now);
         let write = match put {
             Ok(ShelfPut::Write(write)) => write,
             Ok(ShelfPut::AlreadyThere) => return "already there",
