@@ -31,6 +31,11 @@ pub fn spans(bytes: &[u8]) {
     }
 }
 
+/// What stores say to each other about where blocks are.
+pub fn directory_words(bytes: &[u8]) {
+    crate::block::directory::harness::messages(bytes);
+}
+
 /// Messages from anybody, to sessions in every state.
 pub fn session_messages(bytes: &[u8]) {
     session::messages(bytes);
