@@ -7,6 +7,7 @@ use weft_plan::Time;
 use weft_protocol::{Direction, Failure, Loss, Memory, OpId, PathId, Refusal, RegionKey, Signal};
 
 use super::frame::{Bounce, Frame, MAX_BOUNCE_RUNS};
+use super::moves::By;
 use super::path::{Path, Running};
 use super::ring::{Ring, SLOT_BYTES, SLOTS};
 use crate::Clock;
@@ -77,7 +78,10 @@ impl Bouncing {
 }
 
 impl Bouncer {
-    pub(super) fn push(&mut self, running: Running) {
+    pub(super) fn push(&mut self, mut running: Running) {
+        if let Some(sums) = &mut running.sums {
+            sums.leave_near();
+        }
         self.moves.push_back(Bouncing {
             asked_to: running.at,
             running,
@@ -224,9 +228,10 @@ impl Path {
         let bouncing = &mut bouncer.moves[at];
         let data = ring.slot(slot);
         if !bouncing.writes() {
-            if let Some(digest) = &mut bouncing.running.digest {
+            if let Some(sums) = &mut bouncing.running.sums {
+                let bytes = (asked.range.end - asked.range.start) as usize;
                 // SAFETY: the slot holds the range.
-                unsafe { copy::sum(data, (asked.range.end - asked.range.start) as usize, digest) };
+                sums.take_up_far(|far| unsafe { copy::sum(data, bytes, far) });
             }
             if !bouncing.verifies
                 && let Err(refusal) = bouncing.copy(&asked.range, data, false)
@@ -237,12 +242,12 @@ impl Path {
         }
         bouncing.running.at = asked.range.end;
         if bouncing.running.at == bouncing.range().end {
-            if bouncing.writes() && bouncing.running.digest.is_some() {
+            if bouncing.writes() && bouncing.running.sums.is_some() {
                 bouncing.verifies = true;
                 bouncing.running.at = bouncing.range().start;
                 bouncing.asked_to = bouncing.running.at;
             } else if let Some(done) = bouncer.moves.remove(at) {
-                self.finish(done.running, signals);
+                self.finish(done.running, By::Process, signals);
             }
         }
         true
