@@ -354,7 +354,7 @@ fn run_units_summed(
         }
         _ => {
             for unit in 0..units.len() {
-                // SAFETY: as above.
+                // SAFETY: `Worker::copy` holds the guard here too, over pieces that it has checked.
                 unsafe { copy_summed(of_unit(unit), direction, &mut sent, &mut landed) };
             }
         }
@@ -406,7 +406,7 @@ unsafe fn copy_summed(pieces: &[Piece], direction: Direction, sent: &mut Digest,
             sent.update(bytes);
             let mut bytes = bytes.as_ptr();
             for piece in batch {
-                // SAFETY: as above.
+                // SAFETY: the caller's promise of where the piece goes; the buffer holds it, after those before it.
                 unsafe {
                     copy_cached(ends(piece).0, bytes, piece.len);
                     bytes = bytes.add(piece.len);
