@@ -405,9 +405,8 @@ impl Shared {
                     return;
                 };
                 let name = |peer: &PeerId| {
-                    let shared = self.agent.shared().ok()?;
-                    let name = shared.lock().core.identity(*peer).map(|identity| identity.name.clone());
-                    name
+                    let world = self.agent.shared().ok()?.lock();
+                    world.core.identity(*peer).map(|identity| identity.name.clone())
                 };
                 let whereabouts = find
                     .here

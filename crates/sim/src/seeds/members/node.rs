@@ -238,6 +238,6 @@ pub(super) fn id(block: u64) -> BlockId {
 
 pub(super) fn content(block: u64) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK_BYTES as usize];
-    Seeded::new(block ^ 0x636f_6e74_656e_74).fill(&mut bytes);
+    Seeded::new(block ^ 0x0063_6f6e_7465_6e74).fill(&mut bytes);
     bytes
 }
