@@ -1,6 +1,6 @@
 //! Blocks of a paged cache that become blocks of another: other layouts, other element types, by one program.
 //!
-//! [`Pages`](crate::pages::Pages) says where the tokens and heads of a layer lie, and [`Elements`] what their numbers are. From two ends so described,
+//! [`Pages`] says where the tokens and heads of a layer lie, and [`Elements`] what their numbers are. From two ends so described,
 //! [`convert`] computes a [`Conversion`]: which bytes of one become which bytes of the other. It is a few [`Nest`]s, loops that thousands of
 //! [`Stretch`]es share, so that it stays small, and so that one launch on a GPU carries all of it out. Whoever moves bytes walks through it: the processor
 //! (`weft_fabric::conversion`), a kernel (`weft_gpu::Converter`); [`Conversion::apply`] is what it means, in safe code that is short enough to be read as a definition.

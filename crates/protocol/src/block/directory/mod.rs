@@ -1,7 +1,7 @@
 //! The directory: which stores have a block, and how one of them gets it from another.
 //!
 //! Agents whose stores work together are **members**. Where blocks are is soft state in their memory: each block has a few members that are to know who has it,
-//! [placed](shard) by a hash over all members, and whoever has it **publishes** that to them in batches. Nobody else knows, nothing is written anywhere, and what a
+//! placed by a hash over all members, and whoever has it **publishes** that to them in batches. Nobody else knows, nothing is written anywhere, and what a
 //! member knows of another dies with the session between them. [`Directory`] is one member without I/O: blocks that came and went, words, ends of moves and `now`
 //! go in; [`Act`]s, [`Event`]s and the next timeout come out. [`Members`] puts it on an agent's [`Core`](crate::agent::Core), the same for the real and
 //! the simulated world.
