@@ -2,10 +2,12 @@
 //!
 //! These installs are large, so none of it runs in the suite; each makes an environment of its own under `target/door`.
 
+mod jax;
 mod nccl;
 mod nixl;
 mod ray;
 mod sglang;
+mod training;
 mod vllm_nixl;
 
 use std::process::ExitCode;
@@ -30,6 +32,14 @@ enum Door {
     Ray(ray::Arguments),
     /// Weft's plug-ins for NCCL: the tables that NCCL asks for, and those tables in two processes.
     Nccl(nccl::Arguments),
+    /// Arrays of JAX's in transfers, and an all-reduce in its compiled programs.
+    Jax(jax::Arguments),
+    /// PyTorch's own: DDP, FSDP2, tensor and pipeline parallel, compiled collectives; losses beside Gloo's.
+    Fsdp(training::Fsdp),
+    /// A GPT of Megatron-Core: tensors, pipelines, data, experts; losses beside Gloo's.
+    Megatron(training::Megatron),
+    /// DeepSpeed's ZeRO 1 to 3; losses beside Gloo's.
+    Deepspeed(training::Deepspeed),
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
@@ -39,5 +49,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         Door::Sglang(arguments) => sglang::run(arguments),
         Door::Ray(arguments) => ray::run(arguments),
         Door::Nccl(arguments) => nccl::run(arguments),
+        Door::Jax(arguments) => jax::run(arguments),
+        Door::Fsdp(arguments) => arguments.run(),
+        Door::Megatron(arguments) => arguments.run(),
+        Door::Deepspeed(arguments) => arguments.run(),
     }
 }

@@ -13,6 +13,7 @@ import pytest
 
 MISSING = {
     "torch": "torch is not installed: cargo xtask test --torch",
+    "jax": "JAX is not installed: cargo xtask door-test jax",
     "vllm": "vLLM is not installed: cargo xtask vllm-test",
 }
 
