@@ -20,7 +20,7 @@ LIBRARY = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else HERE.parent / "targ
 
 
 def compile_to(target: str) -> None:
-    include = ["-I", jax.ffi.include_dir(), "-I", HERE.parent / "crates/c/include"]
+    include = ["-isystem", jax.ffi.include_dir(), "-I", HERE.parent / "crates/c/include"]
     library = ["-L", LIBRARY, "-lweft", f"-Wl,-rpath,{LIBRARY}"]
     subprocess.run(["c++", "-std=c++17", "-O1", "-shared", "-fPIC", HERE / "c/jax_ffi.cpp", *include, *library, "-o", target], check=True)
 
@@ -65,7 +65,7 @@ def train(rank: int, ranks: int) -> float:
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        library = load(os.environ["WEFT_JAX_EXAMPLE"])
+        library = load(os.environ["JAX_FFI_LIBRARY"])
         loss = train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         if os.environ["RANK"] == "0":
             print(f"{os.environ['WORLD_SIZE']} ranks have learned it: {loss < 1e-3}")
@@ -76,6 +76,6 @@ if __name__ == "__main__":
             port = str(probe.getsockname()[1])
             probe.close()
             compile_to(f"{directory}/jax_ffi.so")
-            launched = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WEFT_JAX_EXAMPLE": f"{directory}/jax_ffi.so"}
+            launched = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "JAX_FFI_LIBRARY": f"{directory}/jax_ffi.so"}
             both = [subprocess.Popen([sys.executable, __file__, str(LIBRARY)], env={**launched, "RANK": rank}) for rank in "01"]
             sys.exit(max(process.wait() for process in both))

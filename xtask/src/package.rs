@@ -25,6 +25,9 @@ pub struct Arguments {
     /// The profile that cargo builds by.
     #[arg(long, default_value = "release")]
     profile: String,
+    /// Take the command and the library from here, and build none.
+    #[arg(long, value_name = "DIR", conflicts_with = "profile")]
+    built: Option<PathBuf>,
     /// Who answers for the package, as Debian wants it said.
     #[arg(long, value_name = "NAME <MAIL>", default_value = "Nobody yet <root@localhost>")]
     maintainer: String,
@@ -75,7 +78,10 @@ const TRIED: &[&str] = &[
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     install_missing(NEEDED)?;
-    let built = build(&arguments.profile)?;
+    let built = match &arguments.built {
+        Some(built) => built.clone(),
+        None => build(&arguments.profile)?,
+    };
     let place = root().join("target/package");
     let tree = place.join("tree");
     if tree.exists() {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
 import multiprocessing
 import os
 import pathlib
@@ -25,6 +27,7 @@ import weft
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
 LIBRARY = ""
 DEADLINE_S = 5
+SCRATCH = tempfile.TemporaryDirectory(prefix="jax-door-")
 
 
 def _array(name: str, dtype: str) -> jax.Array:
@@ -118,7 +121,7 @@ spec = importlib.util.spec_from_file_location("example", os.environ["EXAMPLE"])
 example = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(example)
 import jax, jax.numpy as jnp
-library = example.load(os.environ["WEFT_JAX_EXAMPLE"])
+library = example.load(os.environ["JAX_FFI_LIBRARY"])
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 step = jax.jit(lambda x: example.all_reduce(x * 2, deadline_ms=5000) + 1)
 number = 0
@@ -130,25 +133,32 @@ while True:
 """
 
 
+@functools.cache
+def _compiled() -> str:
+    """What the example compiles, once for all cases."""
+    spec = importlib.util.spec_from_file_location("example", EXAMPLES / "20_jax_ffi.py")
+    example = importlib.util.module_from_spec(spec)
+    sys.argv[1:] = [LIBRARY]
+    spec.loader.exec_module(example)
+    target = f"{SCRATCH.name}/jax_ffi.so"
+    example.compile_to(target)
+    return target
+
+
 def _broken(number: signal.Signals) -> str:
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
         probe.close()
-        shared = f"{folder}/jax_ffi.so"
-        spec_of_example = EXAMPLES / "20_jax_ffi.py"
         script = pathlib.Path(folder) / "rank.py"
         script.write_text(RANK)
-        include = ["-I", jax.ffi.include_dir(), "-I", EXAMPLES.parent / "crates/c/include"]
-        link = ["-L", LIBRARY, "-lweft", f"-Wl,-rpath,{LIBRARY}"]
-        subprocess.run(["c++", "-std=c++17", "-shared", "-fPIC", EXAMPLES / "c/jax_ffi.cpp", *include, *link, "-o", shared], check=True)
         environment = {
             **os.environ,
             "WORLD_SIZE": "3",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
-            "WEFT_JAX_EXAMPLE": shared,
-            "EXAMPLE": str(spec_of_example),
+            "JAX_FFI_LIBRARY": _compiled(),
+            "EXAMPLE": str(EXAMPLES / "20_jax_ffi.py"),
         }
         ranks = [
             subprocess.Popen(

@@ -68,4 +68,4 @@ def versions() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(__doc__, CASES, versions))
+    sys.exit(main(__doc__, CASES, versions, ["deepspeed"]))

@@ -231,4 +231,4 @@ CASES = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main(__doc__, CASES, lambda: f"PyTorch {torch.__version__}"))
+    sys.exit(main(__doc__, CASES, lambda: f"PyTorch {torch.__version__}", ["torch.distributed.fsdp"]))

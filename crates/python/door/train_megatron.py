@@ -173,4 +173,4 @@ if __name__ == "__main__":
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     with contextlib.suppress(RuntimeError):
         torch.set_num_interop_threads(1)
-    sys.exit(main(__doc__, CASES, lambda: f"Megatron-Core {version('megatron-core')}, PyTorch {torch.__version__}"))
+    sys.exit(main(__doc__, CASES, lambda: f"Megatron-Core {version('megatron-core')}, PyTorch {torch.__version__}", ["megatron.core.models.gpt.gpt_model", "megatron.core.pipeline_parallel", "megatron.core.optimizer"]))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import multiprocessing
 import os
 import pathlib
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -96,11 +96,26 @@ def _be_a_rank(case: Case, backend: str, steps: int, told: pathlib.Path) -> None
     dist.destroy_process_group()
 
 
+def _enter(name: str, backend: str, steps: int, told: str, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    log = os.open(pathlib.Path(told) / f"log.{environment['RANK']}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    # The script, which this process has under another name than the one that it was started by.
+    cases = sys.modules["__main__"].CASES
+    _be_a_rank(cases[name], backend, steps, pathlib.Path(told))
+
+
 # Whoever starts them.
 
 
+CONTEXT = multiprocessing.get_context("forkserver")
+# Before anything of torch's is imported.
+os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+
+
 class Ranks:
-    """The processes of one run."""
+    """The processes of one run. Each is a fork of one that has imported everything and done nothing yet."""
 
     def __init__(self, name: str, case: Case, backend: str, steps: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="training-")
@@ -109,34 +124,29 @@ class Ranks:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         environment = {
-            **os.environ,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(case.ranks),
             "LOCAL_WORLD_SIZE": str(case.ranks),
             "LOCAL_SIZE": str(case.ranks),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
         }
-        self.logs = [open(self.told / f"log.{rank}", "w+") for rank in range(case.ranks)]
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, sys.argv[0], "--be", name, backend, str(steps), self._folder.name],
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=self.logs[rank],
-                stderr=subprocess.STDOUT,
+            CONTEXT.Process(
+                target=_enter,
+                args=(name, backend, steps, self._folder.name, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}),
             )
             for rank in range(case.ranks)
         ]
+        for process in self.processes:
+            process.start()
 
     def __enter__(self) -> Ranks:
         return self
 
     def __exit__(self, *_) -> None:
-        for process, log in zip(self.processes, self.logs):
+        for process in self.processes:
             process.kill()
-            process.wait()
-            log.close()
+            process.join()
         self._folder.cleanup()
 
     def log(self, rank: int) -> str:
@@ -146,13 +156,11 @@ class Ranks:
         """What every rank has told, when all have ended well."""
         until = time.monotonic() + PATIENCE_S
         for rank, process in enumerate(self.processes):
-            try:
-                code = process.wait(max(1.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise AssertionError(f"rank {rank} did not end in {PATIENCE_S} s:\n{self.log(rank)}") from None
-            if code != 0:
+            process.join(max(1.0, until - time.monotonic()))
+            assert process.exitcode is not None, f"rank {rank} did not end in {PATIENCE_S} s:\n{self.log(rank)}"
+            if process.exitcode != 0:
                 failed = self.told / f"failed.{rank}"
-                said = failed.read_text() if failed.exists() else f"exit code {code}"
+                said = failed.read_text() if failed.exists() else f"exit code {process.exitcode}"
                 raise AssertionError(f"rank {rank}: {said}\n{self.log(rank)}")
         return [json.loads((self.told / f"told.{rank}").read_text()) for rank in range(len(self.processes))]
 
@@ -163,7 +171,7 @@ class Ranks:
             if all(step.exists() and int(step.read_text() or 0) >= wanted for step in steps):
                 return
             for rank, process in enumerate(self.processes):
-                assert process.poll() is None, f"rank {rank} ended before its time:\n{self.log(rank)}"
+                assert process.exitcode is None, f"rank {rank} ended before its time:\n{self.log(rank)}"
             time.sleep(0.05)
         raise AssertionError(f"{wanted} steps took more than {PATIENCE_S} s:\n{self.log(0)}")
 
@@ -202,10 +210,9 @@ def _broken(name: str, case: Case, number: signal.Signals) -> str:
         took = 0.0
         for rank in range(victim):
             # Beside the deadline: what a call that had begun just before still has, and a machine with other work.
-            try:
-                ranks.processes[rank].wait(2 * DEADLINE_S + 30)
-            except subprocess.TimeoutExpired:
-                raise AssertionError(f"rank {rank} still waits after {2 * DEADLINE_S + 30} s:\n{ranks.log(rank)}") from None
+            limit = 2 * DEADLINE_S + 30
+            ranks.processes[rank].join(limit)
+            assert ranks.processes[rank].exitcode is not None, f"rank {rank} still waits after {limit} s:\n{ranks.log(rank)}"
             took = max(took, time.monotonic() - began)
             failed = ranks.told / f"failed.{rank}"
             assert failed.exists(), f"rank {rank} ended without an error:\n{ranks.log(rank)}"
@@ -213,15 +220,11 @@ def _broken(name: str, case: Case, number: signal.Signals) -> str:
     return f"{case.ranks} ranks: after {took:.1f} s rank 0 has {said}"
 
 
-def main(about: str, cases: dict[str, Case], versions: Callable[[], str]) -> int:
+def main(about: str, cases: dict[str, Case], versions: Callable[[], str], packages: list[str]) -> int:
+    CONTEXT.set_forkserver_preload([*packages, "torch.distributed", "weft.torch"])
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="one of the cases; several times for several")
-    parser.add_argument("--be", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.be:
-        name, backend, steps, told = arguments.be
-        _be_a_rank(cases[name], backend, int(steps), pathlib.Path(told))
-        return 0
     work: dict[str, Callable[[], str]] = {}
     for name, case in cases.items():
         work[name] = lambda name=name: _compared(name, cases)
