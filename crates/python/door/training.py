@@ -111,7 +111,7 @@ def _enter(name: str, backend: str, steps: int, told: str, environment: dict[str
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Before anything of torch's is imported.
-os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class Ranks:
