@@ -36,7 +36,7 @@ enum Door {
     Jax(jax::Arguments),
     /// PyTorch's own: DDP, FSDP2, tensor and pipeline parallel, compiled collectives; losses beside Gloo's.
     Fsdp(training::Fsdp),
-    /// A GPT of Megatron-Core: tensors, pipelines, data, experts; losses beside Gloo's.
+    /// A GPT of Megatron-Core: tensors, pipelines, data; losses beside Gloo's.
     Megatron(training::Megatron),
     /// DeepSpeed's ZeRO 1 to 3; losses beside Gloo's.
     Deepspeed(training::Deepspeed),

@@ -81,11 +81,6 @@ def ddp() -> Iterator[float]:
     return steps(nn.parallel.DistributedDataParallel(decoder()))
 
 
-def ddp_compiled() -> Iterator[float]:
-    """The graph is split at the buckets of gradients."""
-    return steps(torch.compile(nn.parallel.DistributedDataParallel(decoder()), backend="aot_eager"))
-
-
 def fsdp2() -> Iterator[float]:
     from torch.distributed.fsdp import fully_shard
 
@@ -219,7 +214,6 @@ def functional_inductor() -> Iterator[float]:
 
 CASES = {
     "ddp": Case(ddp, faults=True),
-    "ddp_compiled": Case(ddp_compiled),
     "fsdp2": Case(fsdp2, faults=True),
     "fsdp2_compiled": Case(fsdp2_compiled),
     "fsdp2_mixed": Case(fsdp2_mixed),

@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 
 STEPS = 5
@@ -85,6 +86,7 @@ def _be_a_rank(case: Case, backend: str, steps: int, told: pathlib.Path) -> None
             if len(losses) == steps:
                 break
     except Exception as error:
+        traceback.print_exc()
         message = " ".join(str(error).split())[:200]
         (told / f"failed.{rank}").write_text(f"{type(error).__name__}: {message}")
         # Nothing that is under way matters any more, and interpreters that end wait for threads.

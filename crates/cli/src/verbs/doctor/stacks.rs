@@ -54,7 +54,7 @@ const STACKS: &[Stack] = &[
         packages: &["deepspeed"],
         door: "weft.torch",
         how: "init_process_group(\"weft\") before deepspeed.initialize",
-        run: Some((Version(0, 19), Version(0, 19))),
+        run: None,
         written_for: "0.19",
         page: "training.md",
     },
