@@ -2,15 +2,18 @@
 //!
 //! These installs are large, so none of it runs in the suite; each makes an environment of its own under `target/door`.
 
+mod dynamo;
+mod llm_d;
+mod lmcache;
 mod nccl;
 mod nixl;
 mod ray;
 mod sglang;
 mod vllm_nixl;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
-use crate::command::Error;
+use crate::command::{self, Error};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -24,7 +27,13 @@ enum Door {
     Nixl(nixl::Arguments),
     /// vLLM's NixlConnector over Weft, with NIXL and without.
     VllmNixl(vllm_nixl::Arguments),
-    /// SGLang's prefill and decode apart, over Weft in NIXL's place.
+    /// Dynamo's frontend, prefill and decode workers for vLLM, with Weft's connector.
+    Dynamo(dynamo::Arguments),
+    /// vLLM with Weft's connector behind the protocol of llm-d's routing sidecar, and KServe's.
+    LlmD(llm_d::Arguments),
+    /// Blocks from one LMCache process to another.
+    Lmcache(lmcache::Arguments),
+    /// SGLang's prefill and decode apart, over Weft in NIXL's place and by its own name.
     Sglang(sglang::Arguments),
     /// Tensors from actor to actor of Ray's.
     Ray(ray::Arguments),
@@ -36,8 +45,20 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     match &arguments.door {
         Door::Nixl(arguments) => nixl::run(arguments),
         Door::VllmNixl(arguments) => vllm_nixl::run(arguments),
+        Door::Dynamo(arguments) => dynamo::run(arguments),
+        Door::LlmD(arguments) => llm_d::run(arguments),
+        Door::Lmcache(arguments) => lmcache::run(arguments),
         Door::Sglang(arguments) => sglang::run(arguments),
         Door::Ray(arguments) => ray::run(arguments),
         Door::Nccl(arguments) => nccl::run(arguments),
+    }
+}
+
+/// Runs a script that says itself what it has seen, and is told by its status whether all was well.
+fn told(script: &mut Command) -> Result<ExitCode, Error> {
+    match command::run(script) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(Error::Failed { .. }) => Ok(ExitCode::FAILURE),
+        Err(other) => Err(other),
     }
 }

@@ -33,7 +33,7 @@ from tiny_model import make  # noqa: E402
 
 # How long a transfer may take where a peer stands still, and how long a request then may.
 DEADLINE = "5s"
-ANSWER_MAX = 120.0
+ANSWER_MAX = 300.0
 TOKENS = 24
 
 
@@ -48,7 +48,7 @@ def environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         # Of a prefill side that is gone, a decode side hears by these.
         "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
-        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "20",
+        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
     }
 
 

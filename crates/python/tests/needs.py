@@ -13,6 +13,7 @@ import pytest
 
 MISSING = {
     "torch": "torch is not installed: cargo xtask test --torch",
+    "yaml": "PyYAML is not installed: pip install pyyaml",
     "vllm": "vLLM is not installed: cargo xtask vllm-test",
 }
 
