@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -71,6 +72,7 @@ class Bench:
             command += ["--kv-transfer-config", json.dumps(connector)]
         worker = self._process(name, command)
         # Where its metrics are, and whether it is well.
+        worker.port = small_port()
         worker.env["DYN_SYSTEM_PORT"] = str(worker.port)
         return worker
 
@@ -149,6 +151,17 @@ class Bench:
             process.kill()
         self.started.clear()
         shutil.rmtree(self.store, ignore_errors=True) if self.store.name.startswith("dynamo-") else None
+
+
+def small_port() -> int:
+    """Dynamo takes the number of this one for one of 16 bits with a sign."""
+    while True:
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
+                return int(listener.getsockname()[1])
+            except OSError:
+                pass
 
 
 def handed_off(decode: Process) -> float:
