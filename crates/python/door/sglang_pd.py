@@ -137,10 +137,7 @@ def ignored(url: str, prompt: list[int], where: dict[str, Any]) -> None:
 
 def reason(error: urllib.error.HTTPError) -> str:
     """What a client is told."""
-    try:
-        return str(json.loads(error.read())["error"]["message"])[:160]
-    except (ValueError, KeyError, TypeError):
-        return "nothing"
+    return " ".join(error.read().decode(errors="replace").split())[:200] or "nothing"
 
 
 def contract(bench: Bench) -> str:
