@@ -140,13 +140,22 @@ const STACKS: &[Stack] = &[
         page: "kubernetes.md",
     },
     Stack {
-        name: "TensorRT-LLM",
+        name: "TensorRT-LLM, blocks kept",
+        packages: &["tensorrt-llm"],
+        door: "weft.trtllm",
+        how: "kv_connector_config: connector_module, with weft.trtllm.connector",
+        run: None,
+        written_for: "its main branch",
+        page: "tensorrt-llm.md",
+    },
+    Stack {
+        name: "TensorRT-LLM, between engines",
         packages: &["tensorrt-llm"],
         door: "NIXL's back end, as LIBFABRIC",
         how: "eval \"$(weft nixl --as libfabric)\"",
         run: None,
         written_for: "its main branch",
-        page: "nixl.md",
+        page: "tensorrt-llm.md",
     },
 ];
 
