@@ -43,7 +43,7 @@ DOORS: dict[str, Door] = {
         distributions=("sglang",),
         parts={
             f"{SGLANG}.plugins.hook_registry:HookRegistry": ("register", "apply_hooks"),
-            f"{SGLANG}.plugins.hook_registry:HookType": ("AROUND", "REPLACE"),
+            f"{SGLANG}.plugins.hook_registry:HookType": ("AFTER", "AROUND"),
             f"{SGLANG}.disaggregation.utils:TransferBackend": ("NIXL",),
             f"{SGLANG}.disaggregation.utils:KVClassType": ("KVARGS", "MANAGER", "SENDER", "RECEIVER", "BOOTSTRAP_SERVER"),
             f"{SGLANG}.disaggregation.nixl.conn:NixlKVManager": ("__init__", "transfer_worker", "_post_xfer", "_await_handles"),

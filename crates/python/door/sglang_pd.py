@@ -77,7 +77,7 @@ class Bench:
         command = [
             sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model), "--device", "cpu", "--attention-backend", "torch_native",
             "--sampling-backend", "pytorch", "--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled", "--disable-overlap-schedule",
-            "--disable-radix-cache", "--mem-fraction-static", "0.1", "--max-total-tokens", "16384", "--max-running-requests", "8", "--context-length", "2048",
+            "--disable-radix-cache", "--mem-fraction-static", "0.5", "--max-total-tokens", "16384", "--max-running-requests", "8", "--context-length", "2048",
             "--page-size", "64", "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port), "--skip-server-warmup", *more,
         ]  # fmt: skip
         env = environment() | BY[self.by] | {f"WEFT_{key.upper()}": value for key, value in settings.items()}

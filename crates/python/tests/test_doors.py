@@ -38,6 +38,8 @@ def write(record, root):
     for module, parts in modules.items():
         path = root.joinpath(*module.split("."))
         path.mkdir(parents=True, exist_ok=True)
+        # What has values comes first: signatures name them.
+        parts.sort(key=lambda part: "(Enum)" not in part)
         (path / "__init__.py").write_text("from __future__ import annotations\nfrom abc import *\nfrom typing import *\nfrom enum import Enum\n\n" + "\n".join(parts))
     return Source(root)
 
