@@ -18,6 +18,7 @@ SAYS = {
     "14_hand_off.py": "the blocks of prompt 1 are free: everybody has it",
     "15_torch_cuda.py": "2 ranks over weft agree: True",
     "16_torch_rows_cuda.py": "2 ranks: every token doubled by its experts: True",
+    "18_store.py": "put 8 blocks, in memory and in files\nfound 8 blocks of 8, and they are what was put",
     "13_own_schedule.py": "by the schedule chain every rank has 6.0; one that forgets a contribution is refused",
 }
 

@@ -245,11 +245,10 @@ def test_what_is_damaged_is_sent_again_or_not_believed(damage, pushes):
             reader.hand_off.fetch("one", here, TOKENS)
         ended = reader.event()
         assert relay.damaged > 0
-        if damage == 1:
-            assert ended.cause is None, ended
+        # The relay leaves short pieces as they are, so where nothing else comes through whole, they may.
+        assert damage > 1 or ended.cause is None, ended
+        if ended.cause is None:
             reader.check(here)
-        else:
-            assert ended.cause is not None, ended
 
 
 def test_a_prompt_that_is_not_handed_off_says_why():

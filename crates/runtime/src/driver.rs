@@ -251,11 +251,11 @@ impl World {
                 }
             }
             Event::Notified { peer, payload } => {
-                let name = self.core.identity(peer).map_or_else(String::new, |i| i.name.clone());
+                let name = self.name_of(peer);
                 self.notifications.push_back((peer, name, payload));
             }
             Event::Arrived { peer, number, .. } => {
-                let name = self.core.identity(peer).map_or_else(String::new, |i| i.name.clone());
+                let name = self.name_of(peer);
                 self.arrivals.push_back((peer, name, number));
             }
             Event::Connected { peer, identity, .. } => {
@@ -314,6 +314,18 @@ impl World {
         let taken = self.arrivals.pop_front();
         self.core.set_untaken(self.untaken());
         taken
+    }
+
+    /// The name of a peer that an event is about. The session may have ended in the turn that the event came of, but as long as events are taken in
+    /// their order, its end has not been taken yet.
+    fn name_of(&self, peer: PeerId) -> String {
+        match self.peers.get(&peer) {
+            Some(PeerState::Connected { name }) => name.clone(),
+            _ => self
+                .core
+                .identity(peer)
+                .map_or_else(String::new, |known| known.name.clone()),
+        }
     }
 
     fn untaken(&self) -> usize {

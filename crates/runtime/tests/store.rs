@@ -770,7 +770,7 @@ fn what_was_acknowledged_survives_twenty_kills() {
 
 /// `cargo test -p weft --test store -- --ignored two_hundred --nocapture`
 #[test]
-#[ignore = "minutes"]
+#[ignore = "minutes: the suite has a part"]
 fn what_was_acknowledged_survives_two_hundred_kills() {
     kill_rounds(200);
 }

@@ -56,7 +56,7 @@ fn two_hundred_tiers_lose_nothing_acknowledged_and_believe_nothing_wrong() {
 
 /// `cargo test -p weft-sim --test seeds -- --ignored tiers`
 #[test]
-#[ignore = "minutes"]
+#[ignore = "minutes: the suite has a part"]
 fn ten_thousand_tiers() {
     for seed in 0..10_000 {
         assert_eq!(run_shelf(seed).violation, None, "seed {seed}");

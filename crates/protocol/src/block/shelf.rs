@@ -76,7 +76,8 @@ enum Waiter {
 #[derive(Debug, Default)]
 struct Extent {
     dirty: BTreeMap<u32, Vec<Waiter>>,
-    flying: Option<Vec<Waiter>>,
+    /// Pages of which a write is under way.
+    flying: Option<BTreeMap<u32, Vec<Waiter>>>,
     /// Another's: none of its slots is used.
     strange: bool,
 }
@@ -383,13 +384,13 @@ impl Shelf {
             extent.dirty = dirty.split_off(&first_left);
         }
         let pages: Vec<u32> = dirty.keys().copied().collect();
-        extent.flying = Some(dirty.into_values().flatten().collect());
         let first = at * self.geometry.pages() as usize;
         let mut bytes = Vec::with_capacity(pages.len() * PAGE_BYTES);
         for page in &pages {
             let from = (first + *page as usize) * PAGE_BYTES;
             bytes.extend_from_slice(&self.image[from..from + PAGE_BYTES]);
         }
+        extent.flying = Some(dirty);
         Some(Pages {
             extent: at as u32,
             pages,
@@ -403,12 +404,20 @@ impl Shelf {
         let flying = self
             .extents
             .get_mut(extent as usize)
-            .and_then(|extent| extent.flying.take());
+            .and_then(|extent| extent.flying.take())
+            .unwrap_or_default();
         match ended {
             Ok(()) => self.on_success(false),
-            Err(trouble) => self.on_trouble(trouble, false, now),
+            Err(trouble) => {
+                // Nobody knows what is on the medium now. These pages say which records are erased, and a later purge has to find them waiting.
+                let dirty = &mut self.extents[extent as usize].dirty;
+                for page in flying.keys() {
+                    dirty.entry(*page).or_default();
+                }
+                self.on_trouble(trouble, false, now);
+            }
         }
-        for waiter in flying.into_iter().flatten() {
+        for waiter in flying.into_values().flatten() {
             match (waiter, ended) {
                 (Waiter::Put(put, sealed), Ok(())) => match self.puts.get(&put) {
                     Some(pending) if pending.doomed => self.fail(put, PutFailed::Purged),

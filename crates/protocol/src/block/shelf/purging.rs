@@ -47,7 +47,8 @@ impl Shelf {
         }
         // Also records that were erased before, or failed, and may still be on the medium.
         for extent in &mut self.extents {
-            for waiters in extent.dirty.values_mut().chain(&mut extent.flying) {
+            let flying = extent.flying.iter_mut().flat_map(|pages| pages.values_mut().take(1));
+            for waiters in extent.dirty.values_mut().chain(flying) {
                 waiters.push(Waiter::Purge(purge));
                 purging.pages += 1;
             }

@@ -180,6 +180,25 @@ fn a_purge_waits_for_records_that_may_be_on_the_disk_although_their_put_failed()
 }
 
 #[test]
+fn a_purge_whose_page_failed_is_not_done_by_asking_again() {
+    let mut shelf = started(options());
+    put(&mut shelf, 1, None);
+    shelf.purge(TENANT);
+    let pages = shelf.next_pages(Time::ZERO).unwrap();
+    shelf.on_pages(pages.extent, Err(Trouble::Late), Time::ZERO);
+    let failed = |event: &ShelfEvent| matches!(event, ShelfEvent::PurgeDone { ended: Err(_), .. });
+    assert!(events(&mut shelf).iter().any(failed));
+    // The record is erased in memory, and may be on the disk all the same.
+    shelf.purge(TENANT);
+    assert_eq!(events(&mut shelf), []);
+    let pages = shelf.next_pages(Time::from_secs(1)).expect("the page is written again");
+    assert_eq!(pages.bytes[..RECORD_BYTES], Record::erased());
+    shelf.on_pages(pages.extent, Ok(()), Time::from_secs(1));
+    let done = |event: &ShelfEvent| matches!(event, ShelfEvent::PurgeDone { ended: Ok(_), .. });
+    assert!(events(&mut shelf).iter().any(done));
+}
+
+#[test]
 fn a_put_under_way_does_not_outlive_the_purge_of_its_tenant() {
     for written in [false, true] {
         let mut shelf = started(options());
