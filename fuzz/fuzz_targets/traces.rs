@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| weft_plan::harness::trace(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| weft_model::harness::trace(bytes));

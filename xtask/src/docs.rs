@@ -51,6 +51,10 @@ const API: &str = "
 const CRATES: &[(&str, &str)] = &[
     ("weft", "agents, memory, transfers, communicators: what people call"),
     ("weft_plan", "spans, schedules, platforms, costs; pure"),
+    (
+        "weft_model",
+        "systems of GPUs, training, serving, generated networks; pure",
+    ),
     ("weft_protocol", "the state machines and the `Transport` trait; pure"),
     ("weft_fabric", "the transports and the memory they touch"),
     ("weft_sim", "the simulated world, scenarios"),

@@ -18,6 +18,7 @@ mod screenshot;
 mod seeds;
 mod suite;
 mod test;
+mod tidy;
 mod vllm_test;
 mod vm;
 mod wheel;
@@ -38,6 +39,8 @@ struct Arguments {
 enum Task {
     /// Runs the whole suite, Python included, and installs what it needs.
     Test(test::Arguments),
+    /// Looks at what the house has agreed on: names, lengths, reasons of unsafe code, what is told and what is used.
+    Tidy(tidy::Arguments),
     /// Runs the README's commands on a bare Debian that is made for it: from a clean clone, with nothing but Rust, a compiler and Python.
     BareTest(bare_test::Arguments),
     /// Runs the models of code that threads share, in every order of their steps.
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
 fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
     Ok(match task {
         Task::Test(arguments) => test::run(arguments)?,
+        Task::Tidy(arguments) => tidy::run(arguments)?,
         Task::BareTest(arguments) => bare_test::run(arguments)?,
         Task::Loom(arguments) => loom::run(arguments)?,
         Task::Fuzz(arguments) => fuzz::run(arguments)?,

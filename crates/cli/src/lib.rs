@@ -17,6 +17,7 @@ mod pair;
 mod partner;
 mod pattern;
 mod ping_pong;
+mod plot;
 mod predict;
 mod program;
 mod python;
@@ -24,9 +25,11 @@ mod ranks;
 mod report;
 mod resume;
 mod router;
+mod system;
 mod table;
 mod tree;
 mod verbs;
+mod worker;
 
 use std::ffi::OsString;
 

@@ -1,13 +1,11 @@
 //! A second process with an agent of its own, for verbs that need two: this program again, with the hidden verb `partner`, or
 //! `weft bench transfer --listen` on another host.
 //!
-//! With a child the two talk in lines of JSON over its standard input and output, beside what they do through Weft, so that what is
-//! verified does not rest on what is being tested. The child ends when its input does: it cannot outlive the parent. With another
+//! A child takes its orders as a [`Worker`], beside what the two do through Weft, so that what is verified does not rest on what is being
+//! tested. With another
 //! host they say the same in notifications between two agents that do nothing else, so that nobody is obeyed who has not
 //! proved the secret.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,6 +18,7 @@ use crate::ends::{self, Allocation, Overrides};
 use crate::pattern::shuffled;
 use crate::ping_pong::Serve;
 use crate::program;
+use crate::worker::Worker;
 
 /// The name under which a partner publishes its region, and that under which the other end does, where it is written back to.
 pub const REGION: &str = "partner";
@@ -125,21 +124,13 @@ pub struct Partner {
 /// How orders reach the partner.
 #[derive(Debug)]
 enum Line {
-    Child {
-        child: Child,
-        orders: ChildStdin,
-        answers: BufReader<ChildStdout>,
-    },
-    Host {
-        peer: Peer,
-        agent: Agent,
-    },
+    Child(Worker),
+    Host { peer: Peer, agent: Agent },
 }
 
 impl Partner {
     /// Starts a second process on this host.
     pub fn spawn(role: Role<'_>, overrides: &Overrides) -> Result<Partner, Complaint> {
-        let complain = || "The second process could not be started.".to_string();
         let mut command = program::again();
         command.args(overrides.as_flags());
         command.args(["partner", "--name", role.name]);
@@ -156,16 +147,7 @@ impl Partner {
         if role.echo {
             command.arg("--echo");
         }
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .or_complain(Exit::Failed, complain)?;
-        let (Some(orders), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-            unreachable!("both ends were asked to be pipes");
-        };
-        let answers = BufReader::new(answers);
-        let line = Line::Child { child, orders, answers };
+        let line = Line::Child(Worker::spawn(&mut command, "The second process")?);
         Partner {
             line,
             address: String::new(),
@@ -244,10 +226,10 @@ impl Partner {
     /// # Panics
     /// Where the partner is on another host.
     pub fn signal(&self, signal: Signal) -> Result<(), Complaint> {
-        let Line::Child { child, .. } = &self.line else {
+        let Line::Child(worker) = &self.line else {
             panic!("only a child can be signalled");
         };
-        kill_process(Pid::from_child(child), signal).or_complain(Exit::Failed, || {
+        kill_process(Pid::from_child(worker.process()), signal).or_complain(Exit::Failed, || {
             "The second process could not be signalled.".to_string()
         })
     }
@@ -266,39 +248,27 @@ impl Partner {
     }
 
     fn order(&mut self, order: &Order) -> Result<(), Complaint> {
-        let mut text =
-            serde_json::to_string(order).or_complain(Exit::Failed, || "An order has no JSON.".to_string())?;
         match &mut self.line {
-            Line::Child { orders, .. } => {
-                text.push('\n');
-                orders
-                    .write_all(text.as_bytes())
-                    .or_complain(Exit::Failed, || "The second process no longer listens.".to_string())
+            Line::Child(worker) => worker.order(order),
+            Line::Host { peer, .. } => {
+                let text =
+                    serde_json::to_vec(order).or_complain(Exit::Failed, || "An order has no JSON.".to_string())?;
+                peer.notify(&text)
+                    .map_err(|error| ends::explain(&error, "The other host no longer listens."))
             }
-            Line::Host { peer, .. } => peer
-                .notify(text.as_bytes())
-                .map_err(|error| ends::explain(&error, "The other host no longer listens.")),
         }
     }
 
     fn answer(&mut self) -> Result<Answer, Complaint> {
-        let text = match &mut self.line {
-            Line::Child { answers, .. } => {
-                let mut line = String::new();
-                let gone = || "The second process gave no answer; what it said is above.".to_string();
-                answers.read_line(&mut line).or_complain(Exit::Failed, gone)?;
-                if line.is_empty() {
-                    return Err(Complaint::new(Exit::Failed, gone()));
-                }
-                line.into_bytes()
-            }
+        let answer = match &mut self.line {
+            Line::Child(worker) => worker.answer()?,
             Line::Host { agent, .. } => {
                 let gone = || Complaint::new(Exit::Unreachable, "The other host gave no answer.");
-                agent.next_notification(ANSWER_WAIT).ok_or_else(gone)?.payload
+                let text = agent.next_notification(ANSWER_WAIT).ok_or_else(gone)?.payload;
+                serde_json::from_slice(&text)
+                    .or_complain(Exit::Failed, || "The other host answered nonsense.".to_string())?
             }
         };
-        let answer = serde_json::from_slice(&text)
-            .or_complain(Exit::Failed, || "The second process answered nonsense.".to_string())?;
         match answer {
             Answer::Failed { reason } => {
                 let sentence = format!("The other end could not do its part: {}", reason.trim_end());
@@ -312,14 +282,4 @@ impl Partner {
 fn out_of_turn(answer: &Answer) -> Complaint {
     let sentence = format!("The second process answered something else: {answer:?}.");
     Complaint::new(Exit::Failed, sentence)
-}
-
-impl Drop for Partner {
-    fn drop(&mut self) {
-        if let Line::Child { child, .. } = &mut self.line {
-            // It may be frozen or dead already; both calls are then without effect, and there is nothing to report.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }

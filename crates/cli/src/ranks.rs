@@ -1,11 +1,8 @@
 //! The ranks of a group as processes of their own, for `weft bench collective`: this program again, with the hidden verb `rank`.
 //!
-//! As with a [partner](crate::partner), orders and answers are lines of JSON over standard input and output, beside what the ranks
-//! do through Weft. An order goes to all ranks before the first answer is awaited, because a collective takes all of them.
+//! Each takes its orders as a [`Worker`], beside what the ranks do through Weft. An order goes to all ranks before the first answer is awaited, because a collective takes all of them.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +10,7 @@ use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::{Allocation, Overrides};
 use crate::program;
 use crate::verbs::random_word;
+use crate::worker::Worker;
 
 /// A collective to be done over and over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,18 +97,10 @@ pub struct Ranks {
     _meeting_place: MeetingPlace,
 }
 
-#[derive(Debug)]
-struct Worker {
-    child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
 impl Ranks {
     /// Starts processes and lets them form a group.
     pub fn spawn(formation: Formation, overrides: &Overrides) -> Result<Ranks, Complaint> {
         let Formation { count, arena, pin } = formation;
-        let complain = || "The ranks could not be started.".to_string();
         let meeting_place = MeetingPlace::make()?;
         let overrides = overrides.with("rendezvous", format!("dir:{}", meeting_place.0.display()));
         let mut all = Vec::new();
@@ -124,16 +114,7 @@ impl Ranks {
             if pin {
                 command.args(["--core", &rank.to_string()]);
             }
-            let mut child = command
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .or_complain(Exit::Failed, complain)?;
-            let (Some(orders), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-                unreachable!("both ends were asked to be pipes");
-            };
-            let answers = BufReader::new(answers);
-            all.push(Worker { child, orders, answers });
+            all.push(Worker::spawn(&mut command, format!("Rank {rank}"))?);
         }
         let mut ranks = Ranks {
             all,
@@ -167,52 +148,28 @@ impl Ranks {
     }
 
     fn order(&mut self, order: &Order) -> Result<(), Complaint> {
-        let mut text =
-            serde_json::to_string(order).or_complain(Exit::Failed, || "An order has no JSON.".to_string())?;
-        text.push('\n');
-        for (rank, worker) in self.all.iter_mut().enumerate() {
-            let sent = worker.orders.write_all(text.as_bytes());
-            sent.or_complain(Exit::Failed, || format!("Rank {rank} no longer listens."))?;
-        }
-        Ok(())
+        self.all.iter_mut().try_for_each(|worker| worker.order(order))
     }
 
     /// One answer of every rank. Of several failures the first is reported; all ranks name the same culprit.
     fn answers(&mut self) -> Result<Vec<Answer>, Complaint> {
-        let answers: Vec<Result<Answer, Complaint>> = self.all.iter_mut().enumerate().map(Worker::answer).collect();
+        let answers: Vec<Result<Answer, Complaint>> = self.all.iter_mut().enumerate().map(answer).collect();
         answers.into_iter().collect()
     }
 }
 
-impl Worker {
-    fn answer((rank, worker): (usize, &mut Worker)) -> Result<Answer, Complaint> {
-        let gone = || format!("Rank {rank} gave no answer; what it said is above.");
-        let mut line = String::new();
-        worker.answers.read_line(&mut line).or_complain(Exit::Failed, gone)?;
-        if line.is_empty() {
-            return Err(Complaint::new(Exit::Failed, gone()));
+fn answer((rank, worker): (usize, &mut Worker)) -> Result<Answer, Complaint> {
+    match worker.answer()? {
+        Answer::Failed { reason } => {
+            let sentence = format!("Rank {rank} could not do its part: {}", reason.trim_end());
+            Err(Complaint::new(Exit::Failed, sentence))
         }
-        let answer = serde_json::from_str(&line);
-        match answer.or_complain(Exit::Failed, || format!("Rank {rank} answered nonsense."))? {
-            Answer::Failed { reason } => {
-                let sentence = format!("Rank {rank} could not do its part: {}", reason.trim_end());
-                Err(Complaint::new(Exit::Failed, sentence))
-            }
-            answer => Ok(answer),
-        }
+        answer => Ok(answer),
     }
 }
 
 fn out_of_turn(answer: &Answer) -> Complaint {
     Complaint::new(Exit::Failed, format!("A rank answered something else: {answer:?}."))
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // It may be dead already; both calls are then without effect, and there is nothing to report.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// A directory where the ranks find each other, gone afterwards.

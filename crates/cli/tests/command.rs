@@ -26,6 +26,9 @@ fn help_says_what_the_snapshot_says() {
         &["sim", "run", "--help"],
         &["sim", "serving", "--help"],
         &["sim", "sweep", "--help"],
+        &["sim", "replay", "--help"],
+        &["plan-training", "--help"],
+        &["plan-serving", "--help"],
     ]
     .into_iter()
     .chain([
@@ -111,6 +114,14 @@ fn what_cannot_be_explained_exits_2_and_a_wrong_schedule_exits_1() {
         (
             "explain fetch --model llama-3.1-8b --tokens 10 --tier tape",
             "invalid value 'tape'",
+        ),
+        (
+            "explain fetch --model llama-3.1-8b --tokens 10 --tier dram --platform dgx-h100",
+            "a system of GPUs is chosen by `--system dgx-h100`",
+        ),
+        (
+            "explain fetch --model llama-3.1-8b --tokens 10 --tier dram --system dgx-z100",
+            "try:   one of arc-pro-b60",
         ),
     ] {
         let said = output(&question.split(' ').collect::<Vec<_>>());
@@ -198,7 +209,7 @@ fn what_is_shipped_is_listed_and_printed() {
     }
     let whole = text(&output(&["show", "system", "h200_sxm", "--whole"]).stdout);
     assert!(
-        weft_plan::platform::System::from_toml(&whole).is_ok_and(|system| system.name == "dgx-h200"),
+        weft_model::system::System::from_toml(&whole).is_ok_and(|system| system.name == "dgx-h200"),
         "{whole}"
     );
     // What is printed can be given back.

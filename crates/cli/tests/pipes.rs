@@ -41,7 +41,7 @@ fn no_verb_minds_that_nobody_reads() {
         "sim run ring --json",
         "sim run ring --csv",
         "sim serving --json",
-        "plan-training llama-3.1-8b --platform dgx-h100 --gpus 8",
+        "plan-training llama-3.1-8b --system dgx-h100 --gpus 8",
         "plan-serving llama-3.1-8b",
         "validate",
         "completions bash",

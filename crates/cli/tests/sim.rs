@@ -108,7 +108,8 @@ fn a_sweep_goes_on_where_it_was() {
     assert!(text(&first.stdout).starts_with("6 points, 6 of them new"));
     let whole = std::fs::read_to_string(&rows).unwrap();
     assert_eq!(whole.lines().count(), 1 + 6 * 2);
-    assert!(std::fs::read_to_string(&drawing).unwrap().contains("<polyline"));
+    let drawn = std::fs::read_to_string(&drawing).unwrap();
+    assert_eq!(drawn.matches("<circle").count(), 6 * 2, "a point a row");
     // Half of it is lost: only that is run again.
     let kept: Vec<&str> = whole.lines().take(1 + 3 * 2).collect();
     std::fs::write(&rows, format!("{}\n", kept.join("\n"))).unwrap();
@@ -125,4 +126,47 @@ fn a_sweep_goes_on_where_it_was() {
     assert_eq!(again, before);
     let other = weft(&["sim", "sweep", &file, "--vary", "seed=1,2", "--out", &rows]);
     assert_eq!(other.status.code(), Some(2));
+}
+
+#[test]
+fn a_trace_is_replayed_and_a_wrong_one_is_refused_with_the_reason() {
+    let scratch = Scratch::new("replay");
+    let file = scratch.file("step.json");
+    let node = |id: u32, of: &str| format!("{{\"id\": \"{id}\", \"name\": \"n{id}\", {of}}}\n");
+    let text_of = |ids: [u32; 2]| {
+        [
+            "{\"version\": \"0.0.4\"}\n".to_owned(),
+            node(ids[0], "\"type\": \"COMP_NODE\", \"durationMicros\": \"1000\""),
+            node(
+                ids[1],
+                "\"type\": \"COMM_COLL_NODE\", \"dataDeps\": [\"1\"], \"attr\": [{\"name\": \"comm_type\", \"int64Val\": \"0\"}, {\"name\": \"comm_size\", \"int64Val\": \"1048576\"}]",
+            ),
+        ]
+        .concat()
+    };
+    std::fs::write(&file, text_of([1, 2])).unwrap();
+    let said = weft(&["sim", "replay", &file, "--gpus", "8", "--system", "dgx-h100", "--json"]);
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    let replay: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    let seconds = |part: &str| replay["replay"][part].as_f64().unwrap();
+    assert_eq!(seconds("compute"), 1e-3);
+    assert!(seconds("communication") > 0.0);
+    assert!(
+        (seconds("seconds") - seconds("compute") - seconds("communication")).abs() < 1e-12,
+        "one after the other"
+    );
+    let said = weft(&["sim", "replay", &file, "--gpus", "8"]);
+    assert!(
+        text(&said.stdout).contains("compute          1.000"),
+        "{}",
+        text(&said.stdout)
+    );
+    std::fs::write(&file, text_of([1, 1])).unwrap();
+    let said = weft(&["sim", "replay", &file, "--gpus", "8"]);
+    assert_eq!(said.status.code(), Some(2));
+    assert!(
+        text(&said.stderr).contains("two nodes are called 1"),
+        "{}",
+        text(&said.stderr)
+    );
 }

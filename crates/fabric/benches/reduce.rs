@@ -42,13 +42,12 @@ fn main() {
         let figures = SIZES.map(|bytes| bytes as f64 / best(|| work(bytes)).as_secs_f64() / 1e9);
         println!("{name:<44}{:>9.1}{:>9.1}{:>9.1}", figures[0], figures[1], figures[2]);
     };
-    // The buffers hold the greatest size and do not overlap, which is all that the calls below ask for.
     row("memcpy", &|bytes| {
-        // SAFETY: as said above.
+        // SAFETY: every buffer holds the greatest size, and no two overlap.
         unsafe { at[0].copy_from_nonoverlapping(at[1], bytes) }
     });
     row("weft copy", &|bytes| {
-        // SAFETY: as said above.
+        // SAFETY: every buffer holds the greatest size, and no two overlap.
         unsafe { weft_fabric::copy::copy(at[0], at[1], bytes) }
     });
     for &set in InstructionSet::ALL.iter().rev().filter(|set| set.is_available()) {
@@ -61,11 +60,11 @@ fn main() {
                 let count = |bytes| bytes / datatype.size();
                 let name = |form| format!("{set:?} {datatype} {reduction} {form}");
                 row(&name("reduce_into"), &|bytes| {
-                    // SAFETY: as said above.
+                    // SAFETY: every buffer holds the greatest size, and no two overlap.
                     unsafe { reducer.reduce_into(at[0], at[1], count(bytes)) }
                 });
                 row(&name("combine"), &|bytes| {
-                    // SAFETY: as said above.
+                    // SAFETY: every buffer holds the greatest size, and no two overlap.
                     unsafe {
                         reducer.combine(at[2], at[0], at[1], count(bytes), Cache::BySize);
                     }
@@ -74,20 +73,20 @@ fn main() {
                     continue;
                 }
                 row(&name("combine, cached"), &|bytes| {
-                    // SAFETY: as said above.
+                    // SAFETY: every buffer holds the greatest size, and no two overlap.
                     unsafe {
                         reducer.combine(at[2], at[0], at[1], count(bytes), Cache::Keep);
                     }
                 });
                 row(&name("combine_both"), &|bytes| {
-                    // SAFETY: as said above.
+                    // SAFETY: every buffer holds the greatest size, and no two overlap.
                     unsafe {
                         reducer.combine_both([at[2], at[3]], at[0], at[1], count(bytes), Cache::BySize);
                     }
                 });
                 let from = [at[0].cast_const(), at[1], at[2], at[3]];
                 row(&name("combine_many of 4"), &|bytes| {
-                    // SAFETY: as said above.
+                    // SAFETY: every buffer holds the greatest size, and no two overlap.
                     unsafe {
                         reducer.combine_many(at[4], &from, count(bytes), Cache::BySize);
                     }
@@ -101,15 +100,15 @@ fn main() {
                 let quantizer = Quantizer::with(set, Quantization { code, block });
                 let name = |form| format!("{set:?} {code:?} {block:?} {form}");
                 row(&name("encode"), &|bytes| {
-                    // SAFETY: as said above.
+                    // SAFETY: every buffer holds the greatest size, and no two overlap.
                     unsafe { quantizer.encode(at[0], at[1], bytes / 4) }
                 });
                 row(&name("decode"), &|bytes| {
-                    // SAFETY: as said above.
+                    // SAFETY: every buffer holds the greatest size, and no two overlap.
                     unsafe { quantizer.decode(at[2], at[0], bytes / 4) }
                 });
                 row(&name("accumulate"), &|bytes| {
-                    // SAFETY: as said above.
+                    // SAFETY: every buffer holds the greatest size, and no two overlap.
                     unsafe { quantizer.accumulate(at[2], at[0], bytes / 4) }
                 });
             }

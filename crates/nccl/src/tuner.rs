@@ -1,4 +1,4 @@
-//! The tuner: which algorithm and protocol a collective runs by, from Weft's model of the machine (`plan::cost::device`).
+//! The tuner: which algorithm and protocol a collective runs by, from Weft's model of the machine (`model::device`).
 //!
 //! NCCL gives a table of what it expects each pair to cost, and takes the cheapest. For those that Weft has a model of, on the system that `NCCL_WEFT_SYSTEM` names, the
 //! fastest is made the cheapest, and NCCL's log says which and why. Where no system is named, where the model knows nothing of a call, and where the two are nearly the
@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
+use weft_model::device::{DeviceModel, DeviceOptions};
+use weft_model::system::System;
 use weft_plan::algorithms::Grid;
 use weft_plan::collective::Sizes;
-use weft_plan::cost::device::{Device, Options as Ways};
-use weft_plan::platform::System;
 use weft_plan::{Bytes, Collective, Rank};
 
 use crate::abi::{LOG_INFO, Logger, NcclResult, SUBSYSTEM_TUNING, Tuner};
@@ -80,7 +80,7 @@ impl Context {
         possible: impl Fn(usize, usize) -> bool,
     ) -> Vec<Candidate> {
         let Some(system) = &self.system else { return Vec::new() };
-        let Ok(device) = Device::placed(system, self.grid) else {
+        let Ok(device) = DeviceModel::placed(system, self.grid) else {
             return Vec::new();
         };
         let mut candidates = Vec::new();
@@ -89,7 +89,7 @@ impl Context {
                 if !possible(algorithm, protocol) {
                     continue;
                 }
-                let ways = Ways::parse(&format!("NCCL_ALGO={algorithm_name} NCCL_PROTO={protocol_name}"));
+                let ways = DeviceOptions::parse(&format!("NCCL_ALGO={algorithm_name} NCCL_PROTO={protocol_name}"));
                 if let Ok(estimate) = device.predict(collective, Bytes(bytes), &ways) {
                     candidates.push(Candidate {
                         algorithm,

@@ -1,12 +1,9 @@
 //! What a movement costs on a link, and a program on a platform: the one place where time is predicted from size.
 
-pub mod device;
 mod fit;
-mod handover;
 pub mod kernels;
 mod placement;
 mod profile;
-pub mod roofline;
 mod select;
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use crate::units::{Bandwidth, Bytes, Picos};
 
 pub use fit::{Fit, FitError, Measurement, fit};
-pub use handover::{handover, handover_rate};
 pub use placement::{CHANNELS, Placement, PlacementError};
 pub use profile::{Prediction, Profile};
 pub use select::{Candidate, Segment, Selector, UnknownCandidate};

@@ -4,9 +4,8 @@
 //! weft_plan::harness::platform("name = 'empty'");
 //! ```
 
-use crate::platform::{Platform, System};
+use crate::platform::Platform;
 use crate::schedule::encode::{from_json, to_json};
-use crate::workload::trace::Trace;
 
 /// A platform file is refused, or means the same when it is written again.
 pub fn platform(text: &str) {
@@ -21,13 +20,5 @@ pub fn schedule(text: &str) {
         let written = to_json(&schedule);
         let read = from_json(&written);
         assert_eq!(read.map(|read| to_json(&read)), Ok(written));
-    }
-}
-
-/// A trace, in either form, is refused, or can be replayed or refused for what it asks of a system.
-pub fn trace(bytes: &[u8]) {
-    if let (Ok(trace), Ok(system)) = (Trace::read(bytes), System::named("dgx-h100")) {
-        let replay = trace.replay(&system, 16);
-        assert!(replay.is_err() || replay.is_ok_and(|replay| replay.seconds >= 0.0 && replay.nodes > 0));
     }
 }

@@ -8,6 +8,7 @@ pub mod algorithms;
 pub mod collective;
 pub mod cost;
 pub mod datatype;
+pub mod fetch;
 pub mod harness;
 pub mod kv;
 pub mod pages;
@@ -19,8 +20,6 @@ pub mod spans;
 pub mod spot;
 mod strides;
 pub mod units;
-pub mod validate;
-pub mod workload;
 
 pub use collective::{Collective, Problem};
 pub use cost::LinkCost;

@@ -15,8 +15,6 @@
 mod cores;
 mod endpoint;
 mod error;
-pub mod fabric;
-mod system;
 mod validate;
 
 use std::collections::BTreeMap;
@@ -31,11 +29,6 @@ use crate::units::{Bandwidth, Bytes, Picos};
 pub use cores::{CoreListError, Cores};
 pub use endpoint::{Endpoint, EndpointError, Part};
 pub use error::{Fault, PlatformError};
-pub use system::{
-    Accelerator, AllReduceKernel, Collectives, Copied, Exchange, ExpertsFew, ExpertsMany, Fill, Generation, InSwitch,
-    Kernels, Ll, Ll128, NetworkHops, Node, Precision, Prepared, Pushed, ScaleOut, ScaleOutKind, ScaleUp, ScaleUpKind,
-    Simple, Started, System, Tflops, Tokens,
-};
 
 /// Machines, links between their parts, and what each transport costs on them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

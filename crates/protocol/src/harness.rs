@@ -12,7 +12,6 @@ use weft_plan::{Rank, Time};
 use crate::group::{Abort, AgreementMessage, CallRecord, Note, Notes, Quorum};
 use crate::hand_off;
 use crate::matched::wire::Message;
-use crate::recorded::Recording;
 use crate::session::{Seal, Secret, harness as session};
 use crate::transfer::PeerId;
 use crate::wire::{Reader, Writer};
@@ -110,13 +109,6 @@ pub fn channel_words(bytes: &[u8]) {
 /// Whatever a peer with the right secret may say as a parcel.
 pub fn parcels(bytes: &[u8]) {
     crate::agent::harness::parcels(bytes);
-}
-
-/// A recording is refused, or means the same when it is written again.
-pub fn recordings(text: &str) {
-    if let Ok(recording) = text.parse::<Recording>() {
-        assert_eq!(recording.to_string().parse(), Ok(recording));
-    }
 }
 
 #[cfg(test)]
@@ -251,16 +243,6 @@ mod tests {
             note(6, &[4, 2, 0, 1, 0, 2, 0, 1]),
         ];
         search(&sample.concat(), group_notes);
-    }
-
-    #[test]
-    fn any_recording() {
-        let sample = "0 open x6c6f6f703a62 = path 0\n0 signal 0 opened\n\
-            5000 post 0 = accepted 2 op 7 1000000 read 3 9 0 4096 true untagged op 8 9 message x00ff\n\
-            9000 signal 0 completed 7 told 6699 6699 -\n9000 signal 0 completed 8 refused late\n\
-            9001 cancel 0 7\n9002 signal 0 lost system:104 true\n9003 close 0\n";
-        assert!(sample.parse::<Recording>().is_ok());
-        search(sample.as_bytes(), |bytes| recordings(&String::from_utf8_lossy(bytes)));
     }
 
     #[test]

@@ -7,10 +7,7 @@ use std::sync::Arc;
 
 use weft_plan::{Bandwidth, Bytes, Time};
 use weft_protocol::transfer::{PeerId, Request, SubmitError, Summary, TransferError, TransferEvent, TransferId};
-use weft_protocol::{
-    Direction, Failure, Faults, Faulty, Leg, Loss, Rate, Recorded, Recording, Refusal, Region, Replayed, Throttled,
-    Transport,
-};
+use weft_protocol::{Direction, Failure, Faults, Faulty, Leg, Loss, Rate, Refusal, Region, Throttled, Transport};
 use world::{World, same};
 
 fn request(leg: &Arc<Leg>, direction: Direction) -> Request {
@@ -216,32 +213,4 @@ fn a_throttled_lane_is_filled_but_not_overfilled() {
         "{:?}",
         world.now
     );
-}
-
-#[test]
-fn a_recording_is_text_and_can_be_played_again() {
-    let mut world = World::new(2, |endpoint| Recorded::new(endpoint, usize::MAX));
-    let (leg, far) = world.leg(700);
-    let unsummed = request(&leg, Direction::Write).checksum(false).tag(Some(4));
-    world.engine.submit(unsummed.clone(), world.now).expect("there is room");
-    let events = world.until_ended(1);
-    assert!(same(leg.local(), &far));
-    let recording = world.here.recording().clone();
-    let text = recording.to_string();
-    assert_eq!(text.parse::<Recording>().as_ref(), Ok(&recording));
-    assert!("12 frobnicate 3".parse::<Recording>().is_err());
-
-    let capabilities = world.here.capabilities().clone();
-    let mut again = World::new(2, |_| Replayed::new(recording, capabilities));
-    again.engine.submit(unsummed, again.now).expect("there is room");
-    let events_again = again.until_ended(1);
-    assert_eq!(again.here.divergence(), None);
-    assert!(again.here.is_finished());
-    assert_eq!(events.len(), events_again.len());
-
-    // Asking for something else is noticed.
-    let capabilities = world.here.capabilities().clone();
-    let mut other = Replayed::new(world.here.recording().clone(), capabilities);
-    other.close(weft_protocol::PathId(0));
-    assert_eq!(other.divergence().map(|d| d.at), Some(0));
 }

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use weft_plan::{Bandwidth, Bytes, Time};
 use weft_protocol::conformance::{Ends, Harness, Side};
-use weft_protocol::{
-    Epoch, Faults, Faulty, Loopback, LoopbackEndpoint, Memory, Rate, Recorded, Throttled, Transport, VecMemory,
-};
+use weft_protocol::{Epoch, Faults, Faulty, Loopback, LoopbackEndpoint, Memory, Rate, Throttled, Transport, VecMemory};
 
 struct Wrapped {
     now: Time,
@@ -68,9 +66,4 @@ mod throttled {
         }
     }
     weft_protocol::conformance_tests!(Wrapped::by(|end| Box::new(Throttled::new(end, rate()))));
-}
-
-mod recorded {
-    use super::*;
-    weft_protocol::conformance_tests!(Wrapped::by(|end| Box::new(Recorded::new(end, 10_000))));
 }

@@ -641,9 +641,10 @@ fn what_does_not_fit_the_queue_is_refused_at_once_and_counted() {
 
 #[test]
 fn a_read_that_loses_to_computing_is_refused_with_both_figures() {
-    use weft_plan::platform::System;
-    use weft_plan::workload::model::Model;
-    use weft_plan::workload::serving::{Engine, FetchCost, FetchError, Quantisation, Recompute, Worker};
+    use weft_model::system::System;
+    use weft_model::workload::model::Model;
+    use weft_model::workload::serving::{Engine, Quantisation, Recompute, Worker};
+    use weft_plan::fetch::{FetchCost, FetchError};
     use weft_plan::{Bandwidth, Picos};
     let (agent, folder, space) = (agent(), folder(), space("a"));
     let store = in_files(&agent, folder.path());

@@ -6,14 +6,14 @@
 
 use std::error::Error;
 
+use weft_model::device::{DeviceModel, DeviceOptions};
+use weft_model::fabric::{Cluster, Fabric, FabricError, Topology, Wire};
+use weft_model::roofline::Recipe;
+use weft_model::system::System;
+use weft_model::workload::model::Model;
+use weft_model::workload::training::{Parallel, TrainingBatch, TrainingJob};
 use weft_plan::algorithms::Algorithm;
 use weft_plan::collective::{Collective, Problem, Sizes};
-use weft_plan::cost::device::{Device, Options};
-use weft_plan::cost::roofline::Recipe;
-use weft_plan::platform::System;
-use weft_plan::platform::fabric::{Cluster, Fabric, FabricError, Topology, Wire};
-use weft_plan::workload::model::Model;
-use weft_plan::workload::training::{Batch, Job, Parallel};
 use weft_plan::{Bandwidth, Bytes, Picos, Rank};
 use weft_sim::flow::{self, FlowOptions};
 use weft_sim::packet::{self, PacketOptions};
@@ -140,7 +140,7 @@ fn closed_forms(ranks: u32) -> Outcome {
         };
         let before = cpu_seconds();
         // What no library does between GPUs has no closed form there.
-        let Ok(estimate) = Device::of(&system, ranks)?.predict(collective, GIB, &Options::default()) else {
+        let Ok(estimate) = DeviceModel::of(&system, ranks)?.predict(collective, GIB, &DeviceOptions::default()) else {
             continue;
         };
         done += 1;
@@ -181,18 +181,18 @@ fn training(gpus: u32) -> Outcome {
     let name = if gpus < 100_000 { "deepseek-v3" } else { "kimi-k2" };
     let model = Model::named(name)?;
     let (parameters, layers) = (model.parameters(), model.layers());
-    let job = Job {
+    let job = TrainingJob {
         parallel: Parallel {
             pipeline: 16,
             expert: 64,
             ..Parallel::default()
         },
-        batch: Batch {
+        batch: TrainingBatch {
             sequences: 4 * gpus,
             micro: 1,
             tokens: 4096,
         },
-        ..Job::new(model, gpus, Recipe::Bf16)
+        ..TrainingJob::new(model, gpus, Recipe::Bf16)
     };
     let step = job.step(&System::named("dgx-h100")?)?;
     println!(

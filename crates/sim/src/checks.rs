@@ -1,9 +1,9 @@
 //! What any run on a network may be refused for, whether the network is one of flows or of packets.
 
 use thiserror::Error;
+use weft_model::fabric::{LinkId, Topology};
 use weft_plan::Rank;
 use weft_plan::collective::PartitionError;
-use weft_plan::platform::fabric::{LinkId, Topology};
 use weft_plan::schedule::Shape;
 use weft_protocol::group::CompileError;
 

@@ -7,7 +7,7 @@
 //!
 //! ```
 //! use weft_plan::algorithms::Ring;
-//! use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
+//! use weft_model::fabric::{Cluster, Fabric, Wire};
 //! use weft_plan::{Bytes, Collective, Problem, Picos};
 //! use weft_sim::flow::{self, FlowOptions};
 //! let wire = Wire { bandwidth: "100 GB/s".parse()?, latency: "1 µs".parse()? };
@@ -29,8 +29,8 @@ mod solver;
 mod ways;
 
 use thiserror::Error;
+use weft_model::fabric::{Routing, Topology};
 use weft_plan::collective::Problem;
-use weft_plan::platform::fabric::{Routing, Topology};
 use weft_plan::schedule::Program;
 use weft_plan::{Bandwidth, Bytes, Picos};
 

@@ -7,7 +7,7 @@
 //! RoCE with DCQCN does.
 //!
 //! ```
-//! use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
+//! use weft_model::fabric::{Cluster, Fabric, Wire};
 //! use weft_plan::{Bytes, Rank, Picos};
 //! use weft_sim::traffic::Transfer;
 //! use weft_sim::packet::{self, PacketOptions};
@@ -29,8 +29,8 @@ mod transport;
 mod wheel;
 
 use thiserror::Error;
+use weft_model::fabric::{Routing, Topology};
 use weft_plan::collective::Problem;
-use weft_plan::platform::fabric::{Routing, Topology};
 use weft_plan::schedule::Program;
 use weft_plan::{Bandwidth, Bytes, Picos};
 

@@ -29,14 +29,14 @@ mod run;
 mod shipped;
 
 use serde::{Deserialize, Serialize};
-use weft_plan::platform::fabric::{Cluster, Fabric, FabricError, Routing, Topology, Wire};
-use weft_plan::platform::{PlatformError, System};
+use weft_model::fabric::{Cluster, Fabric, FabricError, Routing, Topology, Wire};
+use weft_model::system::{System, SystemError};
 use weft_plan::{Bandwidth, Bytes, Picos, Rank};
 
 use crate::training::TrainingChoice;
 
 pub(crate) use error::line_of;
-pub use error::{Place, ScenarioError};
+pub use error::{ScenarioError, ScenarioPlace};
 pub use run::Answer;
 
 /// More text than any honest scenario has.
@@ -67,7 +67,7 @@ pub struct Scenario {
     #[serde(default)]
     pub packet: PacketChoice,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub faults: Vec<Fault>,
+    pub faults: Vec<ScenarioFault>,
 }
 
 fn one() -> u64 {
@@ -224,7 +224,7 @@ impl Default for PacketChoice {
 /// Something that is not as it should be for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Fault {
+pub struct ScenarioFault {
     /// The port of this rank, both directions; or a link by its number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<Rank>,
@@ -269,30 +269,30 @@ impl Scenario {
     /// The links of its cluster.
     pub fn topology(&self) -> Result<Topology, ScenarioError> {
         let fabric = |place: &str, error: FabricError| ScenarioError::Fabric {
-            place: Place::field(format!("{place}.{}", error.field)),
+            place: ScenarioPlace::field(format!("{place}.{}", error.field)),
             source: error,
         };
         match (&self.cluster, &self.system) {
             (Some(cluster), None) => cluster.build().map_err(|error| fabric("cluster", error)),
             (None, Some(choice)) => {
                 let cluster = choice.cluster().map_err(|source| ScenarioError::System {
-                    place: Place::field("system.name"),
+                    place: ScenarioPlace::field("system.name"),
                     source,
                 })?;
                 cluster.build().map_err(|error| fabric("system", error))
             }
             (Some(_), Some(_)) => Err(ScenarioError::TwoClusters {
-                place: Place::field("system"),
+                place: ScenarioPlace::field("system"),
             }),
             (None, None) => Err(ScenarioError::NoCluster {
-                place: Place::field("cluster"),
+                place: ScenarioPlace::field("cluster"),
             }),
         }
     }
 }
 
 impl SystemChoice {
-    fn cluster(&self) -> Result<Cluster, PlatformError> {
+    fn cluster(&self) -> Result<Cluster, SystemError> {
         let system = System::named(&self.name)?;
         // A scale-up domain is what the network takes for a node.
         let nodes = system.scale_up.domain.div_ceil(system.node.gpus.max(1)).max(1);

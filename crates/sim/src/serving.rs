@@ -1,13 +1,13 @@
 //! Serving, event by event: requests arrive, prompts are read, caches are handed over, tokens come, all on a virtual clock.
 //!
-//! How long a pass takes is asked of `plan` ([`Pass`](weft_plan::workload::serving::Pass)), as the closed form does; what this adds is everything that
+//! How long a pass takes is asked of `model` ([`Pass`](weft_model::workload::serving::Pass)), as the closed form does; what this adds is everything that
 //! happens at once: queues, batches that grow and shrink, prefixes that are found in a cache, and hand-offs that share the links with each
 //! other and with whatever else is on them ([`flow`](crate::flow)).
 //!
 //! ```
-//! use weft_plan::platform::System;
-//! use weft_plan::workload::model::Model;
-//! use weft_plan::workload::serving::{Deployment, Engine, Quantisation, Worker};
+//! use weft_model::system::System;
+//! use weft_model::workload::model::Model;
+//! use weft_model::workload::serving::{Deployment, Engine, Quantisation, Worker};
 //! use weft_sim::serving::{Arrivals, ServingOptions, run};
 //! let (system, model) = (System::named("dgx-h200")?, Model::named("llama-3.1-8b")?);
 //! let deployment = Deployment::aggregated(Engine::Vllm, Quantisation::fp8(&model), Worker::tensor(1), 2);
@@ -25,10 +25,10 @@ mod scenario;
 mod worker;
 
 use thiserror::Error;
-use weft_plan::platform::System;
-use weft_plan::platform::fabric::Topology;
-use weft_plan::workload::model::Model;
-use weft_plan::workload::serving::{Deployment, ServingError};
+use weft_model::fabric::Topology;
+use weft_model::system::System;
+use weft_model::workload::model::Model;
+use weft_model::workload::serving::{Deployment, ServingError};
 
 use crate::flow::{FlowError, FlowOptions};
 use crate::traffic::Transfer;
@@ -41,14 +41,14 @@ pub use scenario::{ServingScenario, ServingScenarioError};
 #[derive(Debug, Default)]
 pub struct ServingOptions<'a> {
     /// The links between the GPUs. Without them, a hand-off has the NICs of its GPUs for itself.
-    pub network: Option<Network<'a>>,
+    pub network: Option<ServingNetwork<'a>>,
     /// Tokens of shared prefixes that each worker keeps besides the requests that it serves.
     pub prefix_tokens: u64,
 }
 
 /// A network, and what else is on it.
 #[derive(Debug)]
-pub struct Network<'a> {
+pub struct ServingNetwork<'a> {
     pub topology: &'a Topology,
     pub options: FlowOptions,
     pub others: Vec<Transfer>,

@@ -5,7 +5,7 @@
 
 mod sessions;
 
-use weft_plan::workload::serving::Recompute;
+use weft_plan::fetch::Prefill;
 use weft_plan::{Bytes, Picos};
 pub use weft_protocol::block::policy::Kind;
 pub use weft_protocol::block::replay::distinct;
@@ -22,8 +22,8 @@ pub struct Comparison<'a> {
     pub shares: &'a [f64],
     /// Policies are told of each request whether its session will come back.
     pub hints: bool,
-    /// What a hit saves: the model that serves, and the tokens of a block.
-    pub recompute: &'a Recompute,
+    /// What a hit saves: what computing takes, and the tokens of a block.
+    pub recompute: &'a dyn Prefill,
     pub block_tokens: u32,
 }
 
@@ -97,9 +97,9 @@ impl Comparison<'_> {
 
 #[cfg(test)]
 mod tests {
-    use weft_plan::platform::System;
-    use weft_plan::workload::model::Model;
-    use weft_plan::workload::serving::{Engine, Quantisation, Worker};
+    use weft_model::system::System;
+    use weft_model::workload::model::Model;
+    use weft_model::workload::serving::{Engine, Quantisation, Recompute, Worker};
 
     use super::*;
 

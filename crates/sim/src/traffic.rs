@@ -1,6 +1,6 @@
 //! What networks of flows and of packets have in common for whoever runs something on them: traffic, faults, and what is told.
 
-use weft_plan::platform::fabric::LinkId;
+use weft_model::fabric::LinkId;
 use weft_plan::{Bytes, Picos, Rank};
 
 pub use crate::execution::{Eager, MessageSpan, StepSpan};

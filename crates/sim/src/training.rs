@@ -1,17 +1,19 @@
-//! A step of training over time: the closed form of `plan`, laid out stage by stage as the schedule of its pipeline has it.
+//! A step of training over time: the closed form of `model`, laid out stage by stage as the schedule of its pipeline has it.
 //!
-//! How long everything takes is what [`Job::step`] says; nothing is added here but when each stage does what. Stages are alike, and each is as slow
+//! How long everything takes is what [`TrainingJob::step`] says; nothing is added here but when each stage does what. Stages are alike, and each is as slow
 //! as the slowest. The layout of the pipeline is stretched onto the closed form, which treats the filling of the pipeline more simply.
 
 mod pipeline;
 
 use serde::{Deserialize, Serialize};
+use weft_model::roofline::Recipe;
+use weft_model::system::System;
+use weft_model::workload::model::{Model, ModelError};
+use weft_model::workload::training::search::search;
+use weft_model::workload::training::{
+    Parallel, Recomputation, StepPart, TrainingBatch, TrainingError, TrainingJob, TrainingStep,
+};
 use weft_plan::Picos;
-use weft_plan::cost::roofline::Recipe;
-use weft_plan::platform::System;
-use weft_plan::workload::model::{Model, ModelError};
-use weft_plan::workload::training::search::search;
-use weft_plan::workload::training::{Batch, Job, Parallel, Part, Recompute, Step, TrainingError};
 
 /// What is trained, as `weft plan-training` is told it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,9 +29,9 @@ pub struct TrainingChoice {
     /// The fastest that fits where nothing is said; then the size of microbatches is chosen too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<Parallel>,
-    pub batch: Batch,
+    pub batch: TrainingBatch,
     #[serde(default)]
-    pub recompute: Recompute,
+    pub recompute: Recomputation,
 }
 
 fn bf16() -> Recipe {
@@ -39,9 +41,9 @@ fn bf16() -> Recipe {
 /// A step, how the model was divided, and who did what when.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trained {
-    pub step: Step,
+    pub step: TrainingStep,
     pub parallel: Parallel,
-    pub batch: Batch,
+    pub batch: TrainingBatch,
     /// Of each stage in the order of time; none where they would be too many.
     pub spans: Vec<StageSpan>,
 }
@@ -89,12 +91,12 @@ pub enum TrainingRefused {
 
 impl TrainingChoice {
     /// The job, divided; `room` GPUs are there.
-    pub fn job(&self, system: &System, room: u32) -> Result<Job, TrainingRefused> {
+    pub fn job(&self, system: &System, room: u32) -> Result<TrainingJob, TrainingRefused> {
         let gpus = self.gpus.unwrap_or(room);
-        let mut job = Job {
+        let mut job = TrainingJob {
             batch: self.batch,
             recompute: self.recompute,
-            ..Job::new(Model::named(&self.model)?, gpus, self.precision)
+            ..TrainingJob::new(Model::named(&self.model)?, gpus, self.precision)
         };
         match self.parallel {
             Some(parallel) => job.parallel = parallel,
@@ -109,7 +111,7 @@ impl TrainingChoice {
 }
 
 /// Tells a step, and lays it out.
-pub fn train(job: &Job, system: &System) -> Result<Trained, TrainingRefused> {
+pub fn train(job: &TrainingJob, system: &System) -> Result<Trained, TrainingRefused> {
     let step = job.step(system)?;
     Ok(Trained {
         spans: spans(job, &step),
@@ -120,17 +122,17 @@ pub fn train(job: &Job, system: &System) -> Result<Trained, TrainingRefused> {
 }
 
 /// Everything that happens, a stage after the other.
-fn spans(job: &Job, step: &Step) -> Vec<StageSpan> {
-    let part = |part: Part| step.part(part);
-    let (bubble, handover) = (part(Part::Bubble), part(Part::Handover));
+fn spans(job: &TrainingJob, step: &TrainingStep) -> Vec<StageSpan> {
+    let part = |part: StepPart| step.part(part);
+    let (bubble, handover) = (part(StepPart::Bubble), part(StepPart::Handover));
     let after = [
-        (Doing::Replicas, part(Part::Replicas)),
-        (Doing::Optimizer, part(Part::Optimizer)),
-        (Doing::Fixed, part(Part::Fixed)),
+        (Doing::Replicas, part(StepPart::Replicas)),
+        (Doing::Optimizer, part(StepPart::Optimizer)),
+        (Doing::Fixed, part(StepPart::Fixed)),
     ];
     let busy = step.seconds - bubble - handover - after.iter().map(|(_, time)| time).sum::<f64>();
-    let exchange = part(Part::Tensor) + part(Part::Context) + part(Part::Dispatch);
-    let again = part(Part::Recomputing);
+    let exchange = part(StepPart::Tensor) + part(StepPart::Context) + part(StepPart::Dispatch);
+    let again = part(StepPart::Recomputing);
     // A backward pass is two forward ones, and what is computed again is computed in it.
     let forward = (busy - again) / 3.0;
     let shape = pipeline::Shape {

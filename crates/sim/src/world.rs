@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use weft_plan::platform::fabric::Topology;
+use weft_model::fabric::Topology;
 use weft_plan::{Picos, Time};
 use weft_protocol::seeded::Seeded;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weft_plan::platform::fabric::{Cluster, Wire};
+use weft_model::fabric::{Cluster, Wire};
 use weft_plan::{Bandwidth, Picos, Time};
 use weft_protocol::conformance::{Ends, Harness, Side};
 use weft_protocol::{Epoch, Memory, VecMemory};
@@ -37,7 +37,7 @@ impl Simulated {
         if !self.packets {
             return World::new(1, Faults::NONE);
         }
-        let fabric = weft_plan::platform::fabric::Fabric::FatTree {
+        let fabric = weft_model::fabric::Fabric::FatTree {
             hosts: 2,
             tiers: 2,
             radix: 2,

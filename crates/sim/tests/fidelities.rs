@@ -5,10 +5,10 @@
 //! what could follow each other goes at once. Packets also have headers (54 bytes in 4,096: 1.3 %) and are stored at every switch, so that a message takes a
 //! packet's time longer for each switch on its way, and acknowledgements take some of the links: 4 % for messages of 256 KiB and more.
 
+use weft_model::fabric::{Cluster, Fabric, Topology, Wire};
 use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::collective::{Collective, Problem, Sizes};
 use weft_plan::cost::{Candidate, Placement, Profile};
-use weft_plan::platform::fabric::{Cluster, Fabric, Topology, Wire};
 use weft_plan::{Bandwidth, Bytes, LinkCost, Picos, Rank};
 use weft_sim::flow::{self, FlowOptions};
 use weft_sim::packet::{self, PacketOptions};

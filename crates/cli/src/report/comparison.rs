@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn ground_truth_is_read() {
-        for (name, text) in weft_plan::validate::shipped() {
+        for (name, text) in weft_model::validate::shipped() {
             if name.contains("nccl") {
                 assert!(read(text).unwrap().len() > 50, "{name}");
             }

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use weft_model::fabric::{LinkId, Topology, Vertex};
 use weft_plan::Picos;
-use weft_plan::platform::fabric::{LinkId, Topology, Vertex};
 use weft_sim::traffic::Hot;
 
 use super::rounded;
@@ -331,7 +331,7 @@ fn singular(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
+    use weft_model::fabric::{Cluster, Fabric, Wire};
 
     use super::*;
 

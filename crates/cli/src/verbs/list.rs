@@ -2,9 +2,9 @@
 
 use clap::Args;
 use serde_json::{Value, json};
+use weft_model::system::System;
+use weft_model::workload::model::Model;
 use weft_plan::Bytes;
-use weft_plan::platform::System;
-use weft_plan::workload::model::Model;
 use weft_sim::scenario::Scenario;
 
 use crate::client::{Client, Url, complain};
@@ -34,7 +34,7 @@ const KINDS: [(&str, &str); 3] = [
     ("scenarios", "weft sim run NAME, weft sim serving"),
     (
         "systems",
-        "weft plan-training --platform NAME, weft plan-serving --platform NAME, scenarios",
+        "weft plan-training --system NAME, weft plan-serving --system NAME, scenarios",
     ),
     ("models", "weft plan-training NAME, weft plan-serving NAME, scenarios"),
 ];

@@ -1,13 +1,11 @@
 //! The hidden verb `weft partner`: the second process of `demo` and `bench`. See [`crate::partner`].
 
-use std::io::{BufRead, Write};
-
 use clap::Args;
 
-use crate::complaint::{Complain, Complaint, Exit};
+use crate::complaint::Complaint;
 use crate::desk::{Desk, Post};
 use crate::ends::{Allocation, Overrides};
-use crate::partner::Answer;
+use crate::worker;
 
 #[derive(Debug, Args)]
 pub struct Partner {
@@ -36,21 +34,7 @@ impl Partner {
             echo: self.echo,
         };
         let desk = Desk::open(&post, overrides)?;
-        say(&desk.ready())?;
-        for line in std::io::stdin().lock().lines() {
-            let line = line.or_complain(Exit::Failed, || "The orders could not be read.".to_string())?;
-            let order = serde_json::from_str(&line).or_complain(Exit::Usage, || format!("Not an order: {line}."))?;
-            say(&desk.carry_out(&order)?)?;
-        }
-        Ok(())
+        worker::say(&desk.ready())?;
+        worker::serve(|order| desk.carry_out(&order))
     }
-}
-
-fn say(answer: &Answer) -> Result<(), Complaint> {
-    let complain = || "The answer could not be given.".to_string();
-    let line = serde_json::to_string(answer).or_complain(Exit::Failed, complain)?;
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}")
-        .and_then(|()| out.flush())
-        .or_complain(Exit::Failed, complain)
 }

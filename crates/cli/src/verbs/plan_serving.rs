@@ -3,19 +3,21 @@
 use clap::Args;
 use console::style;
 use serde_json::json;
-use weft_plan::Picos;
-use weft_plan::platform::System;
-use weft_plan::workload::model::Model;
-use weft_plan::workload::serving::{
-    Candidate, Deployment, Engine, Estimate, Limit, Pool, Quantisation, Search, Targets, Worker, search,
+use weft_model::system::System;
+use weft_model::workload::model::Model;
+use weft_model::workload::serving::{
+    Deployment, Engine, Limit, Pool, Quantisation, ServingCandidate, ServingEstimate, ServingSearch, Targets, Worker,
+    search,
 };
+use weft_plan::Picos;
 use weft_sim::serving::{Arrivals, Report, ServingOptions, run};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::out::print_whole;
+use crate::system::SystemChoice;
 use crate::table::{Align, Table};
 
-/// Search the best ways to serve a model on a platform within targets
+/// Search the best ways to serve a model on a system of GPUs within targets
 ///
 /// Tries prefill and decode together and apart, and every way to divide the model that engines offer, and shows those that answer the most
 /// tokens a second and GPU while the first token and each further one come in time.
@@ -23,9 +25,8 @@ use crate::table::{Align, Table};
 pub struct PlanServing {
     /// The model, by its name (`weft list models`)
     model: String,
-    /// The machines, by the name of a shipped system (`weft list systems`)
-    #[arg(long, value_name = "NAME", default_value = "dgx-h200")]
-    platform: String,
+    #[command(flatten)]
+    system: SystemChoice,
     /// How many GPUs there are
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65536))]
     gpus: u32,
@@ -66,9 +67,7 @@ pub struct PlanServing {
 
 impl PlanServing {
     pub fn run(self) -> Result<(), Complaint> {
-        let system = System::named(&self.platform).or_complain(Exit::Usage, || {
-            format!("{} is no platform that is known.", self.platform)
-        })?;
+        let system = self.system.read()?;
         let model = Model::named(&self.model)
             .or_complain(Exit::Usage, || format!("{} is no model that is known.", self.model))?;
         let engine: Engine = self
@@ -77,7 +76,7 @@ impl PlanServing {
             .or_complain(Exit::Usage, || "The engine is not known.".to_owned())?;
         let quantisation = Quantisation::named(&model, &self.quantisation, &self.quantisation)
             .or_complain(Exit::Usage, || "That is no way to store weights.".to_owned())?;
-        let wanted = Search {
+        let wanted = ServingSearch {
             gpus: self.gpus,
             engine,
             quantisation,
@@ -107,7 +106,13 @@ impl PlanServing {
         print_whole(text.as_bytes())
     }
 
-    fn simulated(&self, system: &System, model: &Model, best: &Candidate, count: u32) -> Result<Report, Complaint> {
+    fn simulated(
+        &self,
+        system: &System,
+        model: &Model,
+        best: &ServingCandidate,
+        count: u32,
+    ) -> Result<Report, Complaint> {
         let failed = || "The best answer cannot be simulated.".to_owned();
         let arrivals = Arrivals {
             count,
@@ -126,7 +131,7 @@ fn as_table(
     asked: &PlanServing,
     system: &System,
     model: &Model,
-    found: &[Candidate],
+    found: &[ServingCandidate],
     simulated: Option<&Report>,
 ) -> String {
     let title = format!(
@@ -144,7 +149,7 @@ fn as_table(
         ("why not more", Align::Left),
     ]);
     for candidate in found {
-        let Candidate {
+        let ServingCandidate {
             deployment, estimate, ..
         } = candidate;
         table.row(vec![
@@ -192,7 +197,7 @@ fn named(pool: &Pool) -> String {
 }
 
 /// What keeps a candidate from taking one request more.
-fn reason(asked: &PlanServing, estimate: &Estimate) -> String {
+fn reason(asked: &PlanServing, estimate: &ServingEstimate) -> String {
     let near = |seen: Picos, target: Picos| seen.as_secs_f64() > 0.97 * target.as_secs_f64();
     match estimate.limit {
         Limit::Memory => "no memory for more caches".to_owned(),
@@ -206,7 +211,7 @@ fn reason(asked: &PlanServing, estimate: &Estimate) -> String {
     }
 }
 
-fn as_json(found: &[Candidate], simulated: Option<&Report>) -> String {
+fn as_json(found: &[ServingCandidate], simulated: Option<&Report>) -> String {
     let pool = |pool: &Pool| {
         let Worker {
             tensor,
@@ -219,7 +224,7 @@ fn as_json(found: &[Candidate], simulated: Option<&Report>) -> String {
             "count": pool.count, "tensor": tensor, "data": data, "expert_tensor": expert_tensor, "expert": expert, "pipeline": pipeline,
         })
     };
-    let line = |candidate: &Candidate| {
+    let line = |candidate: &ServingCandidate| {
         let Deployment { prefill, decode, .. } = &candidate.deployment;
         let estimate = &candidate.estimate;
         let ms = |time: Picos| time.as_secs_f64() * 1e3;

@@ -6,20 +6,21 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use console::style;
 use serde::Serialize;
-use weft_plan::cost::roofline::Recipe;
-use weft_plan::platform::System;
-use weft_plan::workload::goodput::{Faults, Goodput};
-use weft_plan::workload::model::Model;
-use weft_plan::workload::training::search::{Alternative, Plan, Search, alternatives, search};
-use weft_plan::workload::training::{Batch, Job, Parallel, Step};
+use weft_model::roofline::Recipe;
+use weft_model::system::System;
+use weft_model::workload::goodput::{FailureRates, Goodput};
+use weft_model::workload::model::Model;
+use weft_model::workload::training::search::{Alternative, Plan, TrainingSearch, alternatives, search};
+use weft_model::workload::training::{Parallel, TrainingBatch, TrainingJob, TrainingStep};
 
 use crate::complaint::{Complain, Complaint, Exit};
+use crate::system::SystemChoice;
 use crate::table::{Align, Table};
 
 /// A step in which a GPU sees fewer tokens is not what anybody trains with.
 const TOKENS_PER_GPU: u64 = 16_384;
 
-/// Search the parallelism for a model on a platform, and print the best few with reasons
+/// Search the parallelism for a model on a system of GPUs, and print the best few with reasons
 ///
 /// Looks at tensor, pipeline (with interleaving), context, expert and fully sharded data parallelism and at the size of microbatches; what does not fit
 /// into memory is computed again in the backward pass as far as must be, or left out.
@@ -27,9 +28,8 @@ const TOKENS_PER_GPU: u64 = 16_384;
 pub struct PlanTraining {
     /// The model: a name (`weft list models`, or `GPT h12288 L96`) or the file of one
     model: String,
-    /// The platform: the name of a shipped one (`weft list systems`) or the file of one
-    #[arg(long, value_name = "NAME|FILE")]
-    platform: String,
+    #[command(flatten)]
+    system: SystemChoice,
     /// How many GPUs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     gpus: u32,
@@ -52,10 +52,10 @@ pub struct PlanTraining {
 
 impl PlanTraining {
     pub fn run(self) -> Result<(), Complaint> {
-        let system = self.system()?;
+        let system = self.system.read()?;
         let model = self.model()?;
-        let mut job = Job::new(model, self.gpus, self.precision);
-        job.batch = Batch {
+        let mut job = TrainingJob::new(model, self.gpus, self.precision);
+        job.batch = TrainingBatch {
             sequences: self.batch.unwrap_or_else(|| sequences(self.gpus, self.tokens)),
             micro: 1,
             tokens: self.tokens,
@@ -66,31 +66,16 @@ impl PlanTraining {
             return Err(nothing_fits(&job, &found));
         };
         let others = alternatives(&job, &system, first);
-        let faults = Faults {
+        let faults = FailureRates {
             gpus: self.gpus,
             machine: system.node.gpus,
-            ..Faults::default()
+            ..FailureRates::default()
         };
         let out = match self.json {
             true => json(&job, &system, &found, &others, &faults.goodput())?,
             false => tables(&job, &system, &found, &others, &faults.goodput()),
         };
         crate::out::print_whole(out.as_bytes())
-    }
-
-    fn system(&self) -> Result<System, Complaint> {
-        let complain = || format!("There is no platform `{}`.", self.platform);
-        match file_of(&self.platform) {
-            Some(path) => System::from_toml(&read(&path)?).or_complain(Exit::Usage, || {
-                format!("{} does not describe a platform.", path.display())
-            }),
-            None => System::named(&self.platform)
-                .or_complain(Exit::Usage, complain)
-                .map_err(|complaint| {
-                    let names: Vec<&str> = System::names().collect();
-                    complaint.try_this(format!("one of {}, or a file", names.join(", ")))
-                }),
-        }
     }
 
     fn model(&self) -> Result<Model, Complaint> {
@@ -120,7 +105,7 @@ fn sequences(gpus: u32, tokens: u32) -> u32 {
     u32::try_from(u64::from(gpus) * each).unwrap_or(u32::MAX)
 }
 
-fn nothing_fits(job: &Job, found: &Search) -> Complaint {
+fn nothing_fits(job: &TrainingJob, found: &TrainingSearch) -> Complaint {
     let name = &job.model.name;
     let complaint = Complaint::new(Exit::Failed, format!("{name} does not fit onto {} GPUs.", job.gpus));
     match &found.nearest {
@@ -134,7 +119,13 @@ fn nothing_fits(job: &Job, found: &Search) -> Complaint {
     }
 }
 
-fn tables(job: &Job, system: &System, found: &Search, others: &[Alternative], goodput: &Goodput) -> String {
+fn tables(
+    job: &TrainingJob,
+    system: &System,
+    found: &TrainingSearch,
+    others: &[Alternative],
+    goodput: &Goodput,
+) -> String {
     let model = &job.model;
     let mut out = format!(
         "{} on {} × {}, {}: {:.0} B parameters ({:.0} B active), {} sequences of {} tokens\n\n",
@@ -191,7 +182,7 @@ fn tables(job: &Job, system: &System, found: &Search, others: &[Alternative], go
     out
 }
 
-fn lost(step: &Step) -> String {
+fn lost(step: &TrainingStep) -> String {
     match step.bottleneck() {
         Some(part) => format!("{part}, {:.0} %", step.part(part) / step.seconds * 100.0),
         None => String::new(),
@@ -224,16 +215,16 @@ fn gigabytes(bytes: f64) -> String {
 }
 
 fn json(
-    job: &Job,
+    job: &TrainingJob,
     system: &System,
-    found: &Search,
+    found: &TrainingSearch,
     others: &[Alternative],
     goodput: &Goodput,
 ) -> Result<String, Complaint> {
     #[derive(Serialize)]
     struct Document<'a> {
         model: &'a str,
-        platform: &'a str,
+        system: &'a str,
         gpus: u32,
         precision: Recipe,
         looked_at: usize,
@@ -245,8 +236,8 @@ fn json(
     #[derive(Serialize)]
     struct Entry<'a> {
         parallel: Parallel,
-        batch: Batch,
-        step: &'a Step,
+        batch: TrainingBatch,
+        step: &'a TrainingStep,
     }
     #[derive(Serialize)]
     struct Changed<'a> {
@@ -256,7 +247,7 @@ fn json(
     }
     let document = Document {
         model: &job.model.name,
-        platform: &system.name,
+        system: &system.name,
         gpus: job.gpus,
         precision: job.recipe,
         looked_at: found.looked_at,

@@ -1,17 +1,17 @@
 //! `weft rank`: one of the processes that `weft bench collective` starts. Not for people.
 
-use std::io::{BufRead, Write};
 use std::time::Instant;
 
 use clap::Args;
 use weft::{Communicator, JoinOptions};
 use weft_plan::Rank as Number;
 
-use crate::complaint::{Complain, Complaint, Exit};
+use crate::complaint::{Complaint, Exit};
 use crate::ends::{self, Overrides};
 use crate::exercise::Ready;
 use crate::ranks::{Answer, Exercise, Measured, Order, Tried};
 use crate::verbs::cpu_time_ns;
+use crate::worker;
 
 /// Calls whose time is looked at to find out how many to make.
 const TRIALS: u32 = 5;
@@ -41,11 +41,9 @@ impl Rank {
         };
         let group = Communicator::join(&agent, options)
             .map_err(|error| ends::explain(&error, &format!("Rank {} could not join the group.", self.rank)))?;
-        say(&Answer::Ready)?;
+        worker::say(&Answer::Ready)?;
         let mut ready = None;
-        for line in std::io::stdin().lock().lines() {
-            let line = line.or_complain(Exit::Failed, || "The orders could not be read.".to_string())?;
-            let order = serde_json::from_str(&line).or_complain(Exit::Usage, || format!("Not an order: {line}."))?;
+        worker::serve(|order| {
             let answer = match order {
                 Order::Try(exercise) => attempt(&group, &exercise, &mut ready).map(Answer::Tried),
                 Order::Measure { iterations, repeats } => match &ready {
@@ -53,11 +51,10 @@ impl Rank {
                     None => Err(Complaint::new(Exit::Usage, "There is nothing to measure.")),
                 },
             };
-            say(&answer.unwrap_or_else(|complaint| Answer::Failed {
+            Ok(answer.unwrap_or_else(|complaint| Answer::Failed {
                 reason: complaint.text(),
-            }))?;
-        }
-        Ok(())
+            }))
+        })
     }
 }
 
@@ -114,13 +111,4 @@ fn run(ready: &Ready) -> Result<(), Complaint> {
 fn barrier(group: &Communicator) -> Result<(), Complaint> {
     let done = group.barrier().run();
     done.map_err(|error| ends::explain(&error, "The barrier failed."))
-}
-
-fn say(answer: &Answer) -> Result<(), Complaint> {
-    let complain = || "The answer could not be given.".to_string();
-    let line = serde_json::to_string(answer).or_complain(Exit::Failed, complain)?;
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}")
-        .and_then(|()| out.flush())
-        .or_complain(Exit::Failed, complain)
 }

@@ -1,8 +1,8 @@
 //! `weft show`: what is shipped with the command, as the file that describes it.
 
 use clap::{Args, ValueEnum};
-use weft_plan::platform::System;
-use weft_plan::workload::model::Model;
+use weft_model::system::System;
+use weft_model::workload::model::Model;
 use weft_sim::scenario::Scenario;
 
 use crate::complaint::{Complain, Complaint, Exit};

@@ -2,6 +2,7 @@
 
 mod forms;
 mod plot;
+mod replay;
 mod report;
 pub mod serving;
 mod sweep;
@@ -23,6 +24,7 @@ use crate::table::{Align, Table};
 pub enum Sim {
     Run(Run),
     Serving(serving::Serving),
+    Replay(replay::Replay),
     Sweep(sweep::Sweep),
 }
 
@@ -57,6 +59,7 @@ impl Sim {
         match self {
             Sim::Run(run) => run.run(),
             Sim::Serving(serving) => serving.run(),
+            Sim::Replay(replay) => replay.run(),
             Sim::Sweep(sweep) => sweep.run(),
         }
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use console::style;
 use serde::Serialize;
-use weft_plan::validate::{self, Compared, Report, Row, Systems, Unpredicted, check, shipped, tables};
+use weft_model::validate::{self, Accuracy, Compared, Systems, TruthRow, Unpredicted, check, shipped, tables};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::report::comparison::{Comparison, Pair};
@@ -97,18 +97,18 @@ impl Validate {
 /// A table that keeps what its rows come to.
 #[derive(Debug)]
 struct Noted<'a> {
-    table: &'a dyn validate::Table,
+    table: &'a dyn validate::TruthTable,
     pairs: &'a RefCell<Vec<Pair>>,
 }
 
-impl validate::Table for Noted<'_> {
+impl validate::TruthTable for Noted<'_> {
     fn name(&self) -> &'static str {
         self.table.name()
     }
     fn columns(&self) -> &'static [&'static str] {
         self.table.columns()
     }
-    fn predict(&self, row: &Row<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
+    fn predict(&self, row: &TruthRow<'_>, systems: &mut Systems) -> Result<Vec<Compared>, Unpredicted> {
         let compared = self.table.predict(row, systems)?;
         self.pairs.borrow_mut().extend(compared.iter().map(|one| Pair {
             group: short(&format!("{}, {}, {}", self.table.name(), one.quantity, one.system)),
@@ -121,7 +121,7 @@ impl validate::Table for Noted<'_> {
 }
 
 /// Everything on one page.
-fn page(reports: &[Report], pairs: Vec<Pair>) -> report::Report {
+fn page(reports: &[Accuracy], pairs: Vec<Pair>) -> report::Report {
     let row = |(table, line): (&str, &validate::Line)| {
         let figure = |value: f64| match line.rows {
             0 => "–".to_owned(),
@@ -176,7 +176,7 @@ fn read(dir: &Path) -> Result<BTreeMap<String, String>, Complaint> {
     Ok(texts)
 }
 
-fn report_table(report: &Report, out: &mut String) {
+fn report_table(report: &Accuracy, out: &mut String) {
     let mut table = Table::new(&[
         ("quantity", Align::Left),
         ("system", Align::Left),
@@ -206,7 +206,7 @@ fn report_table(report: &Report, out: &mut String) {
     out.push('\n');
 }
 
-fn report_json(report: &Report, out: &mut String) {
+fn report_json(report: &Accuracy, out: &mut String) {
     for line in &report.lines {
         let figure = |value: f64| (line.rows > 0).then_some(value);
         let line = JsonLine {

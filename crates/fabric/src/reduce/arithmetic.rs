@@ -16,6 +16,49 @@ pub(super) trait Arithmetic: Copy {
     unsafe fn divided(self, by: &Divisor) -> Self;
 }
 
+/// Arithmetic on a register of floats, by the instructions of one instruction set. What differs more than by name is the type's own: `with_nan`,
+/// `least` and `greatest`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! lanes {
+    ($lanes:ident, $float:ty: $set:ident, $add:ident, $mul:ident, $div:ident, $compare:ident) => {
+        impl $lanes {
+            #[inline(always)]
+            unsafe fn one_nan(self) -> Self {
+                self.with_nan($compare::<_CMP_UNORD_Q>(self.0, self.0))
+            }
+        }
+
+        impl Arithmetic for $lanes {
+            #[inline(always)]
+            unsafe fn sum(self, other: Self) -> Self {
+                $lanes($add(self.0, other.0)).one_nan()
+            }
+            #[inline(always)]
+            unsafe fn product(self, other: Self) -> Self {
+                $lanes($mul(self.0, other.0)).one_nan()
+            }
+            #[inline(always)]
+            unsafe fn lesser(self, other: Self) -> Self {
+                $lanes(self.least(other)).with_nan($compare::<_CMP_UNORD_Q>(self.0, other.0))
+            }
+            #[inline(always)]
+            unsafe fn greater(self, other: Self) -> Self {
+                $lanes(self.greatest(other)).with_nan($compare::<_CMP_UNORD_Q>(self.0, other.0))
+            }
+            #[inline(always)]
+            unsafe fn divided(self, by: &Divisor) -> Self {
+                $lanes(match by.reciprocal {
+                    Some(reciprocal) => $mul(self.0, $set(reciprocal as $float)),
+                    None => $div(self.0, $set(by.by as $float)),
+                })
+                .one_nan()
+            }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use lanes;
+
 /// What an average is divided by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Divisor {
@@ -67,44 +110,41 @@ impl<T: Number> Arithmetic for Lane<T> {
     }
 }
 
+// Each method hands its caller's promise on, lane by lane.
+#[allow(unsafe_op_in_unsafe_fn)]
 impl<T: Arithmetic, const N: usize> Arithmetic for [T; N] {
     #[inline(always)]
     unsafe fn sum(mut self, other: Self) -> Self {
         for i in 0..N {
-            // SAFETY: the caller's promise, handed on; so in the methods below.
-            self[i] = unsafe { self[i].sum(other[i]) };
+            self[i] = self[i].sum(other[i]);
         }
         self
     }
     #[inline(always)]
     unsafe fn product(mut self, other: Self) -> Self {
         for i in 0..N {
-            // SAFETY: as in `sum`.
-            self[i] = unsafe { self[i].product(other[i]) };
+            self[i] = self[i].product(other[i]);
         }
         self
     }
     #[inline(always)]
     unsafe fn lesser(mut self, other: Self) -> Self {
         for i in 0..N {
-            // SAFETY: as in `sum`.
-            self[i] = unsafe { self[i].lesser(other[i]) };
+            self[i] = self[i].lesser(other[i]);
         }
         self
     }
     #[inline(always)]
     unsafe fn greater(mut self, other: Self) -> Self {
         for i in 0..N {
-            // SAFETY: as in `sum`.
-            self[i] = unsafe { self[i].greater(other[i]) };
+            self[i] = self[i].greater(other[i]);
         }
         self
     }
     #[inline(always)]
     unsafe fn divided(mut self, by: &Divisor) -> Self {
         for lane in &mut self {
-            // SAFETY: as in `sum`.
-            *lane = unsafe { lane.divided(by) };
+            *lane = lane.divided(by);
         }
         self
     }

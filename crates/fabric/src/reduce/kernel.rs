@@ -1,5 +1,8 @@
 //! The loops, written once for all datatypes, reductions and instruction sets, and the choice among what they are compiled into.
 
+// Functions hand their caller's promise on: the processor has the instructions of the level, and pointers are valid for what is read and written.
+#![allow(unsafe_op_in_unsafe_fn)]
+
 use std::marker::PhantomData;
 use std::mem;
 
@@ -24,6 +27,47 @@ pub(super) struct Kernels {
     pub(super) pair_both: unsafe fn([*mut u8; 2], [*const u8; 2], usize, &Divisor, bool),
     pub(super) many: unsafe fn([*mut u8; 1], &[*const u8], usize, &Divisor, bool),
 }
+
+/// The entries of one instruction set: the loops, compiled for the instructions that it has.
+#[cfg(target_arch = "x86_64")]
+macro_rules! entries {
+    ($level:ident, $features:literal) => {
+        #[target_feature(enable = $features)]
+        unsafe fn pair<K: Kind<$level>, O: Op>(
+            to: [*mut u8; 1],
+            from: [*const u8; 2],
+            bytes: usize,
+            by: &Divisor,
+            stream: bool,
+        ) {
+            fold::<$level, K, O, 1>(to, &from, bytes, by, stream)
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn pair_both<K: Kind<$level>, O: Op>(
+            to: [*mut u8; 2],
+            from: [*const u8; 2],
+            bytes: usize,
+            by: &Divisor,
+            stream: bool,
+        ) {
+            fold::<$level, K, O, 2>(to, &from, bytes, by, stream)
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn many<K: Kind<$level>, O: Op>(
+            to: [*mut u8; 1],
+            from: &[*const u8],
+            bytes: usize,
+            by: &Divisor,
+            stream: bool,
+        ) {
+            fold::<$level, K, O, 1>(to, from, bytes, by, stream)
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use entries;
 
 /// A reduction as a kernel knows it.
 #[derive(Clone, Copy)]
@@ -136,8 +180,7 @@ pub(super) unsafe fn fold<L: Level, K: Kind<L>, O: Op, const D: usize>(
 unsafe fn prefetch_lines<L: Level>(from: &[*const u8], at: usize) {
     for source in from {
         for line in 0..TOGETHER {
-            // SAFETY: the caller's promise, handed on.
-            unsafe { L::prefetch(source.wrapping_add(at + line * LINE)) };
+            L::prefetch(source.wrapping_add(at + line * LINE));
         }
     }
 }
@@ -150,33 +193,27 @@ unsafe fn fold_lines<L: Level, K: Kind<L>, O: Op, const N: usize>(
     at: usize,
     divisor: &Divisor,
 ) -> [L::Block; N] {
-    // SAFETY: the caller's promise, handed on.
-    unsafe {
-        let mut wide = load_lines::<L, K, N>(from[0].add(at));
-        for source in &from[1..] {
-            wide = O::apply(wide, load_lines::<L, K, N>(source.add(at)));
-        }
-        let wide = O::finish(wide, divisor);
-        let mut blocks = [K::narrow(wide[0]); N];
-        for line in 1..N {
-            blocks[line] = K::narrow(wide[line]);
-        }
-        blocks
+    let mut wide = load_lines::<L, K, N>(from[0].add(at));
+    for source in &from[1..] {
+        wide = O::apply(wide, load_lines::<L, K, N>(source.add(at)));
     }
+    let wide = O::finish(wide, divisor);
+    let mut blocks = [K::narrow(wide[0]); N];
+    for line in 1..N {
+        blocks[line] = K::narrow(wide[line]);
+    }
+    blocks
 }
 
 /// # Safety
 /// As for [`fold`], of `N` whole lines.
 #[inline(always)]
 unsafe fn load_lines<L: Level, K: Kind<L>, const N: usize>(from: *const u8) -> [K::Wide; N] {
-    // SAFETY: the caller's promise, handed on.
-    unsafe {
-        let mut wide = [K::widen(L::load(from)); N];
-        for (line, wide) in wide.iter_mut().enumerate().skip(1) {
-            *wide = K::widen(L::load(from.add(line * LINE)));
-        }
-        wide
+    let mut wide = [K::widen(L::load(from)); N];
+    for (line, wide) in wide.iter_mut().enumerate().skip(1) {
+        *wide = K::widen(L::load(from.add(line * LINE)));
     }
+    wide
 }
 
 /// # Safety
@@ -189,16 +226,13 @@ unsafe fn fold_part<L: Level, K: Kind<L>, O: Op, const D: usize>(
     bytes: usize,
     divisor: &Divisor,
 ) {
-    // SAFETY: the caller's promise, handed on.
-    unsafe {
-        let mut wide = K::widen(L::load_part(from[0].add(at), bytes));
-        for &source in &from[1..] {
-            wide = O::apply(wide, K::widen(L::load_part(source.add(at), bytes)));
-        }
-        let block = K::narrow(O::finish(wide, divisor));
-        for to in to {
-            L::store_part(block, to.add(at), bytes);
-        }
+    let mut wide = K::widen(L::load_part(from[0].add(at), bytes));
+    for &source in &from[1..] {
+        wide = O::apply(wide, K::widen(L::load_part(source.add(at), bytes)));
+    }
+    let block = K::narrow(O::finish(wide, divisor));
+    for to in to {
+        L::store_part(block, to.add(at), bytes);
     }
 }
 
@@ -218,45 +252,38 @@ struct Lesser;
 struct Greater;
 struct Average;
 
-// SAFETY of all below: the caller has the instructions that the lanes need.
 impl Op for Sum {
     #[inline(always)]
     unsafe fn apply<A: Arithmetic>(a: A, b: A) -> A {
-        // SAFETY: as said above.
-        unsafe { a.sum(b) }
+        a.sum(b)
     }
 }
 impl Op for Product {
     #[inline(always)]
     unsafe fn apply<A: Arithmetic>(a: A, b: A) -> A {
-        // SAFETY: as said above.
-        unsafe { a.product(b) }
+        a.product(b)
     }
 }
 impl Op for Lesser {
     #[inline(always)]
     unsafe fn apply<A: Arithmetic>(a: A, b: A) -> A {
-        // SAFETY: as said above.
-        unsafe { a.lesser(b) }
+        a.lesser(b)
     }
 }
 impl Op for Greater {
     #[inline(always)]
     unsafe fn apply<A: Arithmetic>(a: A, b: A) -> A {
-        // SAFETY: as said above.
-        unsafe { a.greater(b) }
+        a.greater(b)
     }
 }
 impl Op for Average {
     #[inline(always)]
     unsafe fn apply<A: Arithmetic>(a: A, b: A) -> A {
-        // SAFETY: as said above.
-        unsafe { a.sum(b) }
+        a.sum(b)
     }
     #[inline(always)]
     unsafe fn finish<A: Arithmetic>(all: A, divisor: &Divisor) -> A {
-        // SAFETY: as said above.
-        unsafe { all.divided(divisor) }
+        all.divided(divisor)
     }
 }
 
@@ -283,13 +310,11 @@ macro_rules! float_kind {
             type Wide = $wide;
             #[inline(always)]
             unsafe fn widen(block: L::Block) -> $wide {
-                // SAFETY: the caller's promise, handed on.
-                unsafe { L::$widen(block) }
+                L::$widen(block)
             }
             #[inline(always)]
             unsafe fn narrow(wide: $wide) -> L::Block {
-                // SAFETY: the caller's promise, handed on.
-                unsafe { L::$narrow(wide) }
+                L::$narrow(wide)
             }
         }
     };

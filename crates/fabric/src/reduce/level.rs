@@ -148,26 +148,24 @@ fn narrow<E: Element<Wide = f32>, const M: usize>(wide: [[Lane<f32>; 16]; M]) ->
     unsafe { mem::transmute_copy(&elements) }
 }
 
+// What makes the methods safe: pointers are valid by the caller's promise, and lanes are plain numbers in which all bits are allowed.
+#[allow(unsafe_op_in_unsafe_fn)]
 impl Level for Portable {
     type Block = [u8; LINE];
     type F32 = [Lane<f32>; 16];
     type F64 = [Lane<f64>; 8];
 
-    // SAFETY of the methods below: pointers are valid by the caller's promise, and lanes are plain numbers in which all bits are allowed.
     #[inline(always)]
     unsafe fn load(from: *const u8) -> [u8; LINE] {
-        // SAFETY: as said above.
-        unsafe { from.cast::<[u8; LINE]>().read_unaligned() }
+        from.cast::<[u8; LINE]>().read_unaligned()
     }
     #[inline(always)]
     unsafe fn store(block: [u8; LINE], to: *mut u8) {
-        // SAFETY: as said above.
-        unsafe { to.cast::<[u8; LINE]>().write_unaligned(block) }
+        to.cast::<[u8; LINE]>().write_unaligned(block)
     }
     #[inline(always)]
     unsafe fn stream(block: [u8; LINE], to: *mut u8) {
-        // SAFETY: as said above.
-        unsafe { Self::store(block, to) }
+        Self::store(block, to)
     }
     #[inline(always)]
     unsafe fn fence() {}
@@ -176,23 +174,19 @@ impl Level for Portable {
 
     #[inline(always)]
     unsafe fn widen_f64(block: [u8; LINE]) -> Self::F64 {
-        // SAFETY: as said above.
-        unsafe { mem::transmute(block) }
+        mem::transmute(block)
     }
     #[inline(always)]
     unsafe fn narrow_f64(wide: Self::F64) -> [u8; LINE] {
-        // SAFETY: as said above.
-        unsafe { mem::transmute(wide) }
+        mem::transmute(wide)
     }
     #[inline(always)]
     unsafe fn widen_f32(block: [u8; LINE]) -> Self::F32 {
-        // SAFETY: as said above.
-        unsafe { mem::transmute(block) }
+        mem::transmute(block)
     }
     #[inline(always)]
     unsafe fn narrow_f32(wide: Self::F32) -> [u8; LINE] {
-        // SAFETY: as said above.
-        unsafe { mem::transmute(wide) }
+        mem::transmute(wide)
     }
     #[inline(always)]
     unsafe fn widen_f16(block: [u8; LINE]) -> [Self::F32; 2] {

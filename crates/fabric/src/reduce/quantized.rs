@@ -148,7 +148,7 @@ unsafe fn encode<C: ByteCode, const N: usize>(mut to: *mut u8, mut from: *const 
 /// As for [`Quantizer::decode`] or [`Quantizer::accumulate`].
 #[inline(always)]
 unsafe fn decode<C: ByteCode, const N: usize, const ADD: bool>(mut to: *mut u8, mut from: *const u8, mut count: usize) {
-    // SAFETY: as in `encode`.
+    // SAFETY: `count` goes down as both pointers go up, so what is touched stays within what the caller vouches for.
     unsafe {
         while count >= N {
             let scale = from.cast::<f32>().read_unaligned();
@@ -263,13 +263,13 @@ mod tests {
                 "{quantizer:?} wrote too much"
             );
             let mut back = vec![0xa5; skip + 4 * count + 64];
-            // SAFETY: as above.
+            // SAFETY: what was encoded is so long, and the floats have 64 bytes to spare.
             unsafe { quantizer.decode(back.as_mut_ptr().add(skip), to.as_ptr().add(skip), count) };
             let (whole, after) = back[skip..].split_at(4 * count);
             assert!(bits(whole) == bits(&bytes(&decoded)), "{quantizer:?} decodes");
             assert!(after.iter().all(|&b| b == 0xa5), "{quantizer:?} wrote too much");
             let mut sum = from.clone();
-            // SAFETY: as above.
+            // SAFETY: the sum has as many floats as were encoded.
             unsafe { quantizer.accumulate(sum.as_mut_ptr().add(skip), to.as_ptr().add(skip), count) };
             assert!(bits(&sum[skip..]) == bits(&bytes(&sums)), "{quantizer:?} accumulates");
         }

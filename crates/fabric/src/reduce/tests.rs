@@ -77,10 +77,10 @@ fn check(datatype: Datatype, reduction: Reduction, sources: &[Vec<u8>], shifts: 
             // SAFETY: all buffers hold `count` elements.
             unsafe { reducer.combine(first.as_mut_ptr(), from[0], from[1], count, cache) };
             assert!(first.contents() == pair, "combine: {name}");
-            // SAFETY: as above.
+            // SAFETY: as many elements in every source as in the destination.
             unsafe { reducer.combine_many(first.as_mut_ptr(), &from, count, cache) };
             assert!(first.contents() == all, "combine_many: {name}");
-            // SAFETY: as above.
+            // SAFETY: the two destinations are different, and hold as many.
             unsafe {
                 reducer.combine_both(
                     [first.as_mut_ptr(), second.as_mut_ptr()],
@@ -95,19 +95,19 @@ fn check(datatype: Datatype, reduction: Reduction, sources: &[Vec<u8>], shifts: 
                 "combine_both: {name}"
             );
             let mut odd = Shifted::new(&blank, shifts[0]);
-            // SAFETY: as above.
+            // SAFETY: lying differently changes nothing of how much they hold.
             unsafe { reducer.combine_both([first.as_mut_ptr(), odd.as_mut_ptr()], from[0], from[1], count, cache) };
             assert!(odd.contents() == pair, "combine_both, lying differently: {name}");
             let mut ours = Shifted::new(&sources[0], shifts[1]);
-            // SAFETY: as above.
+            // SAFETY: a destination may be the first source.
             unsafe { reducer.combine(ours.as_mut_ptr(), ours.as_ptr(), from[1], count, cache) };
             assert!(ours.contents() == pair, "in place: {name}");
             let mut ours = Shifted::new(&sources[1], shifts[1]);
-            // SAFETY: as above.
+            // SAFETY: a destination may be the second source.
             unsafe { reducer.combine(ours.as_mut_ptr(), from[0], ours.as_ptr(), count, cache) };
             assert!(ours.contents() == pair, "in the place of the second: {name}");
             let mut ours = Shifted::new(&sources[0], shifts[1]);
-            // SAFETY: as above.
+            // SAFETY: both hold `count` elements, and are not the same.
             unsafe { reducer.reduce_into(ours.as_mut_ptr(), from[1], count) };
             assert!(ours.contents() == pair, "reduce_into: {name}");
         }
@@ -230,7 +230,7 @@ fn one_source_is_copied_or_divided() {
         unsafe { average.combine_many(to.as_mut_ptr().cast(), &[from.as_ptr().cast()], 4, Cache::Keep) };
         assert_eq!(to.map(f32::to_bits), from.map(f32::to_bits));
         let last = average.finishing(NonZeroU64::new(3).unwrap());
-        // SAFETY: as above.
+        // SAFETY: both arrays have four elements.
         unsafe { last.combine_many(to.as_mut_ptr().cast(), &[from.as_ptr().cast()], 4, Cache::Keep) };
         assert_eq!(
             to.map(f32::to_bits),

@@ -114,7 +114,7 @@ pub(crate) fn own_value(word: &AtomicU64) -> u64 {
 }
 
 pub(crate) fn own_half(word: &AtomicU32) -> u32 {
-    // SAFETY: as above.
+    // SAFETY: only its owner writes it, and asks here; loom complains otherwise.
     unsafe { word.0.unsync_load() }
 }
 
@@ -127,7 +127,7 @@ pub(crate) struct SharedWords {
 
 // SAFETY: as on a machine; and the threads of a model take turns on one.
 unsafe impl Send for SharedWords {}
-// SAFETY: as above.
+// SAFETY: loom switches between threads at its own operations only, and every word is one of those.
 unsafe impl Sync for SharedWords {}
 
 /// By place. Each is made when it is first asked for, which must be before other threads can: loom complains otherwise.
@@ -159,14 +159,14 @@ impl SharedWords {
     /// # Safety
     /// As on a machine.
     pub(crate) unsafe fn half(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: as above.
+        // SAFETY: the caller asks from within the model, where one thread runs at a time.
         unsafe { at_place(&self.stood_in.halves, at, || AtomicU32::new(0)) }
     }
 
     /// # Safety
     /// As on a machine.
     pub(crate) unsafe fn reading(&self, at: usize) -> Reading {
-        // SAFETY: as above.
+        // SAFETY: readers come from within the model, one thread at a time.
         let cell = unsafe { at_place(&self.stood_in.bytes, at, || UnsafeCell::new(())) };
         Reading {
             _access: cell.get(),
@@ -178,7 +178,7 @@ impl SharedWords {
     /// # Safety
     /// As on a machine.
     pub(crate) unsafe fn writing(&self, at: usize) -> Writing {
-        // SAFETY: as above.
+        // SAFETY: the writer comes from within the model, one thread at a time.
         let cell = unsafe { at_place(&self.stood_in.bytes, at, || UnsafeCell::new(())) };
         Writing {
             _access: cell.get_mut(),

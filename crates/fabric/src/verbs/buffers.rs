@@ -87,7 +87,7 @@ impl Buffers {
     /// The device does not have the buffer.
     pub(super) unsafe fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
         assert!(index < self.count, "a buffer that is not there");
-        // SAFETY: as above, and borrowed by nobody else.
+        // SAFETY: the buffer is there, the device does not have it by the caller's promise, and `self` is borrowed by nobody else.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(index * self.bytes_each), self.bytes_each) }
     }
 }

@@ -57,7 +57,7 @@ impl AsRawFd for OfLibrary {
 
 // SAFETY: the library guards a context with locks of its own.
 unsafe impl Send for Device {}
-// SAFETY: as above.
+// SAFETY: those locks order the calls of several threads on one context.
 unsafe impl Sync for Device {}
 
 /// Something that happened to a device, out of the order of its work.
@@ -224,7 +224,7 @@ pub struct ProtectionDomain {
 
 // SAFETY: the library guards a domain with locks of its own.
 unsafe impl Send for ProtectionDomain {}
-// SAFETY: as above.
+// SAFETY: those locks order the calls of several threads on one domain.
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
@@ -364,11 +364,11 @@ unsafe fn describe(event: &sys::ibv_async_event) -> DeviceEvent {
     }
 }
 
-fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     use std::os::fd::AsRawFd;
     // SAFETY: a plain call on an open descriptor.
     let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-    // SAFETY: as above.
+    // SAFETY: the descriptor is still open, and flags are all that is handed over.
     if flags < 0 || unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) } != 0 {
         return Err(io::Error::last_os_error());
     }

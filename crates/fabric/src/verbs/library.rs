@@ -37,7 +37,7 @@ impl Library {
     pub fn describe_status(&self, status: sys::ibv_wc_status) -> &'static str {
         // SAFETY: the function takes any number and returns a string of the library's own, which stays loaded.
         let text = unsafe { (self.0.ibv_wc_status_str)(status) };
-        // SAFETY: as above.
+        // SAFETY: the status has words that stay loaded with the library, and end with a zero.
         unsafe { words(text) }
     }
 
@@ -45,7 +45,7 @@ impl Library {
     pub fn describe_event(&self, event: sys::ibv_event_type) -> &'static str {
         // SAFETY: the function takes any number and returns a string of the library's own, which stays loaded.
         let text = unsafe { (self.0.ibv_event_type_str)(event) };
-        // SAFETY: as above.
+        // SAFETY: the event has words that stay loaded with the library, and end with a zero.
         unsafe { words(text) }
     }
 }

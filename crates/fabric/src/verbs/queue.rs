@@ -4,14 +4,14 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use weft_sys::verbs as sys;
 
 use super::address::Doorstep;
-use super::device::{Device, ProtectionDomain};
+use super::device::{Device, ProtectionDomain, set_nonblocking};
 use super::introduction::QueueEnd;
 use super::rail::Rail;
 
@@ -24,7 +24,7 @@ pub(super) struct CompletionQueue {
 
 // SAFETY: the library guards a completion queue with locks of its own.
 unsafe impl Send for CompletionQueue {}
-// SAFETY: as above.
+// SAFETY: those locks order the calls of several threads on one completion queue.
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
@@ -113,7 +113,7 @@ pub(super) struct ReceiveQueue {
 
 // SAFETY: the library guards a receive queue with locks of its own.
 unsafe impl Send for ReceiveQueue {}
-// SAFETY: as above.
+// SAFETY: those locks order the calls of several threads on one receive queue.
 unsafe impl Sync for ReceiveQueue {}
 
 impl ReceiveQueue {
@@ -182,7 +182,7 @@ pub(super) struct QueuePair {
 
 // SAFETY: the library guards a queue pair with locks of its own.
 unsafe impl Send for QueuePair {}
-// SAFETY: as above.
+// SAFETY: those locks order the calls of several threads on one queue pair.
 unsafe impl Sync for QueuePair {}
 
 /// How a connection is made: what both ends agreed on, and what this one was told.
@@ -425,7 +425,7 @@ pub(super) struct AddressHandle {
 
 // SAFETY: the library guards an address handle with locks of its own.
 unsafe impl Send for AddressHandle {}
-// SAFETY: as above.
+// SAFETY: those locks order the calls of several threads on one address handle.
 unsafe impl Sync for AddressHandle {}
 
 impl AddressHandle {
@@ -514,16 +514,6 @@ unsafe fn offer(
             error @ 1.. => return Err(io::Error::from_raw_os_error(error)),
             _ => return Err(io::Error::last_os_error()),
         }
-    }
-    Ok(())
-}
-
-fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: a plain call on an open descriptor.
-    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-    // SAFETY: as above.
-    if flags < 0 || unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) } != 0 {
-        return Err(io::Error::last_os_error());
     }
     Ok(())
 }

@@ -241,7 +241,7 @@ impl Registrations {
                 unsafe { register(self.domain.raw(), address.cast(), source.len, iova, flags) }
             }
             (None, None) => {
-                // SAFETY: as above.
+                // SAFETY: the domain is live; the source keeps its memory for as long as a share in the registration lives.
                 unsafe { (library.ibv_reg_mr)(self.domain.raw(), address.cast(), source.len, flags as i32) }
             }
         };
@@ -377,7 +377,7 @@ struct MemoryRegion {
 
 // SAFETY: the library guards a registration with locks of its own, and its keys never change.
 unsafe impl Send for MemoryRegion {}
-// SAFETY: as above.
+// SAFETY: those locks order the calls of several threads on one registration.
 unsafe impl Sync for MemoryRegion {}
 
 impl Drop for MemoryRegion {

@@ -20,11 +20,6 @@ pub enum PlatformError {
         field: String,
         fault: Fault,
     },
-    /// The same, where the text that says so is known.
-    #[error("line {line}, at `{field}`: {fault}")]
-    Refused { line: usize, field: String, fault: Fault },
-    #[error("there is no system `{name}`")]
-    NoSuchSystem { name: String },
 }
 
 /// How a platform does not hold together.
@@ -45,8 +40,6 @@ pub enum Fault {
     NoBandwidth,
     #[error("`{name}` holds a `/`, `:`, space or control character")]
     BadName { name: String },
-    #[error("{value} is not between {least} and {most}")]
-    OutOfRange { value: f64, least: f64, most: f64 },
 }
 
 impl PlatformError {

@@ -61,8 +61,9 @@ impl Listed {
     pub fn scratch_extents(&self) -> &[Vec<Extent>] {
         &self.scratch
     }
-    /// For whoever changes a program by hand.
-    pub fn step_mut(&mut self, rank: Rank, step: u32) -> &mut Vec<Op> {
+    /// For tests, which break programs by hand.
+    #[cfg(test)]
+    pub(super) fn step_mut(&mut self, rank: Rank, step: u32) -> &mut Vec<Op> {
         &mut self.ranks[rank.0 as usize][step as usize]
     }
 }

@@ -152,6 +152,9 @@ impl Tier {
         for extent in 0..geometry.extents {
             let (data, index) = extent_files(extent);
             let (data, index) = (path.join(data), path.join(index));
+            if tier.durability == Durability::Power {
+                make_last(&index)?;
+            }
             let found = read_at_most(&index, geometry.index_bytes())?;
             match shelf.recover(extent, &found) {
                 ExtentKind::Strange => {
@@ -315,6 +318,14 @@ fn drop_beyond(path: &Path, extents: u32) -> Result<(), StoreError> {
         }
     }
     Ok(())
+}
+
+/// What is seen of a file, if it is there, is on the disk afterwards.
+fn make_last(path: &Path) -> Result<(), Error> {
+    match File::open(path).and_then(|file| file.sync_data()) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        done => Ok(done.map_err(StoreError::io("synchronising", path))?),
+    }
 }
 
 /// A file's bytes, but no more than it should have; none where it is not there.

@@ -1,6 +1,6 @@
-//! Whether to read a prefix or to compute it again: the serving model of `plan` decides, with the caller's figures.
+//! Whether to read a prefix or to compute it again: `plan` decides, with what the caller knows of computing and of the tier.
 
-use weft_plan::workload::serving::{Fetch, FetchCost, FetchError, Recompute};
+use weft_plan::fetch::{Fetch, FetchCost, FetchError, Prefill};
 
 use super::{BlockId, Space, Store};
 use crate::error::Error;
@@ -25,7 +25,7 @@ impl Store {
         space: &Space,
         chain: &[BlockId],
         prompt_tokens: u32,
-        recompute: &Recompute,
+        recompute: &dyn Prefill,
         cost: &FetchCost,
     ) -> Result<Worth, Error> {
         let there = self.match_prefix(chain)?;

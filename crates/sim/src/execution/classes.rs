@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
+use weft_model::fabric::{BundleId, Level, Topology};
 use weft_plan::Rank;
-use weft_plan::platform::fabric::{BundleId, Level, Topology};
 use weft_plan::schedule::Program;
 
 use super::look::{Look, Messages, Quick};

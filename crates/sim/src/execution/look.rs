@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use weft_model::fabric::{Level, Topology};
 use weft_plan::Rank;
 use weft_plan::collective::{Counts, Partition, Problem};
-use weft_plan::platform::fabric::{Level, Topology};
 use weft_plan::schedule::{Op, Ops, Program, Slice};
 use weft_protocol::group::{Compiled, Scope, Source};
 

@@ -5,9 +5,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use weft_model::fabric::{Cluster, Fabric, Topology, Wire};
 use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::collective::{Collective, Problem, Sizes};
-use weft_plan::platform::fabric::{Cluster, Fabric, Topology, Wire};
 use weft_plan::schedule::Program;
 use weft_plan::schedule::lower::Portioned;
 use weft_plan::{Bandwidth, Bytes, Datatype, Picos, Rank, Reduction, Time};

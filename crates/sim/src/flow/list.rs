@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use weft_model::fabric::{Routing, Topology};
 use weft_plan::Picos;
-use weft_plan::platform::fabric::{Routing, Topology};
 
 use super::report::{Report, carried_by_link, hot_spots};
 use super::solver::{Change, FlowId};

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use weft_plan::platform::fabric::Topology;
+use weft_model::fabric::Topology;
 use weft_plan::{Bytes, Picos, Rank};
 
 use super::report::hot_spots;

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use weft_model::fabric::{Routing, Topology};
 use weft_plan::collective::Problem;
-use weft_plan::platform::fabric::{Routing, Topology};
 use weft_plan::schedule::{Program, Shape};
 use weft_plan::{Bytes, Picos, Rank};
 

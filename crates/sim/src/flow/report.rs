@@ -1,6 +1,6 @@
 //! What a run says.
 
-use weft_plan::platform::fabric::{BundleId, Level, Topology};
+use weft_model::fabric::{BundleId, Level, Topology};
 use weft_plan::{Bytes, Picos, Rank};
 
 use super::solver::Solver;

@@ -1,9 +1,9 @@
 use super::*;
 use crate::traffic::permutation;
+use weft_model::fabric::{Cluster, Fabric, Wire};
 use weft_plan::Rank;
 use weft_plan::algorithms::{Algorithm, Grid};
 use weft_plan::collective::{Collective, Sizes};
-use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
 
 fn wire(gigabytes: u64, latency_ns: u64) -> Wire {
     Wire {

@@ -1,6 +1,6 @@
 //! Which resources a flow uses: links by a route, or bundles where all ways are used alike.
 
-use weft_plan::platform::fabric::{BundleId, Level, LinkId, Routing, Topology};
+use weft_model::fabric::{BundleId, Level, LinkId, Routing, Topology};
 use weft_plan::{Bandwidth, Picos, Rank};
 
 use super::solver::{Rate, Solver, Use};

@@ -1,8 +1,8 @@
 //! Single packets from rank to rank, without a transport of the network's own: what carries the wires of a [`World`](crate::World), whose ends
 //! bring their own protocol.
 
+use weft_model::fabric::{LinkId, Routing, Topology};
 use weft_plan::Rank;
-use weft_plan::platform::fabric::{LinkId, Routing, Topology};
 
 use super::network::{Event, Kind, Network, Turn};
 use super::{PacketError, PacketOptions};

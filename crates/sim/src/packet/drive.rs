@@ -1,7 +1,7 @@
 //! What makes flows begin: a list, or the ranks of a program.
 
+use weft_model::fabric::{LinkId, Routing, Topology};
 use weft_plan::collective::Problem;
-use weft_plan::platform::fabric::{LinkId, Routing, Topology};
 use weft_plan::schedule::Program;
 use weft_plan::{Bytes, Picos, Rank};
 

@@ -3,7 +3,7 @@
 //! What an event touches is far apart in memory, and in a large network rarely in the cache. A packet with its way is one cache line therefore, and a
 //! link another; and before events happen, those of the next few are looked at together, so that the memory fetches them side by side.
 
-use weft_plan::platform::fabric::{LinkId, Topology};
+use weft_model::fabric::{LinkId, Topology};
 use weft_protocol::seeded::Seeded;
 
 use super::wheel::Wheel;

@@ -1,10 +1,10 @@
 use super::*;
 use crate::flow::mixed;
 use crate::traffic::permutation;
+use weft_model::fabric::{Cluster, Fabric, Wire};
 use weft_plan::Rank;
 use weft_plan::algorithms::Algorithm;
 use weft_plan::collective::Collective;
-use weft_plan::platform::fabric::{Cluster, Fabric, Wire};
 
 fn cluster(fabric: Fabric) -> Topology {
     let cluster = Cluster {

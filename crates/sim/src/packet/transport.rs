@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
+use weft_model::fabric::{LinkId, Routing, Topology};
 use weft_plan::Rank;
-use weft_plan::platform::fabric::{LinkId, Routing, Topology};
 
 use super::dcqcn::Pacer;
 use super::network::{Event, Kind, NONE, Network, Turn};

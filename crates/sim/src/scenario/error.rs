@@ -3,10 +3,10 @@
 use std::fmt;
 
 use thiserror::Error;
+use weft_model::fabric::FabricError;
+use weft_model::system::SystemError;
 use weft_plan::collective::ProblemError;
 use weft_plan::cost::UnknownCandidate;
-use weft_plan::platform::PlatformError;
-use weft_plan::platform::fabric::FabricError;
 use weft_plan::spot::Spot;
 
 use super::Fidelity;
@@ -16,7 +16,7 @@ use crate::training::TrainingRefused;
 
 /// A field, and the line that says it, where that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ScenarioPlace {
     pub line: Option<usize>,
     pub field: String,
 }
@@ -30,51 +30,61 @@ pub enum ScenarioError {
     #[error("{0}")]
     Unreadable(Spot),
     #[error("{place}: a scenario has a system or a cluster, not both")]
-    TwoClusters { place: Place },
+    TwoClusters { place: ScenarioPlace },
     #[error("{place}: a scenario needs a system or a cluster")]
-    NoCluster { place: Place },
+    NoCluster { place: ScenarioPlace },
     #[error("{place}: {}", source.fault)]
-    Fabric { place: Place, source: FabricError },
+    Fabric { place: ScenarioPlace, source: FabricError },
     #[error("{place}: {source}")]
-    System { place: Place, source: PlatformError },
+    System { place: ScenarioPlace, source: SystemError },
     #[error("{place}: there is no collective `{name}`")]
-    NoSuchCollective { place: Place, name: String },
+    NoSuchCollective { place: ScenarioPlace, name: String },
     #[error("{place}: {source}")]
-    NoSuchAlgorithm { place: Place, source: UnknownCandidate },
+    NoSuchAlgorithm {
+        place: ScenarioPlace,
+        source: UnknownCandidate,
+    },
     #[error("{place}: not for this collective and so many ranks")]
-    Unsuited { place: Place },
+    Unsuited { place: ScenarioPlace },
     #[error("{place}: {source}")]
-    Problem { place: Place, source: ProblemError },
+    Problem { place: ScenarioPlace, source: ProblemError },
     #[error("{place}: {value} is not between {least} and {most}")]
     OutOfBounds {
-        place: Place,
+        place: ScenarioPlace,
         value: f64,
         least: f64,
         most: f64,
     },
     #[error("{place}: {ranks} ranks do not fill whole nodes of {node}")]
-    BrokenNodes { place: Place, ranks: u32, node: u32 },
+    BrokenNodes {
+        place: ScenarioPlace,
+        ranks: u32,
+        node: u32,
+    },
     #[error("{place}: a fault is at a rank or at a link")]
-    FaultNowhere { place: Place },
+    FaultNowhere { place: ScenarioPlace },
     #[error("{place}: no answer is wanted")]
-    NoFidelity { place: Place },
+    NoFidelity { place: ScenarioPlace },
     #[error("{place}: there is no closed form for this")]
-    NotAnalytical { place: Place },
+    NotAnalytical { place: ScenarioPlace },
     #[error("{place}: a step of training has a closed form alone")]
-    OnlyAnalytical { place: Place },
+    OnlyAnalytical { place: ScenarioPlace },
     #[error("{place}: GPUs are told by a `system`, not by a cluster")]
-    NoSystem { place: Place },
+    NoSystem { place: ScenarioPlace },
     #[error("{place}: {source}")]
-    Training { place: Place, source: TrainingRefused },
+    Training {
+        place: ScenarioPlace,
+        source: TrainingRefused,
+    },
     #[error("{fidelity}: {source}")]
     Flow { fidelity: Fidelity, source: FlowError },
     #[error("{fidelity}: {source}")]
     Packet { fidelity: Fidelity, source: PacketError },
 }
 
-impl Place {
-    pub(crate) fn field(field: impl Into<String>) -> Place {
-        Place {
+impl ScenarioPlace {
+    pub(crate) fn field(field: impl Into<String>) -> ScenarioPlace {
+        ScenarioPlace {
             line: None,
             field: field.into(),
         }
@@ -152,7 +162,7 @@ pub(crate) fn line_of(text: &str, field: &str) -> Option<usize> {
     own_header.or(header)
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ScenarioPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {
             Some(line) => write!(f, "line {line}, at `{}`", self.field),

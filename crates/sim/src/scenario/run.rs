@@ -1,15 +1,15 @@
 //! Running a scenario: one answer for each fidelity that is wanted.
 
+use weft_model::fabric::{LinkId, Topology};
+use weft_model::system::System;
+use weft_model::workload::training::{TrainingError, TrainingJob};
 use weft_plan::algorithms::Grid;
 use weft_plan::collective::{Collective, Problem};
 use weft_plan::cost::{Candidate, Placement, Profile, Selector};
-use weft_plan::platform::System;
-use weft_plan::platform::fabric::{LinkId, Topology};
 use weft_plan::schedule::Program;
-use weft_plan::workload::training::{Job, TrainingError};
 use weft_plan::{Bandwidth, Bytes, LinkCost, Picos, Rank};
 
-use super::{Fidelity, Place, Scenario, ScenarioError, TransportChoice, Workload};
+use super::{Fidelity, Scenario, ScenarioError, ScenarioPlace, TransportChoice, Workload};
 use crate::flow::{self, FlowOptions, Folding};
 use crate::packet::{self, Overflow, PacketOptions, Recovery, Transport};
 use crate::traffic::{Eager, Hot, LinkFault, MessageSpan, StepSpan, Transfer, permutation};
@@ -62,7 +62,7 @@ enum Subject {
         bytes: Bytes,
     },
     Transfers(Vec<Transfer>),
-    Training(Box<(Job, System)>),
+    Training(Box<(TrainingJob, System)>),
 }
 
 impl Scenario {
@@ -90,7 +90,7 @@ impl Scenario {
         let topology = self.topology()?;
         if self.fidelities.is_empty() {
             return Err(ScenarioError::NoFidelity {
-                place: Place::field("fidelities"),
+                place: ScenarioPlace::field("fidelities"),
             });
         }
         bounded("packet.loss", self.packet.loss, 0.0, 0.5)?;
@@ -103,7 +103,7 @@ impl Scenario {
         let subject = self.subject(&topology)?;
         if self.fidelities.contains(&Fidelity::Analytical) && matches!(subject, Subject::Transfers(_)) {
             return Err(ScenarioError::NotAnalytical {
-                place: Place::field("fidelities"),
+                place: ScenarioPlace::field("fidelities"),
             });
         }
         let simulated = self.fidelities.iter().any(|&fidelity| fidelity != Fidelity::Analytical);
@@ -158,27 +158,27 @@ impl Scenario {
                 let to = Rank((root + 1) % ranks);
                 let found = Collective::named(collective, Rank(*root), to);
                 let collective = found.ok_or_else(|| ScenarioError::NoSuchCollective {
-                    place: Place::field("workload.collective"),
+                    place: ScenarioPlace::field("workload.collective"),
                     name: collective.chars().take(80).collect(),
                 })?;
                 let problem = Problem::new(collective, ranks);
                 problem.check().map_err(|source| ScenarioError::Problem {
-                    place: Place::field("workload.root"),
+                    place: ScenarioPlace::field("workload.root"),
                     source,
                 })?;
                 let grid = topology.grid(ranks).ok_or_else(|| ScenarioError::BrokenNodes {
-                    place: Place::field("workload.ranks"),
+                    place: ScenarioPlace::field("workload.ranks"),
                     ranks,
                     node: topology.node_ranks(),
                 })?;
                 let unsuited = || ScenarioError::Unsuited {
-                    place: Place::field("workload.algorithm"),
+                    place: ScenarioPlace::field("workload.algorithm"),
                 };
                 let algorithm = match algorithm {
                     Some(name) => name
                         .parse::<Candidate>()
                         .map_err(|source| ScenarioError::NoSuchAlgorithm {
-                            place: Place::field("workload.algorithm"),
+                            place: ScenarioPlace::field("workload.algorithm"),
                             source,
                         })?,
                     None => {
@@ -198,12 +198,12 @@ impl Scenario {
         })
     }
 
-    fn training(&self, choice: &TrainingChoice, all: u32) -> Result<(Job, System), ScenarioError> {
+    fn training(&self, choice: &TrainingChoice, all: u32) -> Result<(TrainingJob, System), ScenarioError> {
         let chosen = self.system.as_ref().ok_or_else(|| ScenarioError::NoSystem {
-            place: Place::field("cluster"),
+            place: ScenarioPlace::field("cluster"),
         })?;
         let system = System::named(&chosen.name).map_err(|source| ScenarioError::System {
-            place: Place::field("system.name"),
+            place: ScenarioPlace::field("system.name"),
             source,
         })?;
         if let Some(gpus) = choice.gpus {
@@ -263,7 +263,7 @@ impl Scenario {
                 }
                 _ => {
                     return Err(ScenarioError::FaultNowhere {
-                        place: Place::field(field("rank")),
+                        place: ScenarioPlace::field(field("rank")),
                     });
                 }
             };
@@ -297,7 +297,7 @@ impl Scenario {
         } = &prepared.subject
         else {
             return Err(ScenarioError::NotAnalytical {
-                place: Place::field("fidelities"),
+                place: ScenarioPlace::field("fidelities"),
             });
         };
         let placement = self.placement(&prepared.topology, *grid);
@@ -465,7 +465,7 @@ fn blank(fidelity: Fidelity, ranks: u32, what: String, bytes: Bytes) -> Answer {
 
 fn only_analytical() -> ScenarioError {
     ScenarioError::OnlyAnalytical {
-        place: Place::field("fidelities"),
+        place: ScenarioPlace::field("fidelities"),
     }
 }
 
@@ -485,7 +485,7 @@ fn refused(source: TrainingRefused) -> ScenarioError {
         TrainingRefused::Training(_) => "workload.parallel",
     };
     ScenarioError::Training {
-        place: Place::field(field),
+        place: ScenarioPlace::field(field),
         source,
     }
 }
@@ -529,7 +529,7 @@ fn bounded(field: &str, value: f64, least: f64, most: f64) -> Result<(), Scenari
     match (least..=most).contains(&value) {
         true => Ok(()),
         false => Err(ScenarioError::OutOfBounds {
-            place: Place::field(field),
+            place: ScenarioPlace::field(field),
             value,
             least,
             most,

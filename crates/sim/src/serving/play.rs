@@ -3,14 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use weft_plan::cost::handover;
-use weft_plan::platform::System;
-use weft_plan::workload::model::Model;
-use weft_plan::workload::serving::{Deployment, Pass, Pool, nics, room, token_bytes};
+use weft_model::handover::handover;
+use weft_model::system::System;
+use weft_model::workload::model::Model;
+use weft_model::workload::serving::{Deployment, Pass, Pool, nics, room, token_bytes};
 use weft_plan::{Bandwidth, Bytes, Picos, Rank};
 
 use super::worker::{Ended, Place, Prompt, Worker};
-use super::{Network, Percentiles, Report, Request, ServingOptions, SimulationError};
+use super::{Percentiles, Report, Request, ServingNetwork, ServingOptions, SimulationError};
 use crate::flow::live::Live;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,7 +117,7 @@ impl<'a> Play<'a> {
             }
         }
         let network = options.network.as_ref();
-        if let Some(Network { topology, .. }) = network
+        if let Some(ServingNetwork { topology, .. }) = network
             && topology.ranks() < gpu
         {
             let ranks = topology.ranks();

@@ -2,16 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use weft_plan::platform::fabric::{Cluster, FabricError, Routing, Topology};
-use weft_plan::platform::{PlatformError, System};
+use weft_model::fabric::{Cluster, FabricError, Routing, Topology};
+use weft_model::system::{System, SystemError};
+use weft_model::workload::model::{Model, ModelError};
+use weft_model::workload::serving::{Deployment, Engine, Pool, Quantisation, ServingError, Worker};
 use weft_plan::spot::Spot;
-use weft_plan::workload::model::{Model, ModelError};
-use weft_plan::workload::serving::{Deployment, Engine, Pool, Quantisation, ServingError, Worker};
 use weft_plan::{Bytes, Picos, Rank};
 
-use super::{Arrivals, Network, Report, Request, ServingOptions, SimulationError, run};
+use super::{Arrivals, Report, Request, ServingNetwork, ServingOptions, SimulationError, run};
 use crate::flow::FlowOptions;
-use crate::scenario::{Place, line_of};
+use crate::scenario::{ScenarioPlace, line_of};
 use crate::traffic::Transfer;
 
 /// Who serves what to whom.
@@ -24,7 +24,7 @@ pub struct ServingScenario {
     #[serde(default = "one")]
     pub seed: u64,
     /// The GPUs, by the name of a shipped system.
-    pub platform: String,
+    pub system: String,
     pub model: String,
     pub engine: String,
     /// How weights are stored: `bf16`, `fp8` or `nvfp4`.
@@ -105,15 +105,18 @@ pub enum ServingScenarioError {
     #[error("{0}")]
     Unreadable(Spot),
     #[error("{place}: {source}")]
-    Platform { place: Place, source: PlatformError },
+    System { place: ScenarioPlace, source: SystemError },
     #[error("{place}: {source}")]
-    Model { place: Place, source: ModelError },
+    Model { place: ScenarioPlace, source: ModelError },
     #[error("{place}: {}", source.fault)]
-    Fabric { place: Place, source: FabricError },
+    Fabric { place: ScenarioPlace, source: FabricError },
     #[error("{place}: {source}")]
-    Serving { place: Place, source: ServingError },
+    Serving { place: ScenarioPlace, source: ServingError },
     #[error("{place}: {source}")]
-    Simulation { place: Place, source: SimulationError },
+    Simulation {
+        place: ScenarioPlace,
+        source: SimulationError,
+    },
 }
 
 const MAX_FILE_BYTES: usize = 16 << 20;
@@ -136,8 +139,13 @@ impl ServingScenario {
                 max: MAX_FILE_BYTES,
             });
         }
-        let scenario: ServingScenario =
-            toml::from_str(text).map_err(|error| ServingScenarioError::Unreadable(Spot::of(text, &error)))?;
+        let scenario: ServingScenario = toml::from_str(text).map_err(|error| {
+            let mut spot = Spot::of(text, &error);
+            if spot.field == "platform" {
+                spot.message = "a system of GPUs is chosen by `system`".to_owned();
+            }
+            ServingScenarioError::Unreadable(spot)
+        })?;
         scenario.prepare().map_err(|error| error.in_text(text))?;
         Ok(scenario)
     }
@@ -148,7 +156,7 @@ impl ServingScenario {
             return Ok(None);
         };
         let built = network.cluster.build().map_err(|source| ServingScenarioError::Fabric {
-            place: Place::field(format!("network.cluster.{}", source.field)),
+            place: ScenarioPlace::field(format!("network.cluster.{}", source.field)),
             source,
         })?;
         Ok(Some(built))
@@ -167,7 +175,7 @@ impl ServingScenario {
             .network
             .as_ref()
             .zip(topology.as_ref())
-            .map(|(choice, topology)| Network {
+            .map(|(choice, topology)| ServingNetwork {
                 topology,
                 options: FlowOptions {
                     routing: choice.routing,
@@ -187,7 +195,7 @@ impl ServingScenario {
                 SimulationError::TooLong { .. } | SimulationError::OutOfRange { .. } => "arrivals",
             };
             ServingScenarioError::Simulation {
-                place: Place::field(field),
+                place: ScenarioPlace::field(field),
                 source,
             }
         })
@@ -196,15 +204,15 @@ impl ServingScenario {
     /// Everything that the file names, looked up and checked.
     fn prepare(&self) -> Result<Prepared, ServingScenarioError> {
         let serving = |field: &str| {
-            let place = Place::field(field);
+            let place = ScenarioPlace::field(field);
             |source| ServingScenarioError::Serving { place, source }
         };
-        let system = System::named(&self.platform).map_err(|source| ServingScenarioError::Platform {
-            place: Place::field("platform"),
+        let system = System::named(&self.system).map_err(|source| ServingScenarioError::System {
+            place: ScenarioPlace::field("system"),
             source,
         })?;
         let model = Model::named(&self.model).map_err(|source| ServingScenarioError::Model {
-            place: Place::field("model"),
+            place: ScenarioPlace::field("model"),
             source,
         })?;
         let engine: Engine = self.engine.parse().map_err(serving("engine"))?;
@@ -236,7 +244,7 @@ impl ServingScenario {
         let requests = arrivals
             .requests(self.seed)
             .map_err(|source| ServingScenarioError::Simulation {
-                place: Place::field("arrivals"),
+                place: ScenarioPlace::field("arrivals"),
                 source,
             })?;
         Ok(Prepared {
@@ -261,7 +269,7 @@ struct Prepared {
 impl ServingScenarioError {
     /// With the line that the text has for its field.
     pub fn in_text(mut self, text: &str) -> ServingScenarioError {
-        if let ServingScenarioError::Platform { place, .. }
+        if let ServingScenarioError::System { place, .. }
         | ServingScenarioError::Model { place, .. }
         | ServingScenarioError::Fabric { place, .. }
         | ServingScenarioError::Serving { place, .. }

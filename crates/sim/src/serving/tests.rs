@@ -1,7 +1,7 @@
-use weft_plan::platform::System;
-use weft_plan::platform::fabric::{Cluster, Fabric, Routing, Topology, Wire};
-use weft_plan::workload::model::Model;
-use weft_plan::workload::serving::{Deployment, Engine, Load, Pool, Quantisation, Worker};
+use weft_model::fabric::{Cluster, Fabric, Routing, Topology, Wire};
+use weft_model::system::System;
+use weft_model::workload::model::Model;
+use weft_model::workload::serving::{Deployment, Engine, Pool, Quantisation, ServingLoad, Worker};
 use weft_plan::{Bytes, Picos, Rank};
 
 use super::*;
@@ -62,7 +62,7 @@ fn requests(count: u32, rate: f64, seed: u64) -> Vec<Request> {
 
 fn network(topology: &Topology) -> ServingOptions<'_> {
     ServingOptions {
-        network: Some(Network {
+        network: Some(ServingNetwork {
             topology,
             options: FlowOptions {
                 routing: Routing::Ecmp,
@@ -100,7 +100,7 @@ fn one_request_alone_takes_what_the_passes_take() {
     };
     let deployment = apart(1, 1);
     let report = run(&h200(), &llama(), &deployment, &[request], &ServingOptions::default()).unwrap();
-    let load = Load::closed(1, 4096, 101);
+    let load = ServingLoad::closed(1, 4096, 101);
     let expected = deployment.estimate(&h200(), &llama(), &load).unwrap();
     let near = |ms: f64, time: Picos| (ms * 1e-3 / time.as_secs_f64() - 1.0).abs() < 0.02;
     assert!(
@@ -164,7 +164,7 @@ fn a_busy_worker_agrees_with_the_closed_form() {
     let (system, model) = (h200(), llama());
     let deployment = Deployment::aggregated(Engine::Vllm, Quantisation::fp8(&model), Worker::tensor(8), 1);
     let expected = deployment
-        .estimate(&system, &model, &Load::closed(32, 1024, 512))
+        .estimate(&system, &model, &ServingLoad::closed(32, 1024, 512))
         .unwrap();
     // Arrivals at the rate that keeps that many requests under way.
     let rate = expected.output_per_second / 512.0;
@@ -201,7 +201,12 @@ fn mistakes_are_told_with_line_and_field() {
         (
             "dgx-h200",
             "dgx-z200",
-            "line 4, at `platform`: there is no system `dgx-z200`",
+            "line 4, at `system`: there is no system `dgx-z200`",
+        ),
+        (
+            "system = ",
+            "platform = ",
+            "line 4, column 1, at `platform`: a system of GPUs is chosen by `system`",
         ),
         ("llama-3.1-70b", "lama", "line 5, at `model`: no model is called"),
         ("\"vllm\"", "\"vlm\"", "line 6, at `engine`: no engine is called `vlm`"),

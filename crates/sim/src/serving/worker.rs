@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use weft_plan::workload::serving::{Batch, Pass};
+use weft_model::workload::serving::{Pass, PassBatch};
 
 /// A prompt on its way through passes.
 #[derive(Clone, Copy, Debug)]
@@ -170,7 +170,7 @@ impl Worker {
             return None;
         }
         let decodes = !self.active.is_empty() && (self.reading.is_empty() || self.shares);
-        let mut batch = Batch::default();
+        let mut batch = PassBatch::default();
         if !self.reading.is_empty() {
             let count = self.reading.len() as f64;
             let tokens: u64 = self.reading.iter().map(|&(_, part)| u64::from(part)).sum();

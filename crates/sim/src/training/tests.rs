@@ -92,12 +92,12 @@ fn a_step_ends_when_the_closed_form_says() {
             context: 2,
             ..Parallel::default()
         }),
-        batch: Batch {
+        batch: TrainingBatch {
             sequences: 256,
             micro: 1,
             tokens: 8192,
         },
-        recompute: Recompute::default(),
+        recompute: Recomputation::default(),
     };
     let system = System::named("dgx-h100").unwrap();
     let trained = train(&choice.job(&system, 512).unwrap(), &system).unwrap();

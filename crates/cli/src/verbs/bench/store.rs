@@ -9,14 +9,14 @@ use clap::{Args, ValueEnum};
 use console::style;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use weft_model::workload::model::Model;
+use weft_model::workload::serving::{Engine, Quantisation, Recompute, Worker};
 use weft_plan::Picos;
-use weft_plan::platform::System;
-use weft_plan::workload::model::Model;
-use weft_plan::workload::serving::{Engine, Quantisation, Recompute, Worker};
 use weft_sim::store::{Comparison, Request, Row, Sessions, block_tokens, compare, distinct, trace};
 
 use crate::complaint::{Complain, Complaint, Exit};
 use crate::ends::Overrides;
+use crate::system::SystemChoice;
 use crate::table::{Align, Table};
 
 /// A trace is read whole; nobody's is longer.
@@ -51,9 +51,8 @@ pub struct Store {
     /// The model whose prefill is spared, by its name (`weft list models`)
     #[arg(long, value_name = "NAME", default_value = "llama-3.1-8b")]
     model: String,
-    /// The machines, by the name of a shipped system (`weft list systems`)
-    #[arg(long, value_name = "NAME", default_value = "dgx-h200")]
-    platform: String,
+    #[command(flatten)]
+    system: SystemChoice,
     /// How many GPUs serve a prompt
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     gpus: u32,
@@ -146,15 +145,13 @@ impl Store {
             "  written and prefill saved: {} on {} × {}",
             self.model,
             self.gpus,
-            self.platform
+            self.system.name
         );
         Ok(())
     }
 
     fn recompute(&self) -> Result<Recompute, Complaint> {
-        let system = System::named(&self.platform).or_complain(Exit::Usage, || {
-            format!("{} is no platform that is known.", self.platform)
-        })?;
+        let system = self.system.read()?;
         let model = Model::named(&self.model)
             .or_complain(Exit::Usage, || format!("{} is no model that is known.", self.model))?;
         Recompute::new(

@@ -3,14 +3,16 @@
 use clap::{Args, ValueEnum};
 use console::style;
 use serde_json::json;
-use weft_plan::platform::System;
-use weft_plan::workload::model::Model;
-use weft_plan::workload::serving::{self, Engine, FetchCost, FetchError, Quantisation, Recompute, Worker};
+use weft_model::system::System;
+use weft_model::workload::model::Model;
+use weft_model::workload::serving::{Engine, Quantisation, Recompute, Worker};
+use weft_plan::fetch::{FetchCost, FetchError, Prefill};
 use weft_plan::{Bandwidth, Bytes, Picos};
 
 use crate::complaint::{Complain, Complaint, Exit};
+use crate::system::SystemChoice;
 
-type Answer = Result<serving::Fetch, FetchError>;
+type Answer = Result<weft_plan::fetch::Fetch, FetchError>;
 
 /// The longest prompt that the break-even is looked for at.
 const LONGEST: u32 = 1 << 20;
@@ -39,9 +41,8 @@ pub struct Fetch {
     /// The tier's latency, in the place of what is assumed
     #[arg(long, value_name = "TIME")]
     latency: Option<Picos>,
-    /// The machines, by the name of a shipped system (`weft list systems`)
-    #[arg(long, value_name = "NAME", default_value = "dgx-h200")]
-    platform: String,
+    #[command(flatten)]
+    system: SystemChoice,
     /// How many GPUs serve the prompt
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     gpus: u32,
@@ -84,9 +85,7 @@ impl Tier {
 
 impl Fetch {
     pub fn run(self) -> Result<(), Complaint> {
-        let system = System::named(&self.platform).or_complain(Exit::Usage, || {
-            format!("{} is no platform that is known.", self.platform)
-        })?;
+        let system = self.system.read()?;
         let model = Model::named(&self.model)
             .or_complain(Exit::Usage, || format!("{} is no model that is known.", self.model))?;
         let quantisation = Quantisation::named(&model, &self.quantisation, &self.quantisation)

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use weft_plan::cost::device::{Device, Options};
-use weft_plan::platform::System;
-use weft_plan::platform::fabric::{Fabric, Topology};
+use weft_model::device::{DeviceModel, DeviceOptions};
+use weft_model::fabric::{Fabric, Topology};
+use weft_model::system::System;
 use weft_plan::{Bytes, Collective, Rank};
 use weft_sim::scenario::{Answer, Fidelity, Scenario, Workload};
 use weft_sim::serving::{Percentiles, ServingScenario};
@@ -83,7 +83,7 @@ pub fn serving(
         title: short(&scenario.name),
         summary: short(&scenario.summary),
         facts: vec![
-            fact("platform", scenario.platform.clone()),
+            fact("system", scenario.system.clone()),
             fact("model", scenario.model.clone()),
             fact("engine", scenario.engine.clone()),
             fact("quantisation", scenario.quantisation.clone()),
@@ -117,7 +117,7 @@ fn facts(scenario: &Scenario, answers: &[Answer], topology: &Topology) -> Vec<(S
     let mut fact = |name: &str, value: String| facts.push((name.to_owned(), short(&value)));
     match &scenario.system {
         Some(system) => {
-            fact("platform", system.name.clone());
+            fact("system", system.name.clone());
             let shared = match system.oversubscription {
                 1 => String::new(),
                 by => format!(", {by}:1"),
@@ -246,7 +246,7 @@ fn figures(answers: &[Answer]) -> Vec<Figures> {
     }];
     for answer in answers {
         if let Some(trained) = &answer.trained {
-            let row = |(part, seconds): &(weft_plan::workload::training::Part, f64)| {
+            let row = |(part, seconds): &(weft_model::workload::training::StepPart, f64)| {
                 let share = seconds / trained.step.seconds * 100.0;
                 vec![part.to_string(), format!("{seconds:.6}"), format!("{share:.2}")]
             };
@@ -391,8 +391,8 @@ impl<'a> Predictor<'a> {
             .collect();
         if let Some(system) = &self.system {
             let time = Collective::named(&collective, Rank(0), Rank(1)).and_then(|collective| {
-                let device = Device::of(system, row.ranks).ok()?;
-                let options = Options::parse(row.settings.as_deref().unwrap_or_default());
+                let device = DeviceModel::of(system, row.ranks).ok()?;
+                let options = DeviceOptions::parse(row.settings.as_deref().unwrap_or_default());
                 let estimate = device.predict(collective, Bytes(row.bytes), &options);
                 estimate.ok().map(|estimate| estimate.time.as_secs_f64() * 1e6)
             });

@@ -18,7 +18,7 @@ pub const SHIPPED: &str = include_str!("../../../../../scenarios/serving.toml");
 
 /// Simulate serving a model, with hand-offs of caches that share the links
 ///
-/// A scenario is a TOML file as scenarios/serving.toml: a platform, a model, workers, arrivals, and the network between them. The same file gives the
+/// A scenario is a TOML file as scenarios/serving.toml: a system of GPUs, a model, workers, arrivals, and the network between them. The same file gives the
 /// same output again.
 #[derive(Debug, Args)]
 pub struct Serving {

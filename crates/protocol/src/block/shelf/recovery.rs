@@ -26,6 +26,9 @@ pub(super) struct Scrub {
 impl Shelf {
     /// Takes up what an extent's index file says; no payload is read. One that is to be made [anew](ExtentKind::Fresh) has nothing, and one that is
     /// [another's](ExtentKind::Strange) is not used. Call it for each extent, then [`Shelf::start`].
+    ///
+    /// Where what is acknowledged is to outlive the power, what is read here must have been made to last first: a write of the life before may be
+    /// seen and not be on the disk, and an older record would come back that no purge of this life knows of.
     pub fn recover(&mut self, extent: u32, index: &[u8]) -> ExtentKind {
         let tier: TierId = self.header.map_or([0; 16], |header| header.tier);
         let kind = format::extent_kind(index, &tier, extent, &self.geometry);

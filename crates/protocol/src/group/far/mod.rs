@@ -5,6 +5,7 @@
 //! lies, and the receiver reads it from there. A sender that gives up what it has offered in this way says so, and waits a moment until that is heard:
 //! whoever has read a message that was taken back has not got it.
 
+mod parts;
 mod pull;
 
 use std::collections::VecDeque;
@@ -22,6 +23,7 @@ use crate::error::Loss;
 use crate::session::{SessionLoss, region_from_bytes, region_to_bytes};
 use crate::transfer::PeerId;
 use crate::transport::{Progress, Transport};
+use parts::{part_len, read_part, write_head};
 use pull::{Bounces, Pull};
 
 /// What precedes the bytes: kind, channel, consumed, and of a part of a message its head and where in it the bytes belong.
@@ -125,16 +127,6 @@ struct Pushing {
     head: MessageHead,
     from: Piece,
     pushed: u64,
-}
-
-/// A part of a message as its parcel tells it.
-struct Part<'a> {
-    channel: u16,
-    consumed: u64,
-    head: Option<(MessageHead, u64)>,
-    /// The bytes follow, and not where they are.
-    here: bool,
-    bytes: &'a [u8],
 }
 
 impl<S: Seat> Far<S> {
@@ -782,86 +774,6 @@ fn apply<S: Seat>(
             if gathered.len() as u64 == whole {
                 combine(0, std::mem::take(gathered), 0);
             }
-        }
-    }
-}
-
-/// How long the parts of a message are: as few as there can be, and all about as long, so that of two the first is on its way while the second is
-/// made.
-fn part_len(message: u64) -> u64 {
-    message
-        .div_ceil(message.div_ceil(PART_BYTES).max(1))
-        .next_multiple_of(PART_GRAIN)
-}
-
-fn write_head(buffer: &mut Vec<u8>, channel: u16, consumed: u64, part: Option<(&MessageHead, u64)>) {
-    buffer.clear();
-    buffer.push(if part.is_some() { KIND_PART } else { KIND_CONSUMED });
-    buffer.extend_from_slice(&channel.to_le_bytes());
-    buffer.extend_from_slice(&consumed.to_le_bytes());
-    if let Some((head, offset)) = part {
-        buffer.extend_from_slice(&head.call.to_le_bytes());
-        buffer.extend_from_slice(&head.signature.to_le_bytes());
-        buffer.extend_from_slice(&head.index.to_le_bytes());
-        buffer.extend_from_slice(&head.len.to_le_bytes());
-        buffer.extend_from_slice(&offset.to_le_bytes());
-    }
-}
-
-fn read_part(payload: &[u8]) -> Option<Part<'_>> {
-    fn number<const N: usize>(payload: &[u8], at: usize) -> Option<[u8; N]> {
-        payload.get(at..at + N)?.try_into().ok()
-    }
-    let word = |at: usize| Some(u64::from_le_bytes(number(payload, at)?));
-    let channel = u16::from_le_bytes(number(payload, 1)?);
-    let consumed = word(3)?;
-    let kind = *payload.first()?;
-    let (head, bytes) = match kind {
-        KIND_PART | KIND_THERE => {
-            let head = MessageHead {
-                call: word(11)?,
-                signature: word(19)?,
-                index: u32::from_le_bytes(number(payload, 27)?),
-                len: word(31)?,
-            };
-            (Some((head, word(39)?)), payload.get(HEAD_BYTES..)?)
-        }
-        KIND_CONSUMED => (None, &[][..]),
-        _ => return None,
-    };
-    Some(Part {
-        channel,
-        consumed,
-        head,
-        here: kind == KIND_PART,
-        bytes,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_are_as_few_as_can_be_and_end_with_a_grain() {
-        let sizes = [
-            0,
-            1,
-            PART_GRAIN,
-            PART_BYTES,
-            2 * PART_BYTES,
-            LONG_BYTES,
-            10 * LONG_BYTES,
-        ];
-        for len in sizes
-            .into_iter()
-            .flat_map(|size| [size.saturating_sub(1), size, size + 1])
-        {
-            let part = part_len(len);
-            assert!(part <= PART_BYTES, "{len}");
-            assert!(part.is_multiple_of(PART_GRAIN), "{len}");
-            let parts = if len == 0 { 0 } else { len.div_ceil(part) };
-            assert_eq!(parts, len.div_ceil(PART_BYTES), "{len}");
         }
     }
 }

@@ -10,6 +10,9 @@
 //! - those that are left and enough go on, where the links are good;
 //! - when nothing goes wrong any more, all that are alive form a group, and its calls end well.
 
+mod checks;
+mod trouble;
+
 use std::collections::BTreeMap;
 
 use thiserror::Error;
@@ -17,17 +20,18 @@ use weft_plan::collective::Collective;
 use weft_plan::{Rank, Time};
 use weft_protocol::Epoch;
 use weft_protocol::agent::{Event, Target};
-use weft_protocol::group::{Abort, Cause, Decision, Next, Quorum, Seat as _, ShrinkError, Shrinking, group_id};
+use weft_protocol::group::{Abort, Decision, Next, Quorum, Seat as _, ShrinkError, Shrinking, group_id};
 use weft_protocol::seeded::Seeded;
 use weft_protocol::transfer::PeerId;
 
 use super::super::plan::Plan;
 use super::member::{Member, Told};
-use super::wish::{Odd, Wish};
+use super::wish::Wish;
 use crate::agent::SimAgent;
 use crate::faults::Faults;
 use crate::seat::SharedAgent;
 use crate::world::{NodeId, World};
+use trouble::{Trouble, calm_wish};
 
 const STEPS_MAX: u64 = 3_000_000;
 /// How long ranks take to meet at most.
@@ -84,40 +88,6 @@ pub(in crate::seeds) enum Broken {
     Call(String),
     #[error("the world of groups never comes to rest")]
     Restless,
-}
-
-/// What goes wrong besides the links.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::seeds) enum Trouble {
-    None,
-    Odd(Odd),
-    /// A rank waits before its call.
-    Late {
-        rank: usize,
-        at: usize,
-        wait: Time,
-    },
-    /// Soon after a rank has begun a call.
-    Strikes {
-        at: usize,
-        after: Time,
-        what: Strike,
-    },
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(in crate::seeds) struct Strike {
-    /// Ranks that die, as bits; `told`: their kernels say so.
-    dies: u32,
-    told: bool,
-    freezes: Option<usize>,
-    /// A rank that ends its sessions with some others, as bits, and lives on.
-    parts: Option<(usize, u32)>,
-    /// Those on one side of the tear, as bits.
-    torn: u32,
-    /// Only words in one direction are lost.
-    one_way: bool,
-    lasts: Time,
 }
 
 /// Some worlds of agents are followed by one of groups.
@@ -631,138 +601,6 @@ impl GroupPlay {
             player.stage = Stage::Regrouping(machine);
         }
     }
-
-    fn all_over(&mut self) -> Result<(), Broken> {
-        if self.phase == Phase::Calm {
-            for (rank, player) in self.players.iter().enumerate() {
-                if let Stage::NotMet(why) = &player.stage {
-                    return Err(Broken::Calm { rank, why: why.clone() });
-                }
-                if player.agent.as_ref().is_some_and(SharedAgent::is_releasing) {
-                    return Err(Broken::Kept { rank });
-                }
-            }
-            self.phase = Phase::Over;
-            return Ok(());
-        }
-        self.check_rest()?;
-        if self.good {
-            self.check_blame()?;
-            self.check_left()?;
-        }
-        for player in &mut self.players {
-            *self.ends.entry(player.end()).or_default() += 1;
-            (player.member, player.rest) = (None, None);
-        }
-        self.world.calm();
-        self.phase = Phase::Recovering;
-        self.arrange(RECOVERY, Tick::Recovered, 0);
-        Ok(())
-    }
-
-    /// Those that go on agree on with whom, and there is one group of them at most.
-    fn check_rest(&self) -> Result<(), Broken> {
-        let answers = || {
-            let players = self.players.iter().enumerate();
-            players.filter_map(|(rank, player)| Some((rank, player.answer.as_ref()?)))
-        };
-        for (rank, (members, ended)) in answers() {
-            for (other, theirs) in answers() {
-                let common = members.contains(&Rank(other as u32));
-                if common && *theirs != (members.clone(), *ended) {
-                    let (members, ended) = (members.clone(), *ended);
-                    return Err(Broken::Disagree {
-                        rank,
-                        other,
-                        members,
-                        ended,
-                    });
-                }
-                // A group that has lost its ranks since is none any more.
-                let lives = |members: &[Rank]| members.iter().all(|rank| self.players[rank.0 as usize].agent.is_some());
-                let apart = !members.iter().any(|rank| theirs.0.contains(rank));
-                if apart && lives(members) && lives(&theirs.0) {
-                    let (one, other) = (members.clone(), theirs.0.clone());
-                    return Err(Broken::Torn { one, other });
-                }
-            }
-            let least = members.iter().filter_map(|rank| {
-                let member = self.players[rank.0 as usize].member.as_ref();
-                member.map(|member| member.ended_well)
-            });
-            let all_alive = members.iter().all(|rank| self.players[rank.0 as usize].agent.is_some());
-            if all_alive && least.min() != Some(*ended) {
-                return Err(Broken::Disagree {
-                    rank,
-                    other: rank,
-                    members: members.clone(),
-                    ended: *ended,
-                });
-            }
-        }
-        Ok(())
-    }
-
-    fn check_blame(&self) -> Result<(), Broken> {
-        for (rank, player) in self.players.iter().enumerate() {
-            let Some(abort) = player.told.clone().filter(|_| player.agent.is_some()) else {
-                if let Trouble::Odd(odd) = self.trouble
-                    && player.agent.is_some()
-                {
-                    let state = format!("it was told nothing of {odd:?}");
-                    return Err(Broken::NotOn { rank, state });
-                }
-                continue;
-            };
-            let blamed = abort.blamed.0 as usize;
-            let right = match self.trouble {
-                Trouble::None => return Err(Broken::Groundless { rank, abort }),
-                // Of two, who knows which is the odd one.
-                Trouble::Odd(odd) => abort.cause == Cause::WrongCall && (self.players.len() == 2 || blamed == odd.rank),
-                Trouble::Late { rank, .. } => blamed == rank && abort.cause == Cause::Late,
-                // Between two halves each sees the other fail.
-                Trouble::Strikes { what, .. } if what.torn != 0 => true,
-                // Who was frozen finds that the others have left it.
-                Trouble::Strikes { what, .. } => {
-                    what.freezes.is_some_and(|frozen| frozen == blamed || frozen == rank)
-                        // Between two that have parted each sees the other go.
-                        || what.parts.is_some_and(|(one, from)| one == blamed || from >> blamed & 1 != 0)
-                        || what.dies >> blamed & 1 != 0
-                }
-            };
-            if !right {
-                let trouble = Box::new(self.trouble);
-                return Err(Broken::WrongBlame { rank, abort, trouble });
-            }
-        }
-        Ok(())
-    }
-
-    /// Where one rank has failed, and those that are left are enough, they go on.
-    fn check_left(&self) -> Result<(), Broken> {
-        let failed = self.players.iter().any(|player| player.told.is_some());
-        let Trouble::Strikes { what, .. } = self.trouble else {
-            return match failed.then(|| self.players.iter().position(|player| player.answer.is_none())) {
-                Some(Some(rank)) => Err(self.not_on(rank)),
-                _ => Ok(()),
-            };
-        };
-        let gone = what.dies.count_ones() as usize + usize::from(what.freezes.is_some());
-        let enough = 2 * gone < self.players.len();
-        if !failed || what.torn != 0 || what.parts.is_some() || !enough {
-            return Ok(());
-        }
-        let left = |index: &usize| what.freezes != Some(*index) && what.dies >> index & 1 == 0;
-        let not_on = (0..self.players.len())
-            .filter(left)
-            .find(|index| self.players[*index].answer.is_none());
-        not_on.map_or(Ok(()), |rank| Err(self.not_on(rank)))
-    }
-
-    fn not_on(&self, rank: usize) -> Broken {
-        let state = format!("{:?}", self.players[rank].stage);
-        Broken::NotOn { rank, state }
-    }
 }
 
 impl Player {
@@ -827,87 +665,4 @@ impl Player {
             _ => "all calls made".to_owned(),
         }
     }
-}
-
-impl Trouble {
-    fn random(chance: &mut Seeded, ranks: u32, wishes: &[Wish]) -> Trouble {
-        let at = 1 + chance.below(wishes.len() as u64 - 1) as usize;
-        let rank = chance.below(ranks.into()) as usize;
-        let after = Time::from_us(chance.below(400));
-        let strike = Strike {
-            dies: 0,
-            told: chance.chance(0.6),
-            freezes: None,
-            parts: None,
-            torn: 0,
-            one_way: false,
-            lasts: Time::from_ms(50 << chance.below(9)),
-        };
-        // Somebody is on each side, and somebody lives.
-        let some = 1 + chance.below((1 << ranks) - 2) as u32;
-        let one = 1 << rank;
-        let what = match chance.below(9) {
-            0 => return Trouble::None,
-            1 => {
-                let wish = wishes[at].differently(chance, ranks);
-                return match wish == wishes[at] {
-                    true => Trouble::None,
-                    false => Trouble::Odd(Odd { rank, at, wish }),
-                };
-            }
-            2 => {
-                let wait = CALL.saturating_add(Time::from_ms(300 + chance.below(1000)));
-                return Trouble::Late { rank, at, wait };
-            }
-            3 => Strike { dies: one, ..strike },
-            4 => Strike { dies: some, ..strike },
-            5 => Strike {
-                freezes: Some(rank),
-                lasts: Time::from_secs(20),
-                ..strike
-            },
-            6 => Strike { torn: some, ..strike },
-            7 => Strike {
-                torn: some,
-                one_way: chance.chance(0.5),
-                lasts: Time::from_secs(20),
-                ..strike
-            },
-            _ => Strike {
-                torn: some,
-                dies: one,
-                lasts: Time::from_secs(20),
-                ..strike
-            },
-        };
-        Trouble::Strikes { at, after, what }
-    }
-}
-
-impl Trouble {
-    /// Has one of the ranks end its sessions with some others instead, now and then.
-    fn part(&mut self, chance: &mut Seeded, ranks: u32) {
-        let Trouble::Strikes { what, .. } = self else { return };
-        let rank = chance.below(ranks.into()) as usize;
-        let from = chance.below(1 << ranks) as u32 & !(1 << rank);
-        if from != 0 && chance.chance(0.15) {
-            *what = Strike {
-                parts: Some((rank, from)),
-                dies: 0,
-                freezes: None,
-                torn: 0,
-                ..*what
-            };
-        }
-    }
-}
-
-/// What all that are alive call in the end.
-fn calm_wish(number: usize, ranks: u32) -> Wish {
-    let collective = match number {
-        0 => Collective::Barrier,
-        _ => Collective::AllReduce,
-    };
-    let count = 10 * number as u64;
-    Wish::new(&mut Seeded::new(number as u64), collective, ranks, count)
 }

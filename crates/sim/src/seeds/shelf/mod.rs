@@ -418,6 +418,9 @@ impl ShelfPlay {
 
     fn take_up(&mut self) {
         for extent in 0..self.geometry.extents {
+            if self.durability == Durability::Power {
+                self.disk.sync(Name::Index(extent));
+            }
             let kind = self.shelf.recover(extent, self.disk.seen(Name::Index(extent)));
             if kind == ExtentKind::Fresh {
                 let mut index = vec![0; self.geometry.index_bytes() as usize];
