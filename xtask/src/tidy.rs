@@ -111,7 +111,7 @@ fn wanted(check: &str) -> &'static str {
     match check {
         "names" => "types have this name: rename all but one, by what each is",
         "lines" => "lines of code, and 700 are the most: split it by state",
-        "width" => "lines of prose are wider than 100 characters: `cargo xtask tidy --reflow PAGE`",
+        "width" => "page has prose wider than 100 characters: `cargo xtask tidy --reflow PAGE`",
         "reasons" => "unsafe blocks point at another's reason: say each one's own, or make one block of them",
         "unused" => "public, and nothing but tests speaks of it: delete it, or use it",
         "undocumented" => "public items say nothing of themselves: write a sentence above each",
