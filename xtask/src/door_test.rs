@@ -3,13 +3,16 @@
 //! These installs are large, so none of it runs in the suite; each makes an environment of its own under `target/door`.
 
 mod dynamo;
+mod hicache;
 mod llm_d;
 mod lmcache;
+mod lmcache_peers;
 mod nccl;
 mod nixl;
 mod ray;
 mod sglang;
 mod vllm_nixl;
+mod vllm_offload;
 
 use std::process::{Command, ExitCode};
 
@@ -32,9 +35,15 @@ enum Door {
     /// vLLM with Weft's connector behind the protocol of llm-d's routing sidecar, and KServe's.
     LlmD(llm_d::Arguments),
     /// Blocks from one LMCache process to another.
-    Lmcache(lmcache::Arguments),
+    LmcachePeers(lmcache_peers::Arguments),
     /// SGLang's prefill and decode apart, over Weft in NIXL's place and by its own name.
     Sglang(sglang::Arguments),
+    /// A tier of vLLM's OffloadingConnector on a store: restarts, kills, damage, beside vLLM's own tier of files.
+    VllmOffload(vllm_offload::Arguments),
+    /// LMCache's second level on a store: restarts, damage, LMCache's own bench.
+    Lmcache(lmcache::Arguments),
+    /// SGLang's HiCache storage on a store: restarts, kills.
+    Hicache(hicache::Arguments),
     /// Tensors from actor to actor of Ray's.
     Ray(ray::Arguments),
     /// Weft's plug-ins for NCCL: the tables that NCCL asks for, and those tables in two processes.
@@ -47,8 +56,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         Door::VllmNixl(arguments) => vllm_nixl::run(arguments),
         Door::Dynamo(arguments) => dynamo::run(arguments),
         Door::LlmD(arguments) => llm_d::run(arguments),
-        Door::Lmcache(arguments) => lmcache::run(arguments),
+        Door::LmcachePeers(arguments) => lmcache_peers::run(arguments),
         Door::Sglang(arguments) => sglang::run(arguments),
+        Door::VllmOffload(arguments) => vllm_offload::run(arguments),
+        Door::Lmcache(arguments) => lmcache::run(arguments),
+        Door::Hicache(arguments) => hicache::run(arguments),
         Door::Ray(arguments) => ray::run(arguments),
         Door::Nccl(arguments) => nccl::run(arguments),
     }

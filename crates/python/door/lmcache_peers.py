@@ -1,4 +1,4 @@
-"""Blocks from one LMCache process to another over Weft: `lmcache_peers.py [--only CASE]…`. Called by `cargo xtask door-test lmcache`.
+"""Blocks from one LMCache process to another over Weft: `lmcache_peers.py [--only CASE]…`. Called by `cargo xtask door-test lmcache-peers`.
 
 By `weft`, LMCache's transfer channel between servers by Weft's own name (`weft.lmcache_channel`); by `nixl`, LMCache's channels for NIXL as they are, with `weft.nixl` in NIXL's place. One
 process stores, the other finds what is stored and reads it.

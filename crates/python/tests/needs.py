@@ -15,6 +15,7 @@ MISSING = {
     "torch": "torch is not installed: cargo xtask test --torch",
     "yaml": "PyYAML is not installed: pip install pyyaml",
     "vllm": "vLLM is not installed: cargo xtask vllm-test",
+    "sglang": "SGLang is not installed: cargo xtask door-test hicache",
 }
 
 

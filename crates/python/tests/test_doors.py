@@ -16,7 +16,7 @@ sys.path[:0] = [str(HERE.parent / "door"), str(HERE.parent / "vllm_tests")]
 
 import contract as vllm_contract  # noqa: E402
 import contracts  # noqa: E402
-from interface import NOWHERE, Source  # noqa: E402
+from interface import NOWHERE, Source, differences  # noqa: E402
 
 RECORDS = {path.stem: json.loads(path.read_text()) for path in sorted(contracts.RECORDS.glob("*.json"))}
 OF_VLLM = {path.stem: json.loads(path.read_text()) for path in sorted(vllm_contract.RECORDS.glob("*.json"))}
@@ -55,7 +55,7 @@ def written(name, said, indent=""):
 
 
 def written_class(name, members):
-    is_enum = members and all(re.match(r"['\d]|enum\.auto", said) for said in members.values())
+    is_enum = members and all(re.match(r"['\d]|(enum\.)?auto\(", said) for said in members.values())
     lines = [f"class {name}({'Enum' if is_enum else 'ABC'}):\n"]
     set_by_constructor = [member for member in members if member.startswith("self.")]
     for member, said in members.items():
@@ -145,6 +145,43 @@ def test_a_vllm_of_another_minor_version_is_held_against_the_newest(tmp_path):
     # What came between two versions is told by name.
     moved = vllm_contract.compare(write(OF_VLLM["0.31"], tmp_path / "older"), "0.32.0")[1]
     assert any("cache_hit_source" in line for line in moved)
+
+
+# Tiers move in vLLM: what is altered, and what is said of it.
+TIERS_ALTERED = [
+    ("def lookup(self, key: OffloadKey, req_context", "def lookup(self, keys: OffloadKey, req_context", "SecondaryTierManager.lookup was abstract (self, key: "),
+    ("    def has_pending_work(self)", "    @abstractmethod\n    def pause(self):\n        pass\n\n    def has_pending_work(self)", "SecondaryTierManager.pause is new: abstract (self)"),
+    ("def evict(self, n: int, protected", "def evict(self, protected", "CachePolicy.evict was abstract (self, n: int, protected"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "told"), TIERS_ALTERED)
+def test_a_vllm_whose_tiers_moved_is_told(old, new, told, tmp_path):
+    write(OF_VLLM["0.32"], tmp_path)
+    alter(tmp_path, old, new)
+    moved = vllm_contract.compare(Source(tmp_path), "0.32.0")[1]
+    assert len(moved) == 1 and told in moved[0], moved
+
+
+def test_tiers_are_written_down_of_the_versions_that_ours_were_written_for(tmp_path):
+    for minor, record in OF_VLLM.items():
+        ours = set(vllm_contract.OURS.values()) & set(record)
+        assert len(ours) == (3 if minor == "0.32" else 1), minor
+        # Writing it down anew changes nothing, and an older one with tiers of its own gets none.
+        source = write(OF_VLLM["0.32"] | record, tmp_path / minor)
+        assert vllm_contract.to_record(source, record["version"]) == record
+
+
+def test_what_moves_is_named():
+    was = {"version": "1", "a:A": {"stays": "(self)", "goes": "(self)", "moves": "(self, a)"}, "a:f": "(x)"}
+    now = {"version": "2", "a:A": {"stays": "(self)", "comes": "abstract (self)", "moves": "(self, b)"}, "a:f": NOWHERE}
+    assert differences(was, now) == [
+        "a:A.comes is new: abstract (self)",
+        "a:A.goes is gone; it was (self)",
+        "a:A.moves was (self, a), is (self, b)",
+        "a:f was (x), now it is not there",
+    ]
+    assert differences(was, {**was, "version": "2"}) == []
 
 
 def test_names_are_followed_through_imports_and_what_is_inherited_counts(tmp_path):

@@ -24,6 +24,7 @@ from interface import NOWHERE, Source, differences  # noqa: E402
 RECORDS = HERE / "contracts"
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
+OFFLOAD = "vllm.v1.kv_offload"
 
 # Classes of which everything counts: a method that is new here may be one that has to be implemented.
 WHOLE = [
@@ -36,7 +37,23 @@ WHOLE = [
     f"{METRICS}:KVConnectorStats",
     f"{METRICS}:KVConnectorPromMetrics",
     "vllm.v1.outputs:KVConnectorOutput",
+    f"{OFFLOAD}.tiering.base:SecondaryTierManager",
+    f"{OFFLOAD}.tiering.base:TransferJob",
+    f"{OFFLOAD}.tiering.base:JobResult",
+    f"{OFFLOAD}.cpu.policies.base:CachePolicy",
+    f"{OFFLOAD}.cpu.policies.base:ChunkStatus",
+    f"{OFFLOAD}.base:LookupResult",
+    f"{OFFLOAD}.base:Medium",
+    f"{OFFLOAD}.base:Locality",
+    f"{OFFLOAD}.base:OffloadingEvent",
+    f"{OFFLOAD}.base:RequestOffloadingContext",
 ]
+# Which of them our classes implement.
+OURS = {
+    "WeftConnector": f"{BASE}:KVConnectorBase_V1",
+    "WeftTier": f"{OFFLOAD}.tiering.base:SecondaryTierManager",
+    "WeftPolicy": f"{OFFLOAD}.cpu.policies.base:CachePolicy",
+}
 # Of these only what is used.
 PARTS = {
     "vllm.config.kv_transfer:KVTransferConfig": ["kv_connector_module_path", "kv_connector_extra_config", "engine_id", "kv_role", "kv_load_failure_policy"],
@@ -62,9 +79,25 @@ PARTS = {
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": ["P2P"],
     "vllm.forward_context:ForwardContext": ["attn_metadata"],
     "vllm.platforms.interface:Platform": ["is_cpu"],
+    f"{OFFLOAD}.base:ReqContext": ["req_id", "get_offload_key_position"],
+    f"{OFFLOAD}.config:OffloadingConfig": ["groups", "extra_config", "engine_id", "model", "cache", "parallel", "replicated_layout", "canonical_layout", "kv_cache_layout"],
+    f"{OFFLOAD}.config:OffloadingGroupConfig": ["tokens_per_block", "layer_names", "group_id"],
+    f"{OFFLOAD}.config:OffloadingModelConfig": ["name", "dtype"],
+    f"{OFFLOAD}.config:OffloadingCacheConfig": ["tokens_per_hash", "blocks_per_chunk"],
+    f"{OFFLOAD}.config:OffloadingParallelConfig": [
+        "tp_size", "pp_size", "pcp_size", "dcp_size", "data_parallel_index", "data_parallel_size", "is_parallelism_agnostic",
+    ],
+    f"{OFFLOAD}.base:OffloadingSpec": ["self.config", "self.kv_events_config"],
+    f"{OFFLOAD}.tiering.factory:SecondaryTierFactory": ["create_secondary_tier", "get_tier_class"],
+    f"{OFFLOAD}.cpu.policies.factory:CachePolicyFactory": ["get_cache_policy_cls"],
 }  # fmt: skip
 # Read where there is one.
-FUNCTIONS = ["vllm.v1.metrics.utils:create_metric_per_engine", "vllm.logger:init_logger"]
+FUNCTIONS = [
+    "vllm.v1.metrics.utils:create_metric_per_engine", "vllm.logger:init_logger",
+    f"{OFFLOAD}.base:get_offload_group_idx", f"{OFFLOAD}.cpu.policies.base:order_request_keys",
+]  # fmt: skip
+# The first version that WeftTier and WeftPolicy were written for: of those before, nothing of OFFLOAD is written down.
+TIERS_SINCE = (0, 32)
 
 
 def surface(source: Source) -> dict[str, Any]:
@@ -92,23 +125,40 @@ def recorded(version: str) -> dict[str, Any]:
     return dict(json.loads((own if own.is_file() else newest).read_text()))
 
 
-def connector_differences() -> list[str]:
-    """Where our connector does not fit the interface that is installed: what it must implement, and what it implements for nobody."""
-    from weft.vllm import WeftConnector
+def to_record(source: Source, version: str) -> dict[str, Any]:
+    tiers = tuple(int(part) for part in minor(version).split(".")) >= TIERS_SINCE
+    found = {name: said for name, said in surface(source).items() if tiers or not name.startswith(OFFLOAD)}
+    return {"version": version, **found}
 
-    base = getattr(importlib.import_module(BASE), "KVConnectorBase_V1")
-    lines = [f"WeftConnector does not implement {name}" for name in sorted(WeftConnector.__abstractmethods__)]
-    # It has two halves, each a class of its own.
-    ours = WeftConnector.__mro__[: WeftConnector.__mro__.index(base)]
-    for name, member in {name: member for kind in ours for name, member in vars(kind).items()}.items():
+
+def our_differences(version: str) -> list[str]:
+    """Where our classes do not fit the interfaces that are installed: what they must implement, and what they implement for nobody.
+    Those whose interface is not written down of that version are for others."""
+    import weft.vllm
+
+    was = recorded(version)
+    lines = []
+    for ours, name in OURS.items():
+        base = _named(name) if name in was else None
+        # Without the interface ours cannot be made at all; that it is gone is told by `compare`.
+        if base is not None:
+            lines += fit(getattr(weft.vllm, ours), base)
+    return lines
+
+
+def fit(kind: type, base: type) -> list[str]:
+    lines = [f"{kind.__name__} does not implement {name}" for name in sorted(kind.__abstractmethods__)]
+    # A class may have halves, each a class of its own.
+    ours = kind.__mro__[: kind.__mro__.index(base)]
+    for name, member in {name: member for part in ours for name, member in vars(part).items()}.items():
         if name.startswith("_") or not (callable(member) or isinstance(member, (classmethod, property))):
             continue
         if not hasattr(base, name):
-            lines.append(f"WeftConnector.{name} overrides nothing: vLLM will not call it")
+            lines.append(f"{kind.__name__}.{name} overrides nothing: vLLM will not call it")
             continue
-        takes, called = _parameters(getattr(WeftConnector, name)), _parameters(getattr(base, name))
+        takes, called = _parameters(getattr(kind, name)), _parameters(getattr(base, name))
         if takes != called:
-            lines.append(f"WeftConnector.{name} takes ({', '.join(takes)}), and is called with ({', '.join(called)})")
+            lines.append(f"{kind.__name__}.{name} takes ({', '.join(takes)}), and is called with ({', '.join(called)})")
     return lines
 
 
@@ -121,14 +171,22 @@ def compare(source: Source, version: str) -> tuple[str, list[str]]:
 
 
 def check() -> tuple[str, list[str]]:
-    """Of the vLLM that is installed, with our connector beside its interface."""
+    """Of the vLLM that is installed, with our classes beside its interfaces."""
     import vllm
 
     source = Source.installed("vllm")
     assert source is not None
     verdict, lines = compare(source, vllm.__version__)
-    ours = connector_differences()
-    return f"{verdict}; of the connector itself {len(ours)}", lines + ours
+    ours = our_differences(vllm.__version__)
+    return f"{verdict}; of our own classes {len(ours)}", lines + ours
+
+
+def _named(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return None
 
 
 def _parameters(function: Any) -> list[str]:
@@ -147,7 +205,7 @@ def main() -> int:
         parser.error("--source needs --version")
     if arguments.record:
         source, version = (Source(arguments.source), arguments.version) if arguments.source else _installed()
-        (RECORDS / f"{minor(version)}.json").write_text(json.dumps({"version": version, **surface(source)}, indent=1, sort_keys=True) + "\n")
+        (RECORDS / f"{minor(version)}.json").write_text(json.dumps(to_record(source, version), indent=1, sort_keys=True) + "\n")
         return 0
     verdict, moved = compare(Source(arguments.source), arguments.version) if arguments.source else check()
     print("\n".join([*moved, verdict]))

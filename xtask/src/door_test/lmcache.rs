@@ -1,4 +1,4 @@
-//! `cargo xtask door-test lmcache`: blocks from one LMCache process to another. What is shown is written in Python (`crates/python/door/lmcache_peers.py`).
+//! `cargo xtask door-test lmcache`: Weft as LMCache's second level. What is shown is written in Python (`crates/python/door/lmcache_tier.py`).
 
 use std::process::ExitCode;
 
@@ -15,30 +15,13 @@ pub struct Arguments {
     only: Vec<String>,
 }
 
-/// What its channels import. LMCache asks for much more, some of which fits no processor alone.
-const NEEDED: &[&str] = &[
-    "aiohttp",
-    "cachetools",
-    "msgspec",
-    "numpy<=2.2.6",
-    "prometheus_client",
-    "psutil",
-    "py-cpuinfo",
-    "pyyaml",
-    "pyzmq",
-    "requests",
-    "sortedcontainers",
-    "torch",
-];
-
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     let environment = Environment::make("target/door/lmcache")?;
-    eprintln!("installing LMCache and torch, which is several gigabytes the first time");
-    environment.pip_install(NEEDED)?;
-    environment.pip_install(&["--no-deps", &format!("lmcache=={}", arguments.lmcache)])?;
+    eprintln!("installing LMCache and all that it asks for, which is several gigabytes the first time");
+    environment.pip_install(&[&format!("lmcache=={}", arguments.lmcache)])?;
     environment.pip_install(&["--no-deps", "--force-reinstall", "."])?;
     let mut script = environment.python();
-    script.arg(root().join("crates/python/door/lmcache_peers.py"));
+    script.arg(root().join("crates/python/door/lmcache_tier.py"));
     for case in &arguments.only {
         script.args(["--only", case]);
     }
