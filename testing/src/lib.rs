@@ -19,7 +19,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::panic::Location;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The file that what was left out is written to, one line each.
@@ -49,10 +49,12 @@ pub enum Need {
     Valgrind,
     PkgConfig,
     Cmake,
+    /// A server of S3 that many run. `cargo xtask s3-server` builds and keeps it.
+    Garage,
 }
 
 impl Need {
-    pub const ALL: [Need; 11] = [
+    pub const ALL: [Need; 12] = [
         Need::Root,
         Need::Fuse,
         Need::Etcd,
@@ -64,6 +66,7 @@ impl Need {
         Need::Valgrind,
         Need::PkgConfig,
         Need::Cmake,
+        Need::Garage,
     ];
 
     /// As it stands in `WEFT_REQUIRE`.
@@ -80,6 +83,7 @@ impl Need {
             Need::Valgrind => "valgrind",
             Need::PkgConfig => "pkg-config",
             Need::Cmake => "cmake",
+            Need::Garage => "garage",
         }
     }
 
@@ -101,8 +105,25 @@ impl Need {
             Need::Valgrind => (!works("valgrind", &["--version"])).then_some("no valgrind (Debian: valgrind)"),
             Need::PkgConfig => (!works("pkg-config", &["--version"])).then_some("no pkg-config (Debian: pkg-config)"),
             Need::Cmake => (!works("cmake", &["--version"])).then_some("no CMake (Debian: cmake)"),
+            Need::Garage => garage()
+                .is_none()
+                .then_some("no Garage (cargo xtask s3-server builds it)"),
         }
     }
+}
+
+/// Where Garage is: where `WEFT_GARAGE` says, or where `cargo xtask s3-server` keeps it.
+pub fn garage() -> Option<PathBuf> {
+    let named = std::env::var_os("WEFT_GARAGE").map(PathBuf::from);
+    let found = named.or_else(|| Some(garage_root()?.join("bin/garage")))?;
+    found.is_file().then_some(found)
+}
+
+/// Where it is kept, and not built again.
+pub fn garage_root() -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")))?;
+    Some(cache.join("weft/garage"))
 }
 
 /// Whether the test may go on. Where what it needs is missing this is written down, and where it was required the test fails.

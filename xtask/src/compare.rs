@@ -9,6 +9,7 @@ mod file;
 mod gpu;
 mod setup;
 mod simulator;
+mod store;
 mod table;
 mod vllm;
 
@@ -35,6 +36,8 @@ enum What {
     Collective(collective::Arguments),
     /// Blocks between memory and a file, beside fio.
     File(file::Arguments),
+    /// Blocks put into a store's tiers and got from them, beside LMCache, vLLM's tier of files, fio and a plain copy.
+    Store(store::Arguments),
     /// What a GPU has to show, beside NCCL, torch and what its memory could move: a bundle for a machine with one.
     Gpu(gpu::Arguments),
     /// The simulated networks, beside what others' simulators took on the same machine.
@@ -70,6 +73,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         What::Transfer(arguments) => transfers(arguments),
         What::Collective(arguments) => collective::run(arguments),
         What::File(arguments) => file::run(arguments),
+        What::Store(arguments) => store::run(arguments),
         What::Gpu(arguments) => gpu::run(arguments),
         What::Simulator(arguments) => simulator::run(arguments),
         What::Vllm(arguments) => vllm::run(arguments),

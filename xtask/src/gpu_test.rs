@@ -25,21 +25,24 @@ pub struct Arguments {
 }
 
 /// Test programs, by package and name.
-const TESTS: [(&str, &str); 11] = [
+const TESTS: [(&str, &str); 13] = [
     ("weft-gpu", "device"),
+    ("weft-gpu", "convert"),
     ("weft-gpu", "collective"),
     ("weft-gpu", "device_api"),
     ("weft-gpu", "fused_norm"),
     ("weft-gpu", "experts"),
     ("weft-gpu", "gauge"),
     ("weft-fabric", "cuda_conformance"),
+    ("weft-fabric", "cuda_convert"),
     ("weft-fabric", "cuda_processes"),
     ("weft", "gpu"),
     ("weft", "proxy_gpu"),
     ("weft", "hand_off"),
 ];
-const EXAMPLES: [(&str, &str); 5] = [
+const EXAMPLES: [(&str, &str); 6] = [
     ("weft-gpu", "copies"),
+    ("weft-gpu", "conversions"),
     ("weft-gpu", "collectives"),
     ("weft-gpu", "fused"),
     ("weft-gpu", "moe"),
@@ -56,10 +59,10 @@ cd "$(dirname "$0")"
 export WEFT_REQUIRE=gpu
 failed=0
 tests="@tests@"
-examples="copies collectives"
+examples="copies conversions collectives"
 if [ "$1" = transfers ]; then
-    tests="device cuda_conformance gpu"
-    examples=copies
+    tests="device convert cuda_conformance cuda_convert gpu"
+    examples="copies conversions"
 fi
 for test in $tests; do
     echo "== $test"

@@ -15,6 +15,7 @@ mod mutants;
 mod package;
 mod python;
 mod rdma_test;
+mod s3_server;
 mod screenshot;
 mod seeds;
 mod suite;
@@ -62,6 +63,8 @@ enum Task {
     Compare(compare::Arguments),
     /// Runs the tests that need an RDMA device, in virtual machines that have one, and installs what it needs.
     RdmaTest(rdma_test::Arguments),
+    /// Builds Garage, a server of S3, keeps it where the tests of objects look for it, and runs it.
+    S3Server(s3_server::Arguments),
     /// Makes a bundle of the tests and benchmarks that need a GPU, and runs it where there is one.
     GpuTest(gpu_test::Arguments),
     /// Looks whether the kernels that are shipped are what their sources compile to, or compiles them; installs the compiler.
@@ -103,6 +106,7 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Mutants(arguments) => mutants::run(arguments)?,
         Task::Compare(arguments) => compare::run(arguments)?,
         Task::RdmaTest(arguments) => rdma_test::run(arguments)?,
+        Task::S3Server(arguments) => s3_server::run(arguments)?,
         Task::VllmTest(arguments) => vllm_test::run(arguments)?,
         Task::GpuTest(arguments) => gpu_test::run(arguments)?,
         Task::Kernels(arguments) => kernels::run(arguments)?,

@@ -172,7 +172,7 @@ fn python_tests(suite: &mut Suite, left_out: &LeftOut, plan: &Plan, torch: Optio
             }))?;
         }
         let environment = Environment::make(ENVIRONMENT)?;
-        environment.pip_install(&["pytest", "numpy"])?;
+        environment.pip_install(&["pytest", "numpy", "pyyaml"])?;
         environment.pip_install(&["."])
     });
     if installed {

@@ -19,6 +19,13 @@ pub struct Bell {
     event: NotInherited<OwnedFd>,
 }
 
+/// Readable while it has been rung, or something that it watches is ready, for whoever polls many such things.
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
 impl Bell {
     /// Watches these descriptors until it is dropped.
     pub fn new<'a>(watched: impl Iterator<Item = BorrowedFd<'a>>) -> io::Result<Bell> {

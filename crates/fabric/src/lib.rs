@@ -4,6 +4,7 @@ pub mod arena;
 pub mod bell;
 pub mod calibrate;
 pub mod clock;
+pub mod conversion;
 pub mod copy;
 pub mod cpu;
 pub mod crowd;
@@ -16,6 +17,8 @@ pub mod harness;
 mod here;
 pub mod kernels;
 pub mod memory;
+#[cfg(feature = "s3")]
+pub mod object;
 pub mod reduce;
 pub mod shared_memory;
 mod sync;

@@ -2,6 +2,7 @@
 #ifndef WEFT_ROWS_CUH
 #define WEFT_ROWS_CUH
 
+#include "float8.cuh"
 #include "meeting.cuh"
 
 namespace weft {
@@ -126,19 +127,6 @@ struct Most {
 };
 
 static constexpr float E4M3_MAX = 448.0f;
-
-// Eight bits with four of exponent, to nearest, ties to even, saturating, as `plan` has `fp8_e4m3`. The instruction for it came later than the oldest devices that these kernels are for.
-WEFT_DEVICE u32 narrow_e4m3(float wide) {
-    u32 bits = __float_as_uint(wide), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffffu;
-    // Above 2^-6 the upper bits are those of the result, but for where exponents begin; below, steps are of 2^-9.
-    u32 normal = (magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20;
-    // 2^14 as f32 has steps of 2^-9, and the sum is rounded to them.
-    u32 small = __float_as_uint(__fadd_rn(__uint_as_float(magnitude), 16384.0f)) - 0x46800000u;
-    u32 value = magnitude < 0x3c800000u ? small : normal - (120u << 3);
-    value = min(value, 0x7eu);
-    if (magnitude > 0x7f800000u) return 0x7f;
-    return sign | value;
-}
 
 // A plain store that no reader of this multiprocessor waits for.
 WEFT_DEVICE void store_vector(u64 to, const uint4 &v) { asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory"); }

@@ -6,6 +6,7 @@
 
 pub mod algorithms;
 pub mod collective;
+pub mod conversion;
 pub mod cost;
 pub mod datatype;
 pub mod fetch;

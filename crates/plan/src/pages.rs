@@ -171,6 +171,25 @@ impl Pages {
         self.end
     }
 
+    /// The same bytes with as many more parts: of a layer whose units hold K and V one behind the other, what they are apart. `None` where units cannot be parted so.
+    pub fn apart(&self, parts: u64) -> Option<Pages> {
+        let shape = &self.shape;
+        if shape.parts != 1 || parts == 0 || !shape.unit_bytes.is_multiple_of(parts) {
+            return None;
+        }
+        let unit_bytes = shape.unit_bytes / parts;
+        let shape = PagesShape {
+            parts,
+            unit_bytes,
+            ..shape.clone()
+        };
+        let strides = PagesStrides {
+            part: unit_bytes,
+            ..self.strides
+        };
+        Pages::with_strides(shape, strides).ok()
+    }
+
     /// Whether the heads of a token touch, and both lie within one block's part.
     fn heads_touch(&self) -> bool {
         self.strides.head == self.shape.unit_bytes || self.shape.heads.end - self.shape.heads.start == 1
@@ -179,7 +198,7 @@ impl Pages {
         self.shape.parts == 1 || self.strides.part < self.strides.block
     }
 
-    fn offset(&self, part: u64, block: u64, token: u64, head: u64) -> u64 {
+    pub(crate) fn offset(&self, part: u64, block: u64, token: u64, head: u64) -> u64 {
         // Each index is below its count, so that no sum passes `end`, which was checked.
         let strides = &self.strides;
         strides.base
@@ -204,7 +223,13 @@ impl PagesShape {
 }
 
 impl Table<'_> {
-    fn check(&self, tokens: &Range<u64>, heads: &Range<u64>) -> Result<(), PagesError> {
+    /// The block of a token of the sequence, and its place there. The token is one that was checked.
+    pub(crate) fn place_of(&self, token: u64) -> (u64, u64) {
+        let tokens = self.pages.shape.tokens;
+        (self.blocks[(token / tokens) as usize], token % tokens)
+    }
+
+    pub(crate) fn check(&self, tokens: &Range<u64>, heads: &Range<u64>) -> Result<(), PagesError> {
         let shape = &self.pages.shape;
         let held = &shape.heads;
         if heads.start < held.start || heads.end > held.end {
@@ -231,10 +256,17 @@ impl Table<'_> {
         }
     }
 
-    fn push(&self, part: u64, stretch: &Stretch, heads: &Range<u64>, heads_within_tokens: bool, spans: &mut Spans) {
+    fn push(
+        &self,
+        part: u64,
+        stretch: &TokenStretch,
+        heads: &Range<u64>,
+        heads_within_tokens: bool,
+        spans: &mut Spans,
+    ) {
         let (pages, shape) = (self.pages, &self.pages.shape);
-        let block = self.blocks[(stretch.first / shape.tokens) as usize];
-        let tokens = stretch.first % shape.tokens..stretch.first % shape.tokens + stretch.count;
+        let (block, first) = self.place_of(stretch.first);
+        let tokens = first..first + stretch.count;
         if heads_within_tokens {
             let len = (heads.end - heads.start) * shape.unit_bytes;
             for token in tokens {
@@ -254,25 +286,38 @@ impl Table<'_> {
 }
 
 /// Tokens that lie in one block at either end.
-struct Stretch {
-    first: u64,
-    count: u64,
+pub(crate) struct TokenStretch {
+    pub first: u64,
+    pub count: u64,
 }
 
-fn stretches(near: u64, far: u64, tokens: &Range<u64>) -> impl Iterator<Item = Stretch> + Clone {
-    let (mut first, end) = (tokens.start, tokens.end);
-    std::iter::from_fn(move || {
-        (first < end).then(|| {
-            let block_end = |size: u64| (first / size + 1).saturating_mul(size);
-            let next = block_end(near).min(block_end(far)).min(end);
-            let stretch = Stretch {
-                first,
-                count: next - first,
-            };
-            first = next;
-            stretch
-        })
-    })
+/// The tokens of a sequence, stretch by stretch, of ends with blocks of so many tokens.
+#[derive(Clone)]
+pub(crate) struct Stretches {
+    near: u64,
+    far: u64,
+    left: Range<u64>,
+}
+
+impl Stretches {
+    pub fn of(near: u64, far: u64, tokens: Range<u64>) -> Stretches {
+        let left = tokens;
+        Stretches { near, far, left }
+    }
+}
+
+impl Iterator for Stretches {
+    type Item = TokenStretch;
+    fn next(&mut self) -> Option<TokenStretch> {
+        let Range { start: first, end } = self.left;
+        if first >= end {
+            return None;
+        }
+        let block_end = |size: u64| (first / size + 1).saturating_mul(size);
+        self.left.start = block_end(self.near).min(block_end(self.far)).min(end);
+        let count = self.left.start - first;
+        Some(TokenStretch { first, count })
+    }
 }
 
 /// The bytes of some tokens and heads at two ends, in the same sequence.
@@ -295,11 +340,11 @@ pub fn pair(near: Table, far: Table, tokens: Range<u64>, heads: Range<u64>) -> R
     // Any sequence is right. The one in which most pieces touch at both ends makes the fewest spans.
     let heads_within_tokens = near.pages.heads_touch() && far.pages.heads_touch();
     let parts_within_blocks = near.pages.parts_within_block() && far.pages.parts_within_block();
-    let mut add = |part: u64, stretch: &Stretch| {
+    let mut add = |part: u64, stretch: &TokenStretch| {
         near.push(part, stretch, &heads, heads_within_tokens, &mut here);
         far.push(part, stretch, &heads, heads_within_tokens, &mut there);
     };
-    let all = stretches(near_shape.tokens, far_shape.tokens, &tokens);
+    let all = Stretches::of(near_shape.tokens, far_shape.tokens, tokens);
     let parts = 0..near_shape.parts;
     if parts_within_blocks {
         all.for_each(|stretch| parts.clone().for_each(|part| add(part, &stretch)));

@@ -74,11 +74,23 @@ pub enum Refusal {
     /// An input/output error: a disk failed, or was pulled.
     #[error("the device failed")]
     DeviceFailed,
+    /// What serves the bytes is not there to be asked, or does not answer: try again later.
+    #[error("what serves the bytes cannot be reached")]
+    NotReached,
+    /// It wants fewer requests: try again later.
+    #[error("what serves the bytes asks for fewer requests")]
+    Throttled,
+    /// Wrong, missing or expired credentials, or too few rights: give others.
+    #[error("what serves the bytes does not accept these credentials")]
+    Denied,
+    /// The bucket is not there any more, and all that was in it.
+    #[error("what the bytes were in is not there")]
+    NoContainer,
 }
 
 impl Refusal {
     /// Every refusal, at the place of its code.
-    pub const ALL: [Refusal; 14] = [
+    pub const ALL: [Refusal; 18] = [
         Refusal::UnknownKey,
         Refusal::StaleEpoch,
         Refusal::Released,
@@ -93,6 +105,10 @@ impl Refusal {
         Refusal::NoRoom,
         Refusal::ReadOnly,
         Refusal::DeviceFailed,
+        Refusal::NotReached,
+        Refusal::Throttled,
+        Refusal::Denied,
+        Refusal::NoContainer,
     ];
 
     /// Its number on every wire.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
 use weft::settings::TABLE;
-use weft::{Access, Direct, FileOptions, HostMemory};
+use weft::{Access, BucketOptions, Direct, FileOptions, HostMemory, ObjectOptions};
 
 use crate::asyncio::in_thread;
 use crate::errors::{invalid, raise};
@@ -215,8 +215,42 @@ impl Agent {
         })
     }
 
-    /// Copies between two places of this agent, memory of the host or a GPU, or files: an ordinary transfer, on a `stream` after what is there now. With
-    /// `commit`, the file that is written lasts when it has ended, and has its name.
+    /// Opens an object, `s3://BUCKET/NAME`, as a place: `copy` moves bytes between it and memory. Without `size` the server is asked how large it is. What is
+    /// copied to it becomes the object by a copy with `commit`, as a whole. Who serves the bucket say `endpoint` and `region`, else the settings `object_endpoint` and
+    /// `object_region`, else the environment (`AWS_…`), which has the credentials too.
+    #[pyo3(signature = (url, size = None, *, write = true, part_bytes = None, endpoint = None, region = None))]
+    #[expect(clippy::too_many_arguments, reason = "most are keywords")]
+    fn open_object(
+        &self,
+        py: Python<'_>,
+        url: &str,
+        size: Option<u64>,
+        write: bool,
+        part_bytes: Option<u64>,
+        endpoint: Option<String>,
+        region: Option<String>,
+    ) -> PyResult<Memory> {
+        let agent = self.live()?;
+        let mut options = size
+            .map_or_else(ObjectOptions::default, ObjectOptions::sized)
+            .write(write);
+        if let Some(bytes) = part_bytes {
+            options = options.part_bytes(bytes);
+        }
+        let mut with = BucketOptions::default();
+        (with.endpoint, with.region) = (endpoint, region);
+        let inner = py
+            .detach(|| agent.open_object_at(url, with, options))
+            .map_err(|error| raise(py, &error))?;
+        Ok(Memory {
+            inner,
+            writable: write,
+            deadline: agent.settings().deadline,
+        })
+    }
+
+    /// Copies between two places of this agent, memory of the host or a GPU, files or objects: an ordinary transfer, on a `stream` after what is there now. With
+    /// `commit`, what is written lasts when it has ended: the file has its name, and the object is there.
     #[pyo3(signature = (source, target, *, source_spans = None, target_spans = None, deadline = None, checksum = None, stream = None, commit = false))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn copy(

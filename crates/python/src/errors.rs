@@ -95,6 +95,7 @@ pub fn raise(py: Python<'_>, error: &weft::Error) -> PyErr {
         weft::Error::File(error) if !matches!(**error, FileError::Open { .. } | FileError::NoRoom { .. }) => {
             InvalidCall::new_err(text)
         }
+        weft::Error::Object(error) if error.refusal().is_none() => InvalidCall::new_err(text),
         weft::Error::NotBorrowable { .. } => NotBorrowable::new_err(text),
         weft::Error::LeaseEnded => LeaseEnded::new_err(text),
         weft::Error::StillInUse { .. } => StillInUse::new_err(text),

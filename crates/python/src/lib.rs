@@ -11,6 +11,7 @@ mod asyncio;
 mod atomic;
 mod borrow;
 mod communicator;
+mod conversion;
 mod errors;
 mod hand_off;
 mod inbox;
@@ -18,6 +19,7 @@ mod memory;
 mod nixl;
 mod pages;
 mod peer;
+mod porter;
 mod rows;
 mod seal;
 mod spans;
@@ -37,6 +39,8 @@ mod _weft {
     #[pymodule_export]
     use super::communicator::{Communicator, Pending, Schedule};
     #[pymodule_export]
+    use super::conversion::Conversion;
+    #[pymodule_export]
     use super::hand_off::{Desk, HandOff};
     #[pymodule_export]
     use super::inbox::Notification;
@@ -48,6 +52,8 @@ mod _weft {
     use super::pages::{Pages, Spans};
     #[pymodule_export]
     use super::peer::{Peer, Prepared, Region};
+    #[pymodule_export]
+    use super::porter::{Line, Porter};
     #[pymodule_export]
     use super::rows::{Experts, Norms, Symmetric};
     #[pymodule_export]

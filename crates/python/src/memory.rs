@@ -43,12 +43,13 @@ impl Memory {
         self.writable
     }
 
-    /// What it is: `"host"`, `"gpu"` or `"file"`.
+    /// What it is: `"host"`, `"gpu"`, `"file"` or `"object"`.
     #[getter]
     fn kind(&self) -> &'static str {
         match self.inner.place() {
             weft::Place::Gpu { .. } => "gpu",
             weft::Place::File => "file",
+            weft::Place::Object => "object",
             _ => "host",
         }
     }
@@ -107,6 +108,7 @@ impl Memory {
     fn __repr__(&self) -> String {
         let kind = match self.kind() {
             "file" => "of a file",
+            "object" => "of an object",
             _ if self.inner.is_mappable() => "allocated",
             _ => "registered",
         };
@@ -132,7 +134,7 @@ impl Memory {
         let memory = slf.get();
         if memory.inner.as_ptr().is_null() {
             return Err(PyBufferError::new_err(match memory.kind() {
-                "file" => "a file has no memory to look into: copy from it",
+                "file" | "object" => "a file or an object has no memory to look into: copy from it",
                 _ => "this memory is a GPU's; torch and others find it by __cuda_array_interface__",
             }));
         }

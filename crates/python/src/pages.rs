@@ -95,6 +95,14 @@ impl Pages {
         self.inner.end()
     }
 
+    /// The same bytes with as many parts: of a layer whose units hold K and V one behind the other, what they are apart.
+    fn apart(&self, parts: u64) -> PyResult<Pages> {
+        let inner = self.inner.apart(parts);
+        let inner =
+            inner.ok_or_else(|| invalid("units of one part, which so many parts share evenly, can be taken apart"))?;
+        Ok(Pages { inner })
+    }
+
     /// The bytes of some tokens and heads of one sequence, here and at another end, for `Peer.transfer`.
     ///
     /// `blocks` and `other_blocks` are the sequence's from its first token on.

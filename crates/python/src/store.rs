@@ -18,6 +18,9 @@ use crate::memory::{Memory, duration};
 use crate::transfer::SIGNAL_CHECK;
 use crate::waiting::waiting;
 
+/// A block that has come or gone: its id, whether it is there now, the tier's number and what that is made of.
+type Event<'py> = (Bound<'py, PyBytes>, bool, usize, &'static str);
+
 /// Of a part: bytes, and of how many trailing blocks it must be there; of all, where nothing is said.
 #[derive(FromPyObject)]
 enum PartOf {
@@ -31,7 +34,7 @@ enum PartOf {
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Space {
-    inner: store::Space,
+    pub inner: store::Space,
 }
 
 #[pymethods]
@@ -70,7 +73,7 @@ pub struct Store {
 }
 
 impl Store {
-    fn live(&self) -> PyResult<store::Store> {
+    pub fn live(&self) -> PyResult<store::Store> {
         let store = lock(&self.inner).clone();
         store.ok_or_else(|| invalid("the store has been closed"))
     }
@@ -79,7 +82,7 @@ impl Store {
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (agent, parts, *, memory = None, directory = None, capacity = None, extent = None, durability = "process", write = "through", policy = "adaptive", deadline = None, promote = true, shares = None))]
+    #[pyo3(signature = (agent, parts, *, memory = None, directory = None, capacity = None, extent = None, durability = "process", write = "through", policy = "adaptive", deadline = None, promote = true, shares = None, events = 0, queue = None))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn new(
         py: Python<'_>,
@@ -95,6 +98,8 @@ impl Store {
         deadline: Option<f64>,
         promote: bool,
         shares: Option<&Bound<'_, PyDict>>,
+        events: usize,
+        queue: Option<u64>,
     ) -> PyResult<Store> {
         let mut described = Vec::new();
         for (name, part) in parts {
@@ -105,7 +110,9 @@ impl Store {
             described.push(Part::new(&name.extract::<String>()?, bytes, rule));
         }
         let shape = BlockShape::new(described).map_err(|error| invalid(error.to_string()))?;
-        let mut builder = store::Store::builder(&agent.live()?, &shape).promote(promote);
+        let mut builder = store::Store::builder(&agent.live()?, &shape)
+            .promote(promote)
+            .events(events);
         builder = builder.policy(
             policy
                 .parse()
@@ -122,6 +129,9 @@ impl Store {
                 let mut tier = FileTier::new(directory, capacity);
                 if let Some(extent) = extent {
                     tier = tier.extent_bytes(extent);
+                }
+                if let Some(queue) = queue {
+                    tier = tier.queue_bytes(queue);
                 }
                 tier = tier.durability(match durability {
                     "process" => Durability::Process,
@@ -249,6 +259,22 @@ impl Store {
     fn prefetch(&self, py: Python<'_>, ids: Vec<Vec<u8>>) -> PyResult<usize> {
         let (ids, store) = (block_ids(&ids)?, self.live()?);
         py.detach(|| store.prefetch(&ids)).map_err(|error| raise(py, &error))
+    }
+
+    /// Which blocks have come and gone since the last time: id, whether it is there now, the tier's number, and what that is made of; and how many events were
+    /// lost before these. Where `events` was not given to the store there are none.
+    #[pyo3(signature = (most = 4096))]
+    fn take_events<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Vec<Event<'py>>, u64)> {
+        let taken = self.live()?.take_events(most).map_err(|error| raise(py, &error))?;
+        let told = taken.events.iter().map(|event| {
+            (
+                PyBytes::new(py, event.id.as_bytes()),
+                event.stored,
+                event.tier,
+                event.kind.name(),
+            )
+        });
+        Ok((told.collect(), taken.lost))
     }
 
     /// What it holds and what has happened, as plain values.

@@ -55,6 +55,8 @@ struct Inner {
     shared: OfProcess<Arc<Shared>>,
     /// What goes through host memory goes through this, from the first memory of a device on.
     stage: Mutex<Option<Memory>>,
+    #[cfg(feature = "s3")]
+    buckets: crate::objects::Buckets,
     /// Until the agent is closed.
     running: OfProcess<Mutex<Running>>,
 }
@@ -214,6 +216,8 @@ impl Agent {
             platform,
             shared: OfProcess::new(shared),
             stage: Mutex::default(),
+            #[cfg(feature = "s3")]
+            buckets: Mutex::default(),
             running: OfProcess::new(Mutex::new(running)),
         };
         // Where it fails, the agent is closed.
@@ -232,6 +236,10 @@ impl Agent {
     }
     pub fn settings(&self) -> &Settings {
         &self.inner.settings
+    }
+    #[cfg(feature = "s3")]
+    pub(crate) fn buckets(&self) -> &crate::objects::Buckets {
+        &self.inner.buckets
     }
 
     /// Where other agents reach this one, as one string for [`connect`](Agent::connect).
@@ -297,7 +305,7 @@ impl Agent {
     }
 
     /// Host memory for transfers that no transport carries at once.
-    fn give_stage(&self) -> Result<(), Error> {
+    pub(crate) fn give_stage(&self) -> Result<(), Error> {
         let mut stage = self.inner.stage.lock().unwrap_or_else(PoisonError::into_inner);
         if stage.is_some() {
             return Ok(());
@@ -315,7 +323,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Copies between two memories of this agent, of which one is a device's or a file: an ordinary transfer, with a deadline and a checksum. What no transport
+    /// Copies between two memories of this agent, of which one is a device's, a file or an object: an ordinary transfer, with a deadline and a checksum. What no transport
     /// of this agent carries, as from host memory to host memory, is [`PeerError::NoRoute`](crate::PeerError::NoRoute) when it is posted.
     pub fn copy<'a>(&self, from: &'a Memory, to: &'a Memory) -> Result<CopyBuilder<'a>, Error> {
         let settings = &self.inner.settings;

@@ -32,6 +32,13 @@ impl From<FileError> for Error {
     }
 }
 
+#[cfg(feature = "s3")]
+impl From<weft_fabric::object::ObjectError> for Error {
+    fn from(error: weft_fabric::object::ObjectError) -> Error {
+        Error::Object(Arc::new(error))
+    }
+}
+
 /// Why a call did not do what it was asked to.
 #[derive(Clone, Debug, ThisError)]
 #[non_exhaustive]
@@ -81,6 +88,10 @@ pub enum Error {
     /// A file is no place: fix the call, or make room.
     #[error(transparent)]
     File(Arc<FileError>),
+    /// A bucket or an object is no place: fix the call, or what serves it.
+    #[cfg(feature = "s3")]
+    #[error(transparent)]
+    Object(Arc<weft_fabric::object::ObjectError>),
     #[error("{name:?} cannot be borrowed: {why}")]
     NotBorrowable { name: String, why: &'static str },
     /// The owner may have changed or taken back what was borrowed: borrow it again.

@@ -5,6 +5,7 @@ mod agent;
 mod atomic;
 mod borrow;
 mod communicator;
+pub mod conversion;
 mod driver;
 mod ending;
 mod error;
@@ -13,6 +14,8 @@ pub mod harness;
 mod interrupt;
 pub mod matched;
 mod memory;
+#[cfg(feature = "s3")]
+mod objects;
 pub mod observe;
 mod peer;
 pub mod proxy;
@@ -35,6 +38,8 @@ pub use driver::Turns;
 pub use error::{AtomicFailed, Error, TransferFailed};
 pub use interrupt::interruptible;
 pub use memory::Memory;
+#[cfg(feature = "s3")]
+pub use objects::bucket_options;
 pub use peer::{CopyBuilder, Peer, Prepared, Remote, TransferBuilder};
 pub use seal::Seal;
 pub use transfer::Transfer;
@@ -45,6 +50,8 @@ pub use weft_fabric::cuda::{
 pub use weft_fabric::file::{Direct, FileError, FileMemory, FileOptions};
 pub use weft_fabric::fork;
 pub use weft_fabric::memory::{DmaBufMemory, HostMemory};
+#[cfg(feature = "s3")]
+pub use weft_fabric::object::{Bucket, BucketOptions, ObjectError, ObjectMemory, ObjectOptions};
 pub use weft_plan::algorithms::Algorithm;
 pub use weft_plan::cost::{Candidate, UnknownCandidate};
 pub use weft_plan::datatype::UnknownDatatype;

@@ -176,6 +176,20 @@ settings! {
     file_registered: Bytes = "file.registered", "64MiB", within 0..=1_099_511_627_776;
     /// Memory for what goes to or from files and is not aligned.
     file_staging: Bytes = "file.staging", "8MiB", within 1_048_576..=4_294_967_296;
+    /// Who serves buckets of objects, as in `http://host:port`; by default `AWS_ENDPOINT_URL`, and else Amazon.
+    object_endpoint: Option<String> = "object.endpoint", "";
+    /// The region that buckets are in; by default `AWS_REGION`.
+    object_region: Option<String> = "object.region", "";
+    /// Whether a bucket is part of the host's name, or comes first in the path; auto is the path where an endpoint is named.
+    object_virtual_host: When = "object.virtual_host", "auto";
+    /// Authorities (PEM) that servers of objects may be certified by, beside the system's.
+    object_ca: Option<PathBuf> = "object.ca", "";
+    /// Requests for objects under way at a time, of one agent.
+    object_depth: usize = "object.depth", "16", within 1..=1024;
+    /// Memory for what has been written of objects and not been committed.
+    object_staging: Bytes = "object.staging", "256MiB", within 16_777_216..=1_099_511_627_776;
+    /// How often a request for an object is made again within its deadline, where it failed for a reason that passes.
+    object_retries: usize = "object.retries", "4", within 0..=100;
     /// When a request ends with an error if it names no deadline of its own.
     deadline: Duration = "deadline", "30s", within 1_000..=17_280_000_000_000_000;
     /// How often a session that has nothing to say shows that it lives.

@@ -12,7 +12,9 @@
 mod builder;
 mod calls;
 mod error;
+mod events;
 pub mod inspect;
+mod porter;
 mod stat;
 mod tier;
 mod turn;
@@ -37,12 +39,16 @@ use turn::{Cargo, Shared, span, spans};
 pub use builder::StoreBuilder;
 pub use calls::{Answer, GetOutcome, Purged, PutOutcome, Wanted, WhyNot};
 pub use error::StoreError;
+pub use events::{BlockEvent, TakenEvents, TierKind};
+pub use porter::{BlockAt, Errand, ErrandEnd, NamedEvent, Porter, PorterOptions};
 pub use stat::{StoreStat, TierStat};
 pub use tier::{FileTier, WriteTo};
 pub use weft_protocol::block::policy::{Kind, UnknownPolicy};
 pub use weft_protocol::block::shelf::format::TenantKey;
 pub use weft_protocol::block::shelf::{Condition, Counts, Durability, PutFailed, PutRefused, Trouble, Wrong};
-pub use weft_protocol::block::{BlockId, Hint, HitRule, Namespace, Part, Priority, Shape as BlockShape, Tally};
+pub use weft_protocol::block::{
+    BlockId, BlockLine, Hint, HitRule, Namespace, Part, Priority, Shape as BlockShape, Tally,
+};
 pub use worth::Worth;
 
 /// How long a store that is closed waits for what is under way.
@@ -84,6 +90,12 @@ impl Space {
             tenant: TenantKey::of(value("tenant")),
             block_tokens: value("block_tokens").parse().unwrap_or(1),
         })
+    }
+    /// For names that never leave this process: keys are all that tells blocks apart.
+    pub fn nameless() -> Space {
+        let fields = weft_protocol::block::Field::ALL.map(|field| (field.name(), "none"));
+        let fields = fields.map(|(name, value)| (name, if name == "block_tokens" { "1" } else { value }));
+        Space::new(fields).expect("all fields")
     }
     /// Blocks of a prompt, one for each that is full.
     pub fn chain(&self, tokens: &[u32]) -> Vec<BlockId> {
@@ -148,6 +160,12 @@ impl Store {
     /// A store of blocks of these parts, on an agent's transfers. Give it tiers, then open it.
     pub fn builder(agent: &Agent, shape: &Shape) -> StoreBuilder {
         StoreBuilder::new(agent, shape)
+    }
+
+    /// Bytes of a block that has all its parts.
+    pub fn block_bytes(&self) -> u64 {
+        let parts = self.inner.shared.get().map(|shared| shared.block_bytes);
+        parts.map_or(1, |bytes| u64::from(bytes).max(1))
     }
 
     fn shared(&self) -> Result<&Arc<Shared>, Error> {
@@ -515,6 +533,11 @@ impl Store {
             }
         }
         Ok(begun)
+    }
+
+    /// What has come and gone since the last time, in order, and no more than `most` of it; see [`StoreBuilder::events`].
+    pub fn take_events(&self, most: usize) -> Result<TakenEvents, Error> {
+        Ok(self.shared()?.lock().told.take(most))
     }
 
     /// What it holds, what has happened, and which tier is set aside for what.

@@ -8,6 +8,8 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use weft_fabric::cuda::CudaHere;
 use weft_fabric::file::{FileHere, FileHereOptions, Means};
+#[cfg(feature = "s3")]
+use weft_fabric::object::{ObjectHere, ObjectHereOptions};
 use weft_fabric::shared_memory::Foreign;
 use weft_fabric::tcp::{Tcp, TcpOptions, TlsOptions};
 use weft_fabric::verbs::{AtomicsBy, Mtu, OnDemandPaging, RailOptions, RegistrationOptions, Verbs, VerbsOptions};
@@ -94,6 +96,20 @@ pub(crate) fn start(
         paths: 1,
         transport: Box::new(files),
     });
+    #[cfg(feature = "s3")]
+    {
+        // Nobody is asked for anything before an object is moved.
+        let options = ObjectHereOptions::default()
+            .depth(settings.object_depth)
+            .staging_bytes(settings.object_staging.0);
+        let objects = ObjectHere::start(epoch, clock, options).map_err(failed("object"))?;
+        slots.push(Slot {
+            reach: Reach::Here,
+            preference: 0,
+            paths: 1,
+            transport: Box::new(objects),
+        });
+    }
     if CudaHere::is_likely() {
         // Nothing is loaded before a device's memory is registered.
         let transport = CudaHere::start(epoch, settings.gpu_stay).map_err(failed("cuda"))?;
@@ -260,7 +276,12 @@ mod tests {
             return;
         }
         let default = started(&Sources::default()).expect("absence is ordinary");
-        assert_eq!(default, ["shared_memory", "tcp", "file"]);
+        let here: &[&str] = if cfg!(feature = "s3") {
+            &["file", "object"]
+        } else {
+            &["file"]
+        };
+        assert_eq!(default, [&["shared_memory", "tcp"], here].concat());
         for (key, value) in [("transports", "verbs,tcp"), ("verbs.devices", "mlx5_0")] {
             let refused = started(&Sources::default().set(key, value));
             assert!(

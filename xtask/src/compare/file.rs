@@ -59,12 +59,6 @@ impl Row {
         let sums = if self.checksum { ", with checksum" } else { "" };
         format!("{} {} {block} × {}{sums}", self.op, self.order, self.depth)
     }
-
-    /// How fio calls it.
-    fn mode(&self) -> String {
-        let random = if self.order == "random" { "rand" } else { "" };
-        format!("{random}{}", self.op)
-    }
 }
 
 fn rows() -> Vec<Row> {
@@ -148,9 +142,24 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     })
 }
 
-/// Gigabytes a second, of a file that is there already.
 fn fio(arguments: &Arguments, directory: &std::path::Path, row: &Row) -> Result<f64, Error> {
-    let block = row.block.trim_end_matches("iB").to_lowercase();
+    let what = (row.op, row.order, row.block, row.depth);
+    fio_rate(directory, arguments.mebibytes, arguments.seconds, what)
+}
+
+/// Gigabytes a second, of a file that is there already: op, order, block and depth.
+pub(super) fn fio_rate(
+    directory: &std::path::Path,
+    mebibytes: u64,
+    seconds: f64,
+    (op, order, block, depth): (&str, &str, &str, u64),
+) -> Result<f64, Error> {
+    let mode = if order == "random" {
+        format!("rand{op}")
+    } else {
+        op.to_owned()
+    };
+    let block = block.trim_end_matches("iB").to_lowercase();
     let mut command = Command::new("fio");
     command
         .args([
@@ -161,11 +170,11 @@ fn fio(arguments: &Arguments, directory: &std::path::Path, row: &Row) -> Result<
             "--output-format=json",
         ])
         .arg(format!("--filename={}", directory.join("fio").display()))
-        .arg(format!("--size={}m", arguments.mebibytes))
+        .arg(format!("--size={mebibytes}m"))
         .arg(format!("--bs={block}"))
-        .arg(format!("--rw={}", row.mode()))
-        .arg(format!("--iodepth={}", row.depth))
-        .arg(format!("--runtime={}", arguments.seconds));
+        .arg(format!("--rw={mode}"))
+        .arg(format!("--iodepth={depth}"))
+        .arg(format!("--runtime={seconds}"));
     // It lays the file out by itself where it reads; a write to room that was never written is something else than one over old bytes.
     let path = directory.join("fio");
     if !path.exists() {
@@ -180,14 +189,14 @@ fn fio(arguments: &Arguments, directory: &std::path::Path, row: &Row) -> Result<
                 "--iodepth=8",
             ])
             .arg(format!("--filename={}", path.display()))
-            .arg(format!("--size={}m", arguments.mebibytes));
+            .arg(format!("--size={mebibytes}m"));
         command::output(&mut lay_out)?;
     }
     let said = command::output(&mut command)?;
     let rate = said
         .find('{')
         .and_then(|at| serde_json::from_str::<Value>(&said[at..]).ok())
-        .and_then(|report| report["jobs"][0][row.op]["bw_bytes"].as_f64());
+        .and_then(|report| report["jobs"][0][op]["bw_bytes"].as_f64());
     rate.map(|rate| rate / 1e9).ok_or(Error::NotUnderstood {
         program: "fio".to_owned(),
         said,

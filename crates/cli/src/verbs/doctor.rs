@@ -2,6 +2,7 @@
 
 mod files;
 pub mod gpu;
+mod objects;
 mod ranks;
 mod rdma;
 mod stacks;
@@ -26,6 +27,7 @@ use crate::pattern::Pattern;
 use crate::predict::{PROBE_BYTES, Spread, probe};
 use crate::table::{Align, Table};
 use files::FilesReport;
+use objects::ObjectsReport;
 use rdma::RdmaReport;
 
 /// How long each probe of a transport goes on, when there is time and when there is not.
@@ -51,6 +53,9 @@ pub struct Doctor {
     /// Where files would be kept: what that directory offers is said, too
     #[arg(long, value_name = "DIRECTORY", default_value = ".")]
     directory: PathBuf,
+    /// Where objects would be kept, as in s3://BUCKET: whether it is there, and lets this process in
+    #[arg(long, value_name = "URL")]
+    bucket: Option<String>,
     /// Say instead which programs with a door for Weft are installed, and whether Weft was run with those versions
     #[arg(long, conflicts_with_all = ["thorough", "platform"])]
     stacks: bool,
@@ -125,6 +130,10 @@ impl Doctor {
         found.absent.extend(opened.absent);
         steps.step("files");
         let files = FilesReport::probe(&self.directory);
+        let objects = self.bucket.as_deref().map(|url| {
+            steps.step("objects");
+            ObjectsReport::probe(url, &settings)
+        });
         steps.step("copying memory");
         let speed = calibrate(&CalibrateOptions::default());
         found.machine.memcpy = Some(speed.memcpy);
@@ -142,13 +151,17 @@ impl Doctor {
         });
         steps.bar.finish_and_clear();
         if self.json {
-            print_json(&found, rdma, files, speed, &trials, &settings)?;
+            print_json(&found, rdma, (files, objects), speed, &trials, &settings)?;
         } else {
             print_machine(&found.machine, speed)?;
             heading("RDMA")?;
             out!("{}", rdma.text());
             heading("Files")?;
             out!("{}", files.text());
+            if let Some(objects) = &objects {
+                heading("Objects")?;
+                out!("{}", objects.text());
+            }
             print_limits(&found.limits)?;
             print_trials(&trials)?;
             print_absent(&found.absent)?;
@@ -368,6 +381,8 @@ struct Report<'a> {
     machine: &'a Machine,
     rdma: RdmaReport,
     files: FilesReport,
+    /// Of the bucket that was named, where one was.
+    objects: Option<ObjectsReport>,
     system_call_ns: u64,
     limits: Vec<(&'static str, String)>,
     transports: Vec<TransportReport>,
@@ -400,7 +415,7 @@ struct SettingReport {
 fn print_json(
     found: &Discovery,
     rdma: RdmaReport,
-    files: FilesReport,
+    (files, objects): (FilesReport, Option<ObjectsReport>),
     speed: Calibration,
     trials: &[Trial],
     settings: &weft::settings::Settings,
@@ -409,6 +424,7 @@ fn print_json(
         machine: &found.machine,
         rdma,
         files,
+        objects,
         system_call_ns: speed.system_call.as_ns(),
         limits: limit_rows(&found.limits),
         transports: trials

@@ -3,6 +3,7 @@
 //! A transport that moves device memory has `Devices`: it lays a part of a move out as pieces and has the device copy them, by one kernel. Nothing here waits for
 //! the device; a copy that was begun is looked after until it has ended, and until then neither side of it is let go.
 
+mod conversion;
 mod here;
 mod proxied;
 
@@ -19,6 +20,7 @@ use weft_protocol::{Direction, HostBytes, Leg, Memory, Ready, Refusal};
 
 use crate::memory::{HostMemory, page_bytes};
 
+pub use conversion::{ConversionPlaces, convert};
 pub use here::CudaHere;
 pub(crate) use here::carriages;
 pub use proxied::ProxiedTeam;

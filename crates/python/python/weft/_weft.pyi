@@ -81,8 +81,8 @@ class Agent:
         stream: Any = None,
         commit: bool = False,
     ) -> Transfer:
-        """Copies between two places of this agent, memory of the host or a GPU, or files: an ordinary transfer, on a `stream` after what is there now. With
-        `commit`, the file that is written lasts when it has ended, and has its name."""
+        """Copies between two places of this agent, memory of the host or a GPU, files or objects: an ordinary transfer, on a `stream` after what is there now. With
+        `commit`, what is written lasts when it has ended: the file has its name, and the object is there."""
     def open_file(
         self,
         path: str | PathLike[str],
@@ -97,6 +97,19 @@ class Agent:
         """Opens a file or a block device as a place: `copy` moves bytes between it and memory, and nobody else waits meanwhile. With `size`, a file that is not
         there, or is shorter, is made that long; `direct` says whether it goes past the page cache, by itself where the file system can. With `replace` a new
         file is written, which takes the name when a copy with `commit` has ended."""
+    def open_object(
+        self,
+        url: str,
+        size: int | None = None,
+        *,
+        write: bool = True,
+        part_bytes: int | None = None,
+        endpoint: str | None = None,
+        region: str | None = None,
+    ) -> Memory:
+        """Opens an object, `s3://BUCKET/NAME`, as a place: `copy` moves bytes between it and memory. Without `size` the server is asked how large it is. What is
+        copied to it becomes the object by a copy with `commit`, as a whole. Who serves the bucket say `endpoint` and `region`, else the settings `object_endpoint` and
+        `object_region`, else the environment (`AWS_…`), which has the credentials too."""
     def publish(self, name: str, memory: Memory, read: bool = True, write: bool = False) -> None:
         """Lets peers reach memory under a name, until it is withdrawn or released or the agent is closed. Nobody has to hold the memory
         meanwhile."""
@@ -137,7 +150,7 @@ class Memory:
     @property
     def writable(self) -> bool: ...
     @property
-    def kind(self) -> Literal["host", "gpu", "file"]:
+    def kind(self) -> Literal["host", "gpu", "file", "object"]:
         """What it is."""
     @property
     def device(self) -> int | None:
@@ -341,7 +354,8 @@ class Store:
 
     `parts` are the bytes of each named part of a block, or a pair of bytes and of how many trailing blocks it must be there. `memory` is the first tier,
     in bytes; `directory` and `capacity` are a tier of files, which gets what is put at once (`write="through"`) or what leaves memory (`"back"`), and
-    whose answers outlast the process or, with `durability="power"`, the power. See docs/store.md.
+    whose answers outlast the process or, with `durability="power"`, the power. `events` is how many events wait to be taken, `queue` how many bytes of puts
+    are under way to files at most. See docs/store.md.
     """
 
     def __new__(
@@ -359,6 +373,8 @@ class Store:
         deadline: float | None = None,
         promote: bool = True,
         shares: dict[str, float] | None = None,
+        events: int = 0,
+        queue: int | None = None,
     ) -> Self: ...
     def put(
         self,
@@ -385,12 +401,78 @@ class Store:
         """Removes all that a tenant has, for good: how many records were erased, and how many blocks stay because they are held."""
     def prefetch(self, ids: Sequence[bytes]) -> int:
         """Begins to read blocks from files into memory; says of how many."""
+    def take_events(self, most: int = 4096) -> tuple[list[tuple[bytes, bool, int, str]], int]:
+        """Which blocks have come and gone since the last time, evictions included: id, whether it is there now, the tier's number, and `"memory"` or `"files"`; and
+        how many events were lost before these. Without `events` there are none."""
     def stat(self) -> dict[str, Any]:
         """What it holds and what has happened, as plain values."""
     def close(self) -> None:
         """Waits for what is under way and closes it."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
+
+class Porter:
+    """Carries batches of blocks between an engine's memory and a store, on a thread of its own: nothing here waits but `drain` and `close`.
+
+    Blocks are called by the engine's keys, errands by numbers of the caller's. `queue` bounds the bytes that wait, `under_way` those under way; an errand that does not fit
+    ends at once with nothing done. With `events` it remembers what blocks are called by.
+    """
+
+    def __new__(cls, store: Store, space: Space, *, queue: int | None = None, under_way: int | None = None, events: bool = False) -> Self: ...
+    def put(self, job: int, memory: Memory, keys: Sequence[bytes], offsets: Sequence[int], *, after: bytes | None = None) -> None:
+        """Puts blocks that lie at these offsets, one after the other in a prompt; the first follows `after`, where that is given."""
+    def get(self, job: int, memory: Memory, keys: Sequence[bytes], offsets: Sequence[int]) -> None:
+        """Reads blocks to these offsets. Where one is not done, anything lies there."""
+    def put_each(self, job: int, memories: Sequence[Memory], keys: Sequence[bytes]) -> None:
+        """The same as `put`, each block from the beginning of a memory of its own."""
+    def get_each(self, job: int, memories: Sequence[Memory], keys: Sequence[bytes]) -> None:
+        """The same as `get`, each block to the beginning of a memory of its own."""
+    def find(self, job: int, keys: Sequence[bytes]) -> None:
+        """Asks which of these are there."""
+    def evict(self, job: int, keys: Sequence[bytes]) -> None:
+        """Removes these, unless they are held or others follow them."""
+    def used(self, keys: Sequence[bytes], *, over: bool = False) -> None:
+        """A request has gone through these, from its head on; `over` says that its session will not come back. Nothing is told of it."""
+    def has(self, key: bytes) -> bool:
+        """Whether a block is there, by what the index says now."""
+    def ended(self) -> list[tuple[int, list[bool], int, float, str | None]]:
+        """What has ended since the last time: number, which blocks are where they were to be, bytes, seconds, and why not all are."""
+    def events(self, most: int = 4096) -> tuple[list[tuple[bytes, bool, int, str]], int, int]:
+        """What has come and gone, by key, as `Store.take_events`; how many events were lost; and how many could not be named so far, because their blocks were there
+        before and have not been asked for."""
+    def fileno(self) -> int:
+        """A descriptor that is readable when something has ended that nobody has taken."""
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is under way."""
+    @property
+    def refused(self) -> int:
+        """Errands that ended at once because they did not fit."""
+    def drain(self, timeout: float) -> bool:
+        """Waits until nothing waits and nothing is under way, at most so many seconds; says whether that came about."""
+    def close(self) -> None:
+        """Ends what is under way; what waits comes to nothing."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+class Line:
+    """Who leaves next of blocks that an engine keeps itself, by one of the store's policies."""
+
+    def __new__(cls, blocks: int, policy: str = "adaptive") -> Self: ...
+    def insert(self, key: bytes, *, pinned: bool = False) -> None:
+        """A block has come, and may leave; with `pinned` it may not yet."""
+    def pin(self, key: bytes, pinned: bool) -> bool:
+        """It must stay, or may leave again. `False` where it is not there, or was so already."""
+    def remove(self, key: bytes) -> bool:
+        """It is gone for a reason of its own. `False` where it was not there."""
+    def request(self, keys: Sequence[bytes], *, over: bool = False) -> None:
+        """A request has gone through these, from its head on; those that are not here are passed over."""
+    def leave(self, count: int, kept: Sequence[bytes]) -> list[bytes] | None:
+        """So many leave, and none of the kept; `None` where there are not as many."""
+    def __len__(self) -> int: ...
+    @property
+    def idle(self) -> int:
+        """How many may leave."""
 
 class Held:
     """Blocks that do not leave. Use it in a `with`, or release it."""
@@ -487,6 +569,8 @@ class Pages:
     @property
     def nbytes(self) -> int:
         """How long a region must be to hold the layer."""
+    def apart(self, parts: int) -> Pages:
+        """The same bytes with as many parts: of a layer whose units hold K and V one behind the other, what they are apart."""
     def pair(
         self,
         blocks: Sequence[int],
@@ -796,6 +880,42 @@ class Communicator:
         received: Sequence[int] | None = None,
     ) -> Pending | None:
         """A collective on addresses and lengths, which the caller vouches for."""
+
+class Conversion:
+    """How tokens and heads of a sequence in one cache become those of another, computed once and run as often as one likes.
+
+    `blocks` and `other_blocks` are the sequence's from its first token on. `elements` and `other_elements` are `"bf16"`, `"f16"`, `"f32"` or `"fp8_e4m3"`, or anything else that
+    stays as it is. `scales` are what elements of fp8 are multiplied with to be the numbers that they stand for: none, one float for each part, or `Pages` of four-byte units in
+    memory. What would lose some of the numbers raises `InvalidCall`, unless it is `lossy`.
+    """
+
+    def __new__(
+        cls,
+        pages: Pages,
+        blocks: Sequence[int],
+        other: Pages,
+        other_blocks: Sequence[int],
+        tokens: tuple[int, int],
+        heads: tuple[int, int],
+        *,
+        elements: str = "bf16",
+        other_elements: str | None = None,
+        scales: Sequence[float] | Pages | None = None,
+        other_scales: Sequence[float] | Pages | None = None,
+        lossy: bool = False,
+    ) -> Self: ...
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes of elements that are read."""
+    @property
+    def nbytes_written(self) -> int:
+        """Bytes of elements that are written."""
+    @property
+    def is_move(self) -> bool:
+        """Whether bytes are moved, and none of them changed."""
+    def run(self, memory: Memory, other: Memory, *, scales: Memory | None = None, other_scales: Memory | None = None) -> None:
+        """Converts from one memory into another, both the host's or both of one GPU, and waits until it is done. Scales that lie in memory are in the same memories, unless others
+        are named."""
 
 class _Team:
     """The ranks of a group as a team on GPUs: what `weft.torch` puts on streams. The numbers are those of `Communicator._raw`; memory and streams are the caller's to vouch for."""

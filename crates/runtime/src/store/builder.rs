@@ -11,6 +11,7 @@ use weft_protocol::block::policy::Kind;
 use weft_protocol::block::shelf::format::TenantKey;
 use weft_protocol::block::shelf::{Medium, ShelfOptions};
 
+use super::events::Queue;
 use super::tier::{self, Tier};
 use super::turn::{Bell, Shared, State};
 use super::{FileTier, Inner, Store, StoreError, WriteTo};
@@ -43,6 +44,7 @@ pub struct StoreBuilder {
     deadline: Duration,
     promote: bool,
     shares: Shares,
+    events: usize,
 }
 
 impl StoreBuilder {
@@ -56,6 +58,7 @@ impl StoreBuilder {
             deadline: DEADLINE,
             promote: true,
             shares: Shares::default(),
+            events: 0,
         }
     }
 
@@ -85,6 +88,11 @@ impl StoreBuilder {
     pub fn share(mut self, tenant: &str, part: f64) -> StoreBuilder {
         self.shares.0.insert(TenantKey::of(tenant), part);
         self
+    }
+
+    /// How many events wait to be [taken](Store::take_events) at most; none are kept unless this is asked for.
+    pub fn events(self, events: usize) -> StoreBuilder {
+        StoreBuilder { events, ..self }
     }
 
     /// Opens it: makes what is not there, and finds what is. It waits for the disk.
@@ -119,7 +127,7 @@ impl StoreBuilder {
             shape: self.shape,
             deadline: self.deadline,
             promote: self.promote,
-            state: Mutex::new(State::of(tiers)),
+            state: Mutex::new(State::of(tiers, Queue::new(self.events))),
             bell: Arc::new(Bell::default()),
             stopped: AtomicBool::new(false),
         });

@@ -17,6 +17,7 @@ use weft_protocol::memory::Digest;
 use weft_protocol::{Failure, HostBytes as _, Refusal};
 
 use super::calls::{GetCall, PurgeCall, PutCall};
+use super::events::{Queue, TierKind};
 use super::tier::{Bytes, Tier, WriteTo};
 use crate::agent::Agent;
 use crate::error::Error;
@@ -57,6 +58,7 @@ pub(super) struct State {
     scratch: Option<Memory>,
     pub(super) hits: Vec<u64>,
     pub(super) misses: u64,
+    pub(super) told: Queue,
 }
 
 /// A transfer under way, and what it is for.
@@ -154,9 +156,10 @@ impl Drop for Waiting<'_> {
 }
 
 impl State {
-    pub(super) fn of(tiers: Vec<Tier>) -> State {
+    pub(super) fn of(tiers: Vec<Tier>, told: Queue) -> State {
         State {
             tiers,
+            told,
             ..State::default()
         }
     }
@@ -465,6 +468,7 @@ impl Shared {
     }
 
     fn on_event(&self, state: &mut State, tier: usize, event: ShelfEvent, now: Time) {
+        state.told.push(tier, TierKind::of(&state.tiers[tier]), &event);
         match event {
             ShelfEvent::PutDone { put, ended, .. } => {
                 if let Some((call, nth)) = state.putting.remove(&(tier, put)) {

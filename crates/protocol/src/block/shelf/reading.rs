@@ -4,7 +4,7 @@ use weft_plan::Time;
 
 use super::super::BlockId;
 use super::format::{Found, Record, TenantKey};
-use super::{Condition, NOWHERE, Shelf, Trouble};
+use super::{Condition, NOWHERE, Shelf, ShelfEvent, Trouble};
 
 /// How many blocks with wrong bytes are remembered by name.
 const WRONGS_MAX: usize = 16;
@@ -134,11 +134,20 @@ impl Shelf {
         let found = self.books.index().find(&record.id);
         // It may have left since, or been put again somewhere else.
         if let Some(there) = found.filter(|there| self.places[there.at()] == slot) {
+            let index = self.books.index();
+            let parent = index.parent(there).map(|parent| index.id(parent));
             self.places[there.at()] = NOWHERE;
             self.books.lose(record.id);
             self.erase(slot);
             self.slots.release(slot);
             self.settle();
+            self.events.push_back(ShelfEvent::Removed {
+                id: record.id,
+                parent,
+                tenant: record.tenant,
+                parts: record.parts,
+                read: None,
+            });
         } else if self.record(slot) == Found::Block(*record) {
             self.erase(slot);
         }
