@@ -228,7 +228,7 @@ fn all_bits(datatype: Datatype, chance: &mut Chance) -> Vec<u8> {
         _ => (0..count)
             .flat_map(|nth| {
                 let high = nth << 16;
-                (high | (chance.next() as u32 & 0xffff) * (nth & 1)).to_ne_bytes()
+                (high | ((chance.next() as u32 & 0xffff) * (nth & 1))).to_ne_bytes()
             })
             .collect(),
     }

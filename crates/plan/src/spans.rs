@@ -69,13 +69,83 @@ impl Run {
 }
 
 /// An ordered list of spans, stored as runs. The order is that of the bytes in the transfer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Spans {
-    runs: Vec<Run>,
-    /// `starts[i]` is how many bytes come before `runs[i]`, so that a position is found by binary search.
-    starts: Vec<u64>,
+    runs: Runs,
     bytes: u64,
 }
+
+/// The runs of a list. One alone is kept in place: most small transfers have no more, and lists on the heap would be most of what they allocate.
+#[derive(Clone, Debug)]
+enum Runs {
+    One(Run),
+    Listed {
+        runs: Vec<Run>,
+        /// `starts[i]` is how many bytes come before `runs[i]`, so that a position is found by binary search.
+        starts: Vec<u64>,
+    },
+}
+
+impl Default for Runs {
+    fn default() -> Runs {
+        let (runs, starts) = (Vec::new(), Vec::new());
+        Runs::Listed { runs, starts }
+    }
+}
+
+impl Runs {
+    fn all(&self) -> &[Run] {
+        match self {
+            Runs::One(run) => std::slice::from_ref(run),
+            Runs::Listed { runs, .. } => runs,
+        }
+    }
+    fn last_mut(&mut self) -> Option<&mut Run> {
+        match self {
+            Runs::One(run) => Some(run),
+            Runs::Listed { runs, .. } => runs.last_mut(),
+        }
+    }
+    fn start(&self, run: usize) -> Option<u64> {
+        match self {
+            Runs::One(_) => (run == 0).then_some(0),
+            Runs::Listed { starts, .. } => starts.get(run).copied(),
+        }
+    }
+    fn push(&mut self, run: Run, start: u64) {
+        match self {
+            Runs::One(first) => {
+                *self = Runs::Listed {
+                    runs: vec![*first, run],
+                    starts: vec![0, start],
+                }
+            }
+            Runs::Listed { runs, .. } if runs.is_empty() => *self = Runs::One(run),
+            Runs::Listed { runs, starts } => {
+                runs.push(run);
+                starts.push(start);
+            }
+        }
+    }
+    fn pop(&mut self) {
+        match self {
+            Runs::One(_) => *self = Runs::default(),
+            Runs::Listed { runs, starts } => {
+                runs.pop();
+                starts.pop();
+            }
+        }
+    }
+}
+
+/// Lists are equal that have the same runs, however those are kept.
+impl PartialEq for Spans {
+    fn eq(&self, other: &Spans) -> bool {
+        self.runs() == other.runs()
+    }
+}
+
+impl Eq for Spans {}
 
 impl Spans {
     pub fn new() -> Spans {
@@ -135,7 +205,6 @@ impl Spans {
                 };
                 if last.count == 1 {
                     self.runs.pop();
-                    self.starts.pop();
                 } else {
                     last.count -= 1;
                     if last.count == 1 {
@@ -163,13 +232,13 @@ impl Spans {
             last.count += 1;
             return;
         }
-        self.starts.push(start);
-        self.runs.push(Run {
+        let run = Run {
             offset,
             len,
             stride: len,
             count: 1,
-        });
+        };
+        self.runs.push(run, start);
     }
 
     /// Appends a run. One whose pieces touch becomes one piece; otherwise it stays as it is.
@@ -187,23 +256,22 @@ impl Spans {
             .checked_add(run.bytes())
             .expect("a span list of more than 2^64 bytes");
         let touching = run.count == 1 || run.stride == run.len;
-        self.starts.push(self.bytes);
-        self.runs.push(if touching {
-            Run {
+        let kept = match touching {
+            true => Run {
                 offset: run.offset,
                 len: run.bytes(),
                 stride: run.bytes(),
                 count: 1,
-            }
-        } else {
-            run
-        });
+            },
+            false => run,
+        };
+        self.runs.push(kept, self.bytes);
         self.bytes = bytes;
     }
 
     /// The one piece that the list consists of, where it is one.
     pub fn single(&self) -> Option<Span> {
-        match self.runs[..] {
+        match *self.runs() {
             [
                 Run {
                     offset, len, count: 1, ..
@@ -214,7 +282,7 @@ impl Spans {
     }
 
     pub fn runs(&self) -> &[Run] {
-        &self.runs
+        self.runs.all()
     }
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -224,20 +292,23 @@ impl Spans {
     }
     /// One past the last byte that any span touches.
     pub fn end(&self) -> u64 {
-        self.runs.iter().map(Run::end).max().unwrap_or(0)
+        self.runs().iter().map(Run::end).max().unwrap_or(0)
     }
     /// How many spans there are, after merging.
     pub fn count(&self) -> u64 {
-        self.runs.iter().map(|r| r.count).sum()
+        self.runs().iter().map(|r| r.count).sum()
     }
 
     /// The run that holds byte `position` of the list.
     pub fn run_at(&self, position: u64) -> usize {
-        self.starts.partition_point(|&s| s <= position).saturating_sub(1)
+        match &self.runs {
+            Runs::One(_) => 0,
+            Runs::Listed { starts, .. } => starts.partition_point(|&s| s <= position).saturating_sub(1),
+        }
     }
     /// One past the last byte of the list that `run` holds.
     pub fn run_end(&self, run: usize) -> u64 {
-        self.starts.get(run + 1).copied().unwrap_or(self.bytes)
+        self.runs.start(run + 1).unwrap_or(self.bytes)
     }
 
     /// The spans that hold bytes `range` of the list, in order, cut at its ends.
@@ -247,13 +318,13 @@ impl Spans {
             "range outside the span list"
         );
         let run = self.run_at(range.start);
-        let within = range.start - self.starts.get(run).copied().unwrap_or(0);
-        let (index, skip) = match self.runs.get(run) {
+        let within = range.start - self.runs.start(run).unwrap_or(0);
+        let (index, skip) = match self.runs().get(run) {
             Some(r) => (within / r.len, within % r.len),
             None => (0, 0),
         };
         Pieces {
-            runs: &self.runs,
+            runs: self.runs(),
             run,
             index,
             skip,
@@ -267,7 +338,7 @@ impl Spans {
         let mut cursor = self.pieces(range.clone());
         let mut left = range.end - range.start;
         while left > 0 {
-            let run = self.runs[cursor.run];
+            let run = self.runs()[cursor.run];
             let whole = if cursor.skip == 0 {
                 ((run.count - cursor.index) * run.len).min(left) / run.len
             } else {

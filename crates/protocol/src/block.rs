@@ -18,6 +18,7 @@
 //! ```
 
 mod books;
+pub mod directory;
 pub mod engines;
 mod index;
 mod life;

@@ -31,6 +31,11 @@ pub fn spans(bytes: &[u8]) {
     }
 }
 
+/// What stores say to each other about where blocks are.
+pub fn directory_words(bytes: &[u8]) {
+    crate::block::directory::harness::messages(bytes);
+}
+
 /// Messages from anybody, to sessions in every state.
 pub fn session_messages(bytes: &[u8]) {
     session::messages(bytes);
@@ -109,6 +114,62 @@ pub fn channel_words(bytes: &[u8]) {
 /// Whatever a peer with the right secret may say as a parcel.
 pub fn parcels(bytes: &[u8]) {
     crate::agent::harness::parcels(bytes);
+}
+
+/// Files of a tier that anybody may have written: whatever its header and its records say, nothing is believed that is not whole, no more is found than
+/// there are slots, and nothing is read that its checksum does not vouch for.
+pub fn tier_files(bytes: &[u8]) {
+    use crate::block::shelf::format::{Geometry, Header, PAGE_BYTES, RECORD_BYTES, TenantKey, extent_header};
+    use crate::block::shelf::{Durability, Medium, Shelf, ShelfOptions, Verdict};
+    use crate::block::{BlockId, HitRule, Part, Shape};
+    let _ = Header::decode(bytes);
+    let shape = Shape::new(vec![Part::new("kv", 5000, HitRule::AllBlocks)]).expect("a shape");
+    let geometry = Geometry::new(5000, 70 * 8192, 2 * 70 * 8192).expect("a geometry");
+    let header = Header::first([3; 16], geometry, &shape);
+    let options = ShelfOptions {
+        tenants: 4,
+        ..ShelfOptions::new(Medium::Files(Durability::Process))
+    };
+    let mut shelf = Shelf::in_files(header, &shape, options);
+    let mut ids = Vec::new();
+    for (extent, records) in bytes.chunks(bytes.len() / 2 + 1).enumerate() {
+        let mut index = extent_header(&[3; 16], extent as u32, &geometry);
+        for record in records.chunks(RECORD_BYTES - 4) {
+            let mut whole = [0; RECORD_BYTES];
+            whole[..record.len()].copy_from_slice(record);
+            // And much of it should be a block of this tier: of an earlier opening, of a length that it has, and sealed.
+            if record[0] % 4 != 3 {
+                (whole[29], whole[30], whole[31]) = (0, 0, 0);
+                (whole[49], whole[50], whole[51], whole[52]) = (whole[49] % 16, 0, 0, 1);
+            }
+            // Most of what is found here should get past the checksum.
+            if record[0] % 8 != 7 {
+                let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &whole[..RECORD_BYTES - 4]) as u32;
+                whole[RECORD_BYTES - 4..].copy_from_slice(&sum.to_le_bytes());
+            }
+            ids.push(BlockId::from_bytes(whole[..16].try_into().expect("sixteen bytes")));
+            index.extend_from_slice(&whole);
+        }
+        index.resize(index.len().max(PAGE_BYTES), 0);
+        shelf.recover(extent as u32, &index);
+    }
+    shelf.start();
+    let slots = geometry.slots_total();
+    assert!(shelf.blocks() <= slots && shelf.counts().recovered as usize == shelf.blocks());
+    assert!(shelf.tenants().count() <= 4);
+    let tenants: Vec<TenantKey> = shelf.tenants().map(|(tenant, ..)| tenant).collect();
+    for id in &ids {
+        if let Some(read) = shelf.read(id, Time::ZERO) {
+            assert!(read.offset + u64::from(read.length) <= geometry.data_bytes() && read.extent < geometry.extents);
+            // Nobody can know a checksum of bytes that were never written: bytes that are wrong are a miss from then on.
+            let verdict = shelf.end_read(read.read, Ok(0x5eed), Time::ZERO);
+            assert!(verdict == Verdict::Right || shelf.read(id, Time::ZERO).is_none());
+        }
+    }
+    for tenant in tenants {
+        assert_eq!(shelf.purge(tenant).1, 0);
+    }
+    assert_eq!(shelf.blocks(), 0);
 }
 
 #[cfg(test)]
@@ -294,60 +355,4 @@ mod tests {
             session_controls(&bytes);
         }
     }
-}
-
-/// Files of a tier that anybody may have written: whatever its header and its records say, nothing is believed that is not whole, no more is found than
-/// there are slots, and nothing is read that its checksum does not vouch for.
-pub fn tier_files(bytes: &[u8]) {
-    use crate::block::shelf::format::{Geometry, Header, PAGE_BYTES, RECORD_BYTES, TenantKey, extent_header};
-    use crate::block::shelf::{Durability, Medium, Shelf, ShelfOptions, Verdict};
-    use crate::block::{BlockId, HitRule, Part, Shape};
-    let _ = Header::decode(bytes);
-    let shape = Shape::new(vec![Part::new("kv", 5000, HitRule::AllBlocks)]).expect("a shape");
-    let geometry = Geometry::new(5000, 70 * 8192, 2 * 70 * 8192).expect("a geometry");
-    let header = Header::first([3; 16], geometry, &shape);
-    let options = ShelfOptions {
-        tenants: 4,
-        ..ShelfOptions::new(Medium::Files(Durability::Process))
-    };
-    let mut shelf = Shelf::in_files(header, &shape, options);
-    let mut ids = Vec::new();
-    for (extent, records) in bytes.chunks(bytes.len() / 2 + 1).enumerate() {
-        let mut index = extent_header(&[3; 16], extent as u32, &geometry);
-        for record in records.chunks(RECORD_BYTES - 4) {
-            let mut whole = [0; RECORD_BYTES];
-            whole[..record.len()].copy_from_slice(record);
-            // And much of it should be a block of this tier: of an earlier opening, of a length that it has, and sealed.
-            if record[0] % 4 != 3 {
-                (whole[29], whole[30], whole[31]) = (0, 0, 0);
-                (whole[49], whole[50], whole[51], whole[52]) = (whole[49] % 16, 0, 0, 1);
-            }
-            // Most of what is found here should get past the checksum.
-            if record[0] % 8 != 7 {
-                let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &whole[..RECORD_BYTES - 4]) as u32;
-                whole[RECORD_BYTES - 4..].copy_from_slice(&sum.to_le_bytes());
-            }
-            ids.push(BlockId::from_bytes(whole[..16].try_into().expect("sixteen bytes")));
-            index.extend_from_slice(&whole);
-        }
-        index.resize(index.len().max(PAGE_BYTES), 0);
-        shelf.recover(extent as u32, &index);
-    }
-    shelf.start();
-    let slots = geometry.slots_total();
-    assert!(shelf.blocks() <= slots && shelf.counts().recovered as usize == shelf.blocks());
-    assert!(shelf.tenants().count() <= 4);
-    let tenants: Vec<TenantKey> = shelf.tenants().map(|(tenant, ..)| tenant).collect();
-    for id in &ids {
-        if let Some(read) = shelf.read(id, Time::ZERO) {
-            assert!(read.offset + u64::from(read.length) <= geometry.data_bytes() && read.extent < geometry.extents);
-            // Nobody can know a checksum of bytes that were never written: bytes that are wrong are a miss from then on.
-            let verdict = shelf.end_read(read.read, Ok(0x5eed), Time::ZERO);
-            assert!(verdict == Verdict::Right || shelf.read(id, Time::ZERO).is_none());
-        }
-    }
-    for tenant in tenants {
-        assert_eq!(shelf.purge(tenant).1, 0);
-    }
-    assert_eq!(shelf.blocks(), 0);
 }

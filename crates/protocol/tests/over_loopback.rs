@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use weft_plan::{Bandwidth, Bytes, Time};
-use weft_protocol::transfer::{PeerId, Request, SubmitError, Summary, TransferError, TransferEvent, TransferId};
+use weft_protocol::transfer::{Legs, PeerId, Request, SubmitError, Summary, TransferError, TransferEvent, TransferId};
 use weft_protocol::{Direction, Failure, Faults, Faulty, Leg, Loss, Rate, Refusal, Region, Throttled, Transport};
 use world::{World, same};
 
@@ -55,7 +55,7 @@ fn a_prepared_transfer_is_submitted_again_and_again() {
     let legs: Arc<[Arc<Leg>]> = Arc::from([leg]);
     for _ in 0..20 {
         let mut request = request(&legs[0], Direction::Write);
-        request.legs = Arc::clone(&legs);
+        request.legs = Legs::Several(Arc::clone(&legs));
         let id = world.engine.submit(request, world.now).expect("there is room");
         let events = world.until_ended(1);
         assert!(ended(&events, id).is_ok());
@@ -147,7 +147,7 @@ fn a_refusal_tells_what_is_done() {
     let (gone, gone_far) = world.leg(100);
     assert!(world.there.release(&gone_far.key).is_ok());
     let mut both = request(&leg, Direction::Read);
-    both.legs = Arc::from([leg, gone]);
+    both.legs = Legs::Several(Arc::from([leg, gone]));
     let id = world.engine.submit(both, world.now).expect("there is room");
     let events = world.until_ended(1);
     let error = ended(&events, id).clone().expect_err("the second region is released");

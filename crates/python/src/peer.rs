@@ -97,18 +97,78 @@ impl Peer {
         self.inner.check_process().map_err(|error| raise(py, &error))
     }
 
-    fn one<'py>(
+    fn posted<'py>(
         &self,
         direction: Direction,
         (local, local_spans): (&Bound<'py, Memory>, Option<&Bound<'py, PyAny>>),
         (remote, spans): (&Bound<'py, Region>, Option<&Bound<'py, PyAny>>),
-        wishes: &Wishes,
-    ) -> PyResult<Prepared> {
-        let leg = Leg::new((local.clone(), local_spans), (remote.clone(), spans))?;
-        self.prepared(local.py(), direction, &[leg], wishes)
+        wishes: Wishes,
+    ) -> PyResult<Transfer> {
+        let mut leg = [Leg::new((local.clone(), local_spans), (remote.clone(), spans))?];
+        let described = self.described(direction, &mut leg, wishes)?;
+        posted(local.py(), described)
     }
 
-    fn many(&self, direction: &str, legs: &Bound<'_, PyAny>, wishes: &Wishes) -> PyResult<Prepared> {
+    fn prepared<'py>(
+        &self,
+        direction: Direction,
+        (local, local_spans): (&Bound<'py, Memory>, Option<&Bound<'py, PyAny>>),
+        (remote, spans): (&Bound<'py, Region>, Option<&Bound<'py, PyAny>>),
+        wishes: Wishes,
+    ) -> PyResult<Prepared> {
+        let mut leg = [Leg::new((local.clone(), local_spans), (remote.clone(), spans))?];
+        let described = self.described(direction, &mut leg, wishes)?;
+        prepared(local.py(), described)
+    }
+
+    /// Describes what `direction` and legs say, or raises what is wrong with them.
+    fn described<'a>(
+        &'a self,
+        direction: Direction,
+        legs: &'a mut [Leg<'_>],
+        wishes: Wishes,
+    ) -> PyResult<weft::TransferBuilder<'a>> {
+        let mut described = self.inner.transfer(direction);
+        for Leg { local, remote, spans } in legs {
+            let (local, remote) = (local.get(), remote.get());
+            if direction == Direction::Read && !local.writable {
+                return Err(invalid("this memory is read-only, so nothing can be read into it"));
+            }
+            described = match spans.take() {
+                Some((here, there)) => described.leg(&local.inner, here, &remote.inner, there),
+                None => described.whole_leg(&local.inner, &remote.inner),
+            };
+        }
+        let Wishes {
+            deadline,
+            checksum,
+            notify,
+            after,
+        } = wishes;
+        if let Some(deadline) = deadline {
+            described = described.deadline(deadline);
+        }
+        if let Some(after) = after {
+            described = described.after(after);
+        }
+        if let Some(on) = checksum {
+            described = described.checksum(on);
+        }
+        if let Some(payload) = &notify {
+            described = described.notify(payload);
+        }
+        Ok(described)
+    }
+}
+
+/// A list of legs, as Python gives it.
+struct Legs<'py> {
+    direction: Direction,
+    legs: Vec<Leg<'py>>,
+}
+
+impl<'py> Legs<'py> {
+    fn of(direction: &str, legs: &Bound<'py, PyAny>) -> PyResult<Legs<'py>> {
         let direction = match direction {
             "read" => Direction::Read,
             "write" => Direction::Write,
@@ -128,36 +188,22 @@ impl Peer {
         if parsed.is_empty() {
             return Err(invalid("a transfer has at least one leg"));
         }
-        self.prepared(legs.py(), direction, &parsed, wishes)
+        Ok(Legs {
+            direction,
+            legs: parsed,
+        })
     }
+}
 
-    fn prepared(&self, py: Python<'_>, direction: Direction, legs: &[Leg<'_>], wishes: &Wishes) -> PyResult<Prepared> {
-        let mut described = self.inner.transfer(direction);
-        for leg in legs {
-            let (local, remote) = (leg.local.get(), leg.remote.get());
-            if direction == Direction::Read && !local.writable {
-                return Err(invalid("this memory is read-only, so nothing can be read into it"));
-            }
-            described = match &leg.spans {
-                Some((here, there)) => described.leg(&local.inner, here.clone(), &remote.inner, there.clone()),
-                None => described.whole_leg(&local.inner, &remote.inner),
-            };
-        }
-        if let Some(deadline) = wishes.deadline {
-            described = described.deadline(deadline);
-        }
-        if let Some(after) = &wishes.after {
-            described = described.after(after.clone());
-        }
-        if let Some(on) = wishes.checksum {
-            described = described.checksum(on);
-        }
-        if let Some(payload) = &wishes.notify {
-            described = described.notify(payload);
-        }
-        let inner = py.detach(|| described.prepare()).map_err(|error| raise(py, &error))?;
-        Ok(Prepared { inner })
-    }
+fn prepared(py: Python<'_>, described: weft::TransferBuilder<'_>) -> PyResult<Prepared> {
+    let inner = py.detach(|| described.prepare()).map_err(|error| raise(py, &error))?;
+    Ok(Prepared { inner })
+}
+
+/// What is small is copied here and now, while other threads of Python run.
+fn posted(py: Python<'_>, described: weft::TransferBuilder<'_>) -> PyResult<Transfer> {
+    let inner = py.detach(|| described.post()).map_err(|error| raise(py, &error))?;
+    Ok(Transfer { inner })
 }
 
 #[pymethods]
@@ -182,8 +228,7 @@ impl Peer {
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Transfer> {
         let wishes = Wishes::new(deadline, checksum, notify)?.after(after_stream(stream, local.get())?);
-        self.one(Direction::Read, (local, local_spans), (remote, spans), &wishes)?
-            .post(local.py())
+        self.posted(Direction::Read, (local, local_spans), (remote, spans), wishes)
     }
 
     /// The same as `read`, checked now and posted later, as often as wanted.
@@ -200,7 +245,7 @@ impl Peer {
         notify: Option<Vec<u8>>,
     ) -> PyResult<Prepared> {
         let wishes = Wishes::new(deadline, checksum, notify)?;
-        self.one(Direction::Read, (local, local_spans), (remote, spans), &wishes)
+        self.prepared(Direction::Read, (local, local_spans), (remote, spans), wishes)
     }
 
     /// From local memory into the remote region.
@@ -223,8 +268,7 @@ impl Peer {
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Transfer> {
         let wishes = Wishes::new(deadline, checksum, notify)?.after(after_stream(stream, local.get())?);
-        self.one(Direction::Write, (local, local_spans), (remote, spans), &wishes)?
-            .post(local.py())
+        self.posted(Direction::Write, (local, local_spans), (remote, spans), wishes)
     }
 
     /// The same as `write`, checked now and posted later, as often as wanted.
@@ -241,7 +285,7 @@ impl Peer {
         notify: Option<Vec<u8>>,
     ) -> PyResult<Prepared> {
         let wishes = Wishes::new(deadline, checksum, notify)?;
-        self.one(Direction::Write, (local, local_spans), (remote, spans), &wishes)
+        self.prepared(Direction::Write, (local, local_spans), (remote, spans), wishes)
     }
 
     /// A transfer of several legs, one region a layer, say: each a tuple of a memory, its spans, a region, and its spans.
@@ -254,8 +298,9 @@ impl Peer {
         checksum: Option<bool>,
         notify: Option<Vec<u8>>,
     ) -> PyResult<Transfer> {
-        self.many(direction, legs, &Wishes::new(deadline, checksum, notify)?)?
-            .post(legs.py())
+        let wishes = Wishes::new(deadline, checksum, notify)?;
+        let mut given = Legs::of(direction, legs)?;
+        posted(legs.py(), self.described(given.direction, &mut given.legs, wishes)?)
     }
 
     /// The same as `transfer`, checked now and posted later, as often as wanted.
@@ -268,7 +313,9 @@ impl Peer {
         checksum: Option<bool>,
         notify: Option<Vec<u8>>,
     ) -> PyResult<Prepared> {
-        self.many(direction, legs, &Wishes::new(deadline, checksum, notify)?)
+        let wishes = Wishes::new(deadline, checksum, notify)?;
+        let mut given = Legs::of(direction, legs)?;
+        prepared(legs.py(), self.described(given.direction, &mut given.legs, wishes)?)
     }
 
     /// The name of the agent at the other end.

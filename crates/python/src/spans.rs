@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyList, PyTuple};
 use weft::{Span, Spans};
 
 use crate::errors::invalid;
@@ -44,6 +44,16 @@ fn pairs(spans: &mut Spans, value: &Bound<'_, PyAny>) -> PyResult<()> {
     }
     for pair in value.try_iter().map_err(|_| invalid(PAIRS))? {
         let pair = pair?;
+        if let Ok(tuple) = pair.cast::<PyTuple>()
+            && tuple.len() == 2
+        {
+            push(
+                spans,
+                whole(&tuple.get_item(0)?, PAIRS)?,
+                whole(&tuple.get_item(1)?, PAIRS)?,
+            )?;
+            continue;
+        }
         let items = pair.try_iter().map_err(|_| invalid(PAIRS))?;
         let items: Vec<Bound<'_, PyAny>> = items.take(3).collect::<PyResult<_>>()?;
         let [offset, len] = &items[..] else {
@@ -77,6 +87,10 @@ pub struct Array {
 impl Array {
     /// `None` where it is not an array of integers of a usual size.
     pub fn of(value: &Bound<'_, PyAny>, expected: &str) -> PyResult<Option<Array>> {
+        // Lists and tuples are what most calls give, and each way to find out that they are no array raises an exception first.
+        if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+            return Ok(None);
+        }
         let read = [
             Array::typed::<i64>,
             Array::typed::<i32>,

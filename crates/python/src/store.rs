@@ -82,7 +82,7 @@ impl Store {
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (agent, parts, *, memory = None, directory = None, capacity = None, extent = None, durability = "process", write = "through", policy = "adaptive", deadline = None, promote = true, shares = None, events = 0, queue = None))]
+    #[pyo3(signature = (agent, parts, *, memory = None, directory = None, capacity = None, extent = None, durability = "process", write = "through", policy = "adaptive", deadline = None, promote = true, shares = None, events = 0, queue = None, peers = None, meet = false))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn new(
         py: Python<'_>,
@@ -100,6 +100,8 @@ impl Store {
         shares: Option<&Bound<'_, PyDict>>,
         events: usize,
         queue: Option<u64>,
+        peers: Option<Vec<String>>,
+        meet: bool,
     ) -> PyResult<Store> {
         let mut described = Vec::new();
         for (name, part) in parts {
@@ -150,6 +152,20 @@ impl Store {
         }
         for (tenant, part) in shares.into_iter().flatten() {
             builder = builder.share(&tenant.extract::<String>()?, part.extract()?);
+        }
+        match (peers, meet) {
+            (Some(_), true) => return Err(invalid("give the addresses of other stores, or have it meet them")),
+            (Some(addresses), false) => builder = builder.with_peers(store::Peers::at(addresses)),
+            (None, true) => {
+                let agent = agent.live()?;
+                let met = py
+                    .detach(|| store::Peers::met_by_settings(&agent))
+                    .map_err(|error| raise(py, &error))?;
+                let met =
+                    met.ok_or_else(|| invalid("the agent's settings name no rendezvous to meet other stores at"))?;
+                builder = builder.with_peers(met);
+            }
+            (None, false) => {}
         }
         let bytes = shape.parts().iter().map(|part| part.bytes).sum();
         let inner = waiting(py, || builder.open())?;
@@ -277,6 +293,15 @@ impl Store {
         Ok((told.collect(), taken.lost))
     }
 
+    /// Who has blocks: for each in which tiers it is here, as bits, and the names of the agents that have it elsewhere.
+    fn find(&self, py: Python<'_>, ids: Vec<Vec<u8>>) -> PyResult<Answer> {
+        let (ids, store) = (block_ids(&ids)?, self.live()?);
+        let found = py.detach(|| store.find(&ids)).map_err(|error| raise(py, &error))?;
+        Ok(Answer {
+            inner: Kind::Find(found),
+        })
+    }
+
     /// What it holds and what has happened, as plain values.
     fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stat = self.live()?.stat().map_err(|error| raise(py, &error))?;
@@ -314,6 +339,16 @@ impl Store {
             tiers.push(one);
         }
         told.set_item("tiers", tiers)?;
+        if let Some(members) = self.live()?.members().map_err(|error| raise(py, &error))? {
+            let names: Vec<&str> = members.members.iter().map(|member| member.name.as_str()).collect();
+            let silent = members.members.iter().filter(|member| member.silent);
+            let silent: Vec<&str> = silent.map(|member| member.name.as_str()).collect();
+            told.set_item("members", names)?;
+            told.set_item("silent", silent)?;
+            told.set_item("members_trouble", members.trouble)?;
+            told.set_item("fetched", members.counts.fetched)?;
+            told.set_item("lent", members.counts.lent)?;
+        }
         Ok(told)
     }
 
@@ -388,6 +423,7 @@ enum Kind {
     Put(store::Answer<Vec<PutOutcome>>),
     Get(store::Answer<Vec<GetOutcome>>),
     Purge(store::Answer<Purged>),
+    Find(store::Answer<Vec<store::Whereabouts>>),
 }
 
 /// What an answer says.
@@ -395,6 +431,7 @@ enum Said {
     Put(Vec<PutOutcome>),
     Get(Vec<GetOutcome>),
     Purge(Purged),
+    Find(Vec<store::Whereabouts>),
 }
 
 impl Said {
@@ -406,11 +443,19 @@ impl Said {
             }
             Said::Get(outcomes) => {
                 let bytes = |outcome: &GetOutcome| match outcome {
-                    GetOutcome::Hit { bytes, .. } => *bytes,
+                    GetOutcome::Hit { bytes, .. } | GetOutcome::Elsewhere { bytes, .. } => *bytes,
                     GetOutcome::Miss => 0,
                 };
                 let bytes: Vec<u32> = outcomes.iter().map(bytes).collect();
                 Ok(bytes.into_pyobject(py)?.into_any().unbind())
+            }
+            Said::Find(found) => {
+                let one = |there: store::Whereabouts| {
+                    let names: Vec<String> = there.elsewhere.into_iter().map(|(name, _)| name).collect();
+                    (there.here, names)
+                };
+                let found: Vec<(u8, Vec<String>)> = found.into_iter().map(one).collect();
+                Ok(found.into_pyobject(py)?.into_any().unbind())
             }
             Said::Purge(purged) => match purged.failed {
                 None => Ok((purged.erased, purged.left).into_pyobject(py)?.into_any().unbind()),
@@ -428,6 +473,7 @@ impl Kind {
             Kind::Put(answer) => answer.wait_for(timeout).map(|said| said.map(Said::Put)),
             Kind::Get(answer) => answer.wait_for(timeout).map(|said| said.map(Said::Get)),
             Kind::Purge(answer) => answer.wait_for(timeout).map(|said| said.map(Said::Purge)),
+            Kind::Find(answer) => answer.wait_for(timeout).map(|said| said.map(Said::Find)),
         }
     }
 
@@ -436,6 +482,7 @@ impl Kind {
             Kind::Put(answer) => answer.await.map(Said::Put),
             Kind::Get(answer) => answer.await.map(Said::Get),
             Kind::Purge(answer) => answer.await.map(Said::Purge),
+            Kind::Find(answer) => answer.await.map(Said::Find),
         }
     }
 }
@@ -468,6 +515,7 @@ impl Answer {
             Kind::Put(answer) => answer.is_ended(),
             Kind::Get(answer) => answer.is_ended(),
             Kind::Purge(answer) => answer.is_ended(),
+            Kind::Find(answer) => answer.is_ended(),
         }
     }
 

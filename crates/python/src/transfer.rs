@@ -45,6 +45,12 @@ impl Transfer {
             .map(duration)
             .transpose()?
             .and_then(|timeout| Instant::now().checked_add(timeout));
+        // What is small has ended when it was posted: then nobody else has to be let run.
+        if self.inner.is_ended()
+            && let Some(outcome) = self.inner.poll()
+        {
+            return finished(py, outcome);
+        }
         loop {
             let left = end.map_or(SIGNAL_CHECK, |end| end.saturating_duration_since(Instant::now()));
             if let Some(outcome) = py.detach(|| self.inner.wait_for(left.min(SIGNAL_CHECK))) {

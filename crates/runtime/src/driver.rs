@@ -31,6 +31,7 @@ use weft_fabric::fork::Origin;
 use weft_fabric::{Clock, Live, cpu};
 use weft_plan::Time;
 use weft_protocol::agent::{AtomicId, Core, Event};
+use weft_protocol::block::directory::Members;
 use weft_protocol::hand_off::Station;
 use weft_protocol::matched::Channels;
 use weft_protocol::region::RegionKey;
@@ -112,6 +113,8 @@ pub(crate) struct World {
     pub(crate) boards: Vec<Arc<Board>>,
     /// What this agent hands off, if it does.
     pub(crate) station: Option<Station>,
+    /// Its store's place among others, if it has one, and whoever is told that there is something for the store.
+    pub(crate) members: Option<(Members, Waker)>,
     /// Its channels of messages that meet, if it has some.
     pub(crate) channels: Option<Channels>,
     /// What it wanted done is not all done.
@@ -166,6 +169,7 @@ impl World {
             groups: Vec::new(),
             boards: Vec::new(),
             station: None,
+            members: None,
             channels: None,
             left_busy: false,
             releasing: Vec::new(),
@@ -196,7 +200,14 @@ impl World {
             let core = &mut self.core;
             let handed_off = self.station.as_mut().is_some_and(|station| station.turn(core, now));
             let met = self.channels.as_mut().is_some_and(|channels| channels.turn(core, now));
-            if !handed_off && !met {
+            let stored = self.members.as_mut().is_some_and(|(members, bell)| {
+                let any = members.turn(core, now);
+                if members.machine.has_events() {
+                    later.wake.push(bell.clone());
+                }
+                any
+            });
+            if !handed_off && !met && !stored {
                 break;
             }
             any = true;
@@ -224,6 +235,9 @@ impl World {
         report(&shared.observer, self, &event, now);
         if let Some(station) = &mut self.station {
             station.on_event(&mut self.core, &event, now);
+        }
+        if let Some((members, _)) = &mut self.members {
+            members.on_event(&mut self.core, &event, now);
         }
         if let Some(channels) = &mut self.channels
             && channels.on_event(&mut self.core, &event, now)
@@ -392,7 +406,8 @@ impl World {
         let releases = (!self.releasing.is_empty()).then_some(self.release_retry);
         let hand_offs = self.station.as_ref().and_then(Station::next_timeout);
         let channels = self.channels.as_ref().and_then(Channels::next_timeout);
-        let due = [releases, hand_offs, channels, self.core.next_timeout()];
+        let stores = self.members.as_ref().and_then(|(members, _)| members.next_timeout());
+        let due = [releases, hand_offs, stores, channels, self.core.next_timeout()];
         due.into_iter().flatten().min()
     }
 }

@@ -38,6 +38,22 @@ pub(crate) struct Registered {
     pub(crate) lent: OnceLock<RegionKey>,
 }
 
+/// Memory that stays registered while a transfer may need it. Most transfers need one, and no list of them.
+#[derive(Clone, Debug)]
+pub(crate) enum Kept {
+    One(Arc<Registered>),
+    Several(Arc<[Arc<Registered>]>),
+}
+
+impl Kept {
+    pub(crate) fn and(self, more: Arc<Registered>) -> Kept {
+        Kept::Several(match self {
+            Kept::One(one) => Arc::from([one, more]),
+            Kept::Several(several) => several.iter().cloned().chain([more]).collect(),
+        })
+    }
+}
+
 /// The memory itself. Host memory is told apart, because every collective asks, and asking a trait object costs more than a small call should.
 #[derive(Clone, Debug)]
 pub(crate) enum Held {

@@ -6,13 +6,13 @@ use std::time::Duration;
 use weft_fabric::fork::OfProcess;
 use weft_plan::{Spans, Time};
 use weft_protocol::region::RemoteRegion;
-use weft_protocol::transfer::{PeerId, Request};
+use weft_protocol::transfer::{Legs, PeerId, Request};
 use weft_protocol::{AtomicAct, Direction, Leg, LegError, Ready};
 
 use crate::atomic::AtomicBuilder;
 use crate::driver::{PeerState, Shared};
 use crate::error::Error;
-use crate::memory::{Memory, Registered, after};
+use crate::memory::{Kept, Memory, after};
 use crate::observe::Event;
 use crate::transfer::{Cell, Transfer};
 
@@ -178,6 +178,45 @@ impl Peer {
         }
     }
 
+    /// Starts a transfer that has been checked, and keeps its memory registered until it has ended.
+    fn start(
+        &self,
+        request: impl FnOnce(Time) -> Request,
+        notify: Option<&[u8]>,
+        memory: Kept,
+    ) -> Result<Transfer, Error> {
+        let shared = self.shared.get()?;
+        let posted = shared.act(|world, now| {
+            world.check_running()?;
+            let request = request(now);
+            let (direction, deadline) = (request.direction, request.deadline);
+            let bytes = request
+                .legs
+                .iter()
+                .fold(0u64, |bytes, leg| bytes.saturating_add(leg.bytes()));
+            let id = world.core.submit(request, notify, now).map_err(Error::from)?;
+            let cell = Arc::new(Cell::new(self.name.clone(), direction, now, memory));
+            world.transfers.insert(id, cell.clone());
+            Ok((id, cell, deadline, bytes))
+        });
+        let (id, cell, deadline, bytes) = posted.map_err(|error: Error| self.explain(shared, error))?;
+        shared.observer.trace(cell.started, || Event::TransferSubmitted {
+            id: id.0,
+            peer: self.name.clone(),
+            direction: cell.direction,
+            bytes,
+        });
+        if let Some(payload) = notify {
+            self.told(shared, payload);
+        }
+        Ok(Transfer {
+            shared: self.shared.clone(),
+            id,
+            cell,
+            deadline,
+        })
+    }
+
     /// Waits for something of this peer, or for its end.
     fn wait<T>(
         &self,
@@ -218,6 +257,9 @@ impl Peer {
 pub struct TransferBuilder<'a> {
     peer: &'a Peer,
     direction: Direction,
+    /// In place, because most transfers have one leg.
+    leg: Option<Described<'a>>,
+    /// Those before it.
     legs: Vec<Described<'a>>,
     deadline: Duration,
     checksum: bool,
@@ -248,6 +290,7 @@ impl<'a> TransferBuilder<'a> {
         TransferBuilder {
             peer,
             direction,
+            leg: None,
             legs: Vec::new(),
             deadline,
             checksum,
@@ -261,7 +304,7 @@ impl<'a> TransferBuilder<'a> {
     /// # Panics
     /// Where no leg has been described yet.
     pub fn spans(mut self, local: Spans, remote: Spans) -> TransferBuilder<'a> {
-        let leg = self.legs.last_mut().expect("spans belong to a leg");
+        let leg = self.leg.as_mut().expect("spans belong to a leg");
         leg.spans = Some((local, remote));
         self
     }
@@ -274,19 +317,19 @@ impl<'a> TransferBuilder<'a> {
         remote: &'a Remote,
         remote_spans: Spans,
     ) -> TransferBuilder<'a> {
-        self.legs.push(Described {
-            local,
-            remote,
-            spans: Some((local_spans, remote_spans)),
-        });
+        self.add(local, remote, Some((local_spans, remote_spans)));
         self
     }
 
     /// Adds a leg of all bytes of both sides, which must be of one size.
     pub fn whole_leg(mut self, local: &'a Memory, remote: &'a Remote) -> TransferBuilder<'a> {
-        let spans = None;
-        self.legs.push(Described { local, remote, spans });
+        self.add(local, remote, None);
         self
+    }
+
+    fn add(&mut self, local: &'a Memory, remote: &'a Remote, spans: Option<(Spans, Spans)>) {
+        let before = self.leg.replace(Described { local, remote, spans });
+        self.legs.extend(before);
     }
 
     /// By when the transfer ends, counted from each post; a month is the longest.
@@ -334,35 +377,13 @@ impl<'a> TransferBuilder<'a> {
     }
 
     /// Checks the description once, so that it can be posted many times.
-    pub fn prepare(self) -> Result<Prepared, Error> {
-        let mut legs = Vec::with_capacity(self.legs.len());
-        let mut keep = Vec::with_capacity(self.legs.len());
-        for Described { local, remote, spans } in self.legs {
-            local.check_owner(self.peer.shared.get()?)?;
-            let (local_spans, remote_spans) = match spans {
-                Some(spans) => spans,
-                None if local.len() == remote.len() => {
-                    let all = Spans::contiguous(0, local.len());
-                    (all.clone(), all)
-                }
-                None => {
-                    let (local, remote) = (local.len(), remote.len());
-                    return Err(LegError::UnequalSizes { local, remote }.into());
-                }
-            };
-            legs.push(Arc::new(Leg::new(
-                local.inner.region.clone(),
-                local_spans,
-                remote.region.clone(),
-                remote_spans,
-            )?));
-            keep.push(local.inner.clone());
-        }
+    pub fn prepare(mut self) -> Result<Prepared, Error> {
+        let (legs, memory) = self.checked()?;
         Ok(Prepared {
             peer: self.peer.clone(),
             direction: self.direction,
-            legs: legs.into(),
-            memory: keep.into(),
+            legs,
+            memory,
             deadline: self.deadline.into(),
             checksum: self.checksum,
             notify: self.notify,
@@ -371,8 +392,59 @@ impl<'a> TransferBuilder<'a> {
     }
 
     /// Starts the transfer.
-    pub fn post(self) -> Result<Transfer, Error> {
-        self.prepare()?.post()
+    pub fn post(mut self) -> Result<Transfer, Error> {
+        let (legs, memory) = self.checked()?;
+        let deadline: Time = self.deadline.into();
+        let request = |now: Time| {
+            Request::of(self.peer.id, self.direction, legs, now.saturating_add(deadline))
+                .checksum(self.checksum)
+                .arrives(self.more.arrives)
+                .commit(self.more.commit)
+                .after(self.more.after)
+        };
+        self.peer.start(request, self.notify.as_deref(), memory)
+    }
+
+    /// The legs, each found to be possible, and the memory that has to stay registered for them.
+    fn checked(&mut self) -> Result<(Legs, Kept), Error> {
+        let shared = self.peer.shared.get()?;
+        let kept = |leg: &Described<'_>| leg.local.inner.clone();
+        if self.legs.is_empty()
+            && let Some(only) = self.leg.take()
+        {
+            let memory = Kept::One(kept(&only));
+            return Ok((Legs::One(only.checked(shared)?), memory));
+        }
+        let mut all = std::mem::take(&mut self.legs);
+        all.extend(self.leg.take());
+        let memory = Kept::Several(all.iter().map(kept).collect());
+        let legs: Result<Arc<[_]>, Error> = all.into_iter().map(|leg| leg.checked(shared)).collect();
+        Ok((Legs::Several(legs?), memory))
+    }
+}
+
+impl Described<'_> {
+    /// The leg, if it is possible.
+    fn checked(self, shared: &Arc<Shared>) -> Result<Arc<Leg>, Error> {
+        let Described { local, remote, spans } = self;
+        local.check_owner(shared)?;
+        let (here, there) = match spans {
+            Some(spans) => spans,
+            None if local.len() == remote.len() => {
+                let all = Spans::contiguous(0, local.len());
+                (all.clone(), all)
+            }
+            None => {
+                let (local, remote) = (local.len(), remote.len());
+                return Err(LegError::UnequalSizes { local, remote }.into());
+            }
+        };
+        Ok(Arc::new(Leg::new(
+            local.inner.region.clone(),
+            here,
+            remote.region.clone(),
+            there,
+        )?))
     }
 }
 
@@ -461,7 +533,7 @@ impl<'a> CopyBuilder<'a> {
         transfer.more.commit = self.commit;
         let mut prepared = transfer.prepare()?;
         // The memory that it is copied to stays registered, too.
-        prepared.memory = prepared.memory.iter().cloned().chain([self.to.inner.clone()]).collect();
+        prepared.memory = prepared.memory.and(self.to.inner.clone());
         Ok(prepared)
     }
 
@@ -476,9 +548,9 @@ impl<'a> CopyBuilder<'a> {
 pub struct Prepared {
     peer: Peer,
     direction: Direction,
-    legs: Arc<[Arc<Leg>]>,
+    legs: Legs,
     /// Registered as long as somebody may post.
-    memory: Arc<[Arc<Registered>]>,
+    memory: Kept,
     deadline: Time,
     checksum: bool,
     notify: Option<Vec<u8>>,
@@ -492,42 +564,14 @@ impl Prepared {
 
     /// Starts the transfer. What is small is done here and now; what is large goes on in the background.
     pub fn post(&self) -> Result<Transfer, Error> {
-        let peer = &self.peer;
-        let shared = peer.shared.get()?;
-        let posted = shared.act(|world, now| {
-            world.check_running()?;
-            let request = Request::new(
-                peer.id,
-                self.direction,
-                self.legs.clone(),
-                now.saturating_add(self.deadline),
-            )
-            .checksum(self.checksum)
-            .arrives(self.more.arrives)
-            .commit(self.more.commit)
-            .after(self.more.after.clone());
-            let deadline = request.deadline;
-            let submitted = world.core.submit(request, self.notify.as_deref(), now);
-            let id = submitted.map_err(Error::from)?;
-            let cell = Arc::new(Cell::new(peer.name.clone(), self.direction, now, self.memory.clone()));
-            world.transfers.insert(id, cell.clone());
-            Ok((id, cell, deadline))
-        });
-        let (id, cell, deadline) = posted.map_err(|error: Error| peer.explain(shared, error))?;
-        shared.observer.trace(cell.started, || Event::TransferSubmitted {
-            id: id.0,
-            peer: peer.name.clone(),
-            direction: self.direction,
-            bytes: self.bytes(),
-        });
-        if let Some(payload) = &self.notify {
-            peer.told(shared, payload);
-        }
-        Ok(Transfer {
-            shared: peer.shared.clone(),
-            id,
-            cell,
-            deadline,
-        })
+        let request = |now: Time| {
+            let deadline = now.saturating_add(self.deadline);
+            Request::of(self.peer.id, self.direction, self.legs.clone(), deadline)
+                .checksum(self.checksum)
+                .arrives(self.more.arrives)
+                .commit(self.more.commit)
+                .after(self.more.after.clone())
+        };
+        self.peer.start(request, self.notify.as_deref(), self.memory.clone())
     }
 }

@@ -14,6 +14,7 @@ mod calls;
 mod error;
 mod events;
 pub mod inspect;
+mod members;
 mod porter;
 mod stat;
 mod tier;
@@ -40,9 +41,11 @@ pub use builder::StoreBuilder;
 pub use calls::{Answer, GetOutcome, Purged, PutOutcome, Wanted, WhyNot};
 pub use error::StoreError;
 pub use events::{BlockEvent, TakenEvents, TierKind};
+pub use members::{MembersStat, Peers, Whereabouts};
 pub use porter::{BlockAt, Errand, ErrandEnd, NamedEvent, Porter, PorterOptions};
 pub use stat::{StoreStat, TierStat};
 pub use tier::{FileTier, WriteTo};
+pub use weft_protocol::block::directory::{Counts as MembersCounts, MemberStat};
 pub use weft_protocol::block::policy::{Kind, UnknownPolicy};
 pub use weft_protocol::block::shelf::format::TenantKey;
 pub use weft_protocol::block::shelf::{Condition, Counts, Durability, PutFailed, PutRefused, Trouble, Wrong};
@@ -382,7 +385,10 @@ impl Store {
             for (nth, read, sum) in copied {
                 match state.tiers[0].shelf.end_read(read.read, sum, now) {
                     Verdict::Right => shared.on_hit(&mut state, call, nth, 0, &read),
-                    _ => again.push(nth),
+                    _ => {
+                        state.touch(read.id);
+                        again.push(nth);
+                    }
                 }
             }
             shared.look_in(&mut state, call, again, 1);
@@ -564,10 +570,12 @@ impl Drop for Inner {
         let until = std::time::Instant::now() + FAREWELL;
         while !shared.is_idle() && std::time::Instant::now() < until {
             shared.turn();
-            if let Some(transfer) = shared.some_transfer() {
-                drop(transfer.wait_for(Duration::from_millis(5)));
+            match shared.some_transfer() {
+                Some(transfer) => drop(transfer.wait_for(Duration::from_millis(5))),
+                None => shared.wait_for_members(Duration::from_millis(5)),
             }
         }
+        shared.leave_members();
         shared.stopped.store(true, Ordering::Release);
         shared.bell.ring();
         let thread = thread.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -14,7 +14,7 @@ use weft_protocol::transfer::{Summary, TransferId};
 use crate::driver::Shared;
 use crate::ending::Ending;
 use crate::error::Error;
-use crate::memory::Registered;
+use crate::memory::Kept;
 
 /// A transfer under way. It goes on by itself; dropping the handle does not end it.
 #[derive(Clone, Debug)]
@@ -33,12 +33,12 @@ pub(crate) struct Cell {
     pub(crate) direction: Direction,
     pub(crate) started: Time,
     /// Registered until the transfer has ended and nobody asks about it any more.
-    _memory: Arc<[Arc<Registered>]>,
+    _memory: Kept,
     pub(crate) outcome: Ending<Summary>,
 }
 
 impl Cell {
-    pub(crate) fn new(peer: Arc<str>, direction: Direction, started: Time, memory: Arc<[Arc<Registered>]>) -> Cell {
+    pub(crate) fn new(peer: Arc<str>, direction: Direction, started: Time, memory: Kept) -> Cell {
         Cell {
             peer,
             direction,

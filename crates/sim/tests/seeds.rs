@@ -1,6 +1,6 @@
 //! Worlds by number: a bounded sample of those that `cargo xtask seeds` runs, and all that once failed.
 
-use weft_sim::seeds::{Detail, run, run_shelf};
+use weft_sim::seeds::{Detail, run, run_members, run_shelf};
 
 /// Seeds that have found a mistake, or one that was planted to see whether they would: a lost write repeated without a fence (142,
 /// 164), a fence confirmed but not kept (183, 275), an end before the last operation's (67, 68), arrivals forgotten with a path on
@@ -51,6 +51,35 @@ fn two_hundred_tiers_lose_nothing_acknowledged_and_believe_nothing_wrong() {
             ends.get(&format!("tier: {end}")).is_some_and(|count| *count > 100),
             "{end}: {ends:?}"
         );
+    }
+}
+
+#[test]
+fn a_hundred_worlds_of_stores_serve_what_was_put() {
+    let mut ends = std::collections::BTreeMap::new();
+    for seed in 0..100 {
+        let outcome = run_members(seed, Detail::HashOnly);
+        if let Some(violation) = outcome.violation {
+            panic!("seed {seed}: {violation}");
+        }
+        for (end, count) in outcome.ends {
+            *ends.entry(end).or_insert(0u64) += count;
+        }
+    }
+    for end in ["stored", "fetched", "lent", "found", "killed"] {
+        assert!(
+            ends.get(&format!("stores: {end}")).is_some_and(|count| *count > 50),
+            "{end}: {ends:?}"
+        );
+    }
+}
+
+/// `cargo test -p weft-sim --test seeds -- --ignored stores`
+#[test]
+#[ignore = "minutes"]
+fn two_thousand_worlds_of_stores() {
+    for seed in 0..2_000 {
+        assert_eq!(run_members(seed, Detail::HashOnly).violation, None, "seed {seed}");
     }
 }
 

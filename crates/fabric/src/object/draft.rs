@@ -1,6 +1,7 @@
 //! What has been written of an object and is not the object yet: whole parts go to the server as they come about, the rest waits in memory.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -159,22 +160,23 @@ impl Draft {
         let begin = nth * self.part_bytes;
         let part_len = self.part_bytes.min(self.len - begin);
         let len = len.min(begin + part_len - at);
-        if !self.parts.contains_key(&nth) {
-            let Some(room) = staging.take(part_len) else {
-                return Ok(Err(NoPart::NoRoom));
-            };
-            let part = Part {
-                bytes: Arc::new(vec![0; part_len as usize]),
-                written: Ranges::default(),
-                len: part_len,
-                stage: Stage::Held,
-                generation: 0,
-                room: Some(room),
-                task: None,
-            };
-            self.parts.insert(nth, part);
-        }
-        let part = self.parts.get_mut(&nth).expect("it was just made");
+        let part = match self.parts.entry(nth) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(place) => {
+                let Some(room) = staging.take(part_len) else {
+                    return Ok(Err(NoPart::NoRoom));
+                };
+                place.insert(Part {
+                    bytes: Arc::new(vec![0; part_len as usize]),
+                    written: Ranges::default(),
+                    len: part_len,
+                    stage: Stage::Held,
+                    generation: 0,
+                    room: Some(room),
+                    task: None,
+                })
+            }
+        };
         if part.room.is_none() {
             // The server has what was written, and nobody else: all of the part is to be written again.
             let Some(room) = staging.take(part_len) else {
@@ -406,7 +408,7 @@ mod tests {
     #[test]
     fn what_has_gone_to_the_server_is_written_again_as_a_whole() {
         let (mut draft, staging) = (Draft::of(8, 4), Staging::of(8));
-        let mut fill = |draft: &mut Draft, at, len| {
+        let fill = |draft: &mut Draft, at, len| {
             let written = draft.write(at, len, &staging, |place| {
                 place.fill(7);
                 Ok::<(), Infallible>(())

@@ -77,7 +77,10 @@ impl Bouncing {
 }
 
 impl Bouncer {
-    pub(super) fn push(&mut self, running: Running) {
+    pub(super) fn push(&mut self, mut running: Running) {
+        if let Some(sums) = &mut running.sums {
+            sums.leave_near();
+        }
         self.moves.push_back(Bouncing {
             asked_to: running.at,
             running,
@@ -224,9 +227,10 @@ impl Path {
         let bouncing = &mut bouncer.moves[at];
         let data = ring.slot(slot);
         if !bouncing.writes() {
-            if let Some(digest) = &mut bouncing.running.digest {
+            if let Some(sums) = &mut bouncing.running.sums {
+                let bytes = (asked.range.end - asked.range.start) as usize;
                 // SAFETY: the slot holds the range.
-                unsafe { copy::sum(data, (asked.range.end - asked.range.start) as usize, digest) };
+                sums.take_up_far(|far| unsafe { copy::sum(data, bytes, far) });
             }
             if !bouncing.verifies
                 && let Err(refusal) = bouncing.copy(&asked.range, data, false)
@@ -237,7 +241,7 @@ impl Path {
         }
         bouncing.running.at = asked.range.end;
         if bouncing.running.at == bouncing.range().end {
-            if bouncing.writes() && bouncing.running.digest.is_some() {
+            if bouncing.writes() && bouncing.running.sums.is_some() {
                 bouncing.verifies = true;
                 bouncing.running.at = bouncing.range().start;
                 bouncing.asked_to = bouncing.running.at;

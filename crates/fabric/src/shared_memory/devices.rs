@@ -307,7 +307,7 @@ impl SharedMemory {
             deadline: op.deadline,
             part: part.clone(),
             at: part.range.start,
-            digest: None,
+            sums: None,
         };
         self.flights.push(InFlight {
             flight: Copying::Pretended(ended.clone()),

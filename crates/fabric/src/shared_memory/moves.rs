@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use weft_plan::Time;
-use weft_protocol::memory::Digest;
 use weft_protocol::{Done, Failure, Loss, Op, Refusal, Signal};
 
 use super::devices::ForDevice;
 use super::frame::Frame;
 use super::path::{Path, Running};
 use super::target::{Reach, Target};
-use super::worker::{Fault, Part, Peer, Worker};
-use crate::cuda::{CudaMemory, Sums};
+use super::worker::{Fault, Part, Peer, Sums, Worker};
+use crate::cuda::{self, CudaMemory};
 use crate::memory::HostMemory;
 
 /// A process that was seen alive so lately still has its number: numbers are given out in turn, and thousands of processes have to begin
@@ -52,7 +51,7 @@ impl Path {
             id: op.id,
             deadline: op.deadline,
             at: part.range.start,
-            digest: part.checksum.then(Digest::default),
+            sums: part.checksum.then(Sums::begin),
             part: part.clone(),
         };
         let key = part.leg.remote().key;
@@ -88,7 +87,7 @@ impl Path {
         let empty = running.part.range.is_empty();
         if is_for_device(&running, target) {
             return match empty {
-                true => self.finish_device(running, Sums::default(), target, signals),
+                true => self.finish_device(running, cuda::Sums::default(), target, signals),
                 false => self.for_devices.push_back(ForDevice::new(running, Arc::clone(target))),
             };
         }
@@ -185,7 +184,7 @@ impl Path {
                 Step::Barred => {
                     self.bounces = true;
                     running.at = running.part.range.start;
-                    running.digest = running.part.checksum.then(Digest::default);
+                    running.sums = running.part.checksum.then(Sums::begin);
                     self.bouncer.push(running);
                     return 0;
                 }
@@ -226,7 +225,7 @@ impl Path {
                 ledger,
                 hazard_tag: self.id.0,
             },
-            digest: running.digest.as_mut(),
+            sums: running.sums.as_mut(),
         });
         match copied {
             Ok(bytes) => {
@@ -245,18 +244,30 @@ impl Path {
         }
     }
 
+    /// Whether the peer has gone, as is asked before anybody is told that a move is done.
+    fn has_gone(&mut self) -> bool {
+        let gone = self.is_hung_up();
+        if !gone {
+            self.seen_alive = self.now;
+        }
+        gone
+    }
+
     fn was_seen_alive(&self) -> bool {
         self.now.saturating_sub(self.seen_alive) < SEEN_LATELY
     }
 
     /// All bytes are in place. A peer that has gone meanwhile may not have been the one that we copied from.
-    pub(super) fn finish(&mut self, mut running: Running, signals: &mut Vec<Signal>) {
-        if self.is_hung_up() {
+    pub(super) fn finish(&mut self, running: Running, signals: &mut Vec<Signal>) {
+        if self.has_gone() {
             return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
         }
-        self.seen_alive = self.now;
-        let far_sum = running.digest.take().map(Digest::finish);
-        match Done::moved_to_host(&running.part, far_sum) {
+        let done = match running.sums.map(Sums::finish) {
+            None => Ok(Done::default()),
+            Some((far, Some(near))) => Ok(Done::moved(Some(far), Some(near))),
+            Some((far, None)) => Done::moved_to_host(&running.part, Some(far)),
+        };
+        match done {
             Ok(done) => self.announce(&running, done, signals),
             Err(refusal) => self.complete(running.id, Err(refusal.into()), signals),
         }
@@ -264,12 +275,16 @@ impl Path {
 
     /// The same of what a device has copied, which has summed both ends. Memory that is mapped here is the peer's, whether it lives or not, and it is
     /// enough to have seen it lately.
-    pub(super) fn finish_device(&mut self, running: Running, sums: Sums, target: &Target, signals: &mut Vec<Signal>) {
-        if matches!(target.reach, Reach::Foreign(_)) || !self.was_seen_alive() {
-            if self.is_hung_up() {
-                return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
-            }
-            self.seen_alive = self.now;
+    pub(super) fn finish_device(
+        &mut self,
+        running: Running,
+        sums: cuda::Sums,
+        target: &Target,
+        signals: &mut Vec<Signal>,
+    ) {
+        let lately = !matches!(target.reach, Reach::Foreign(_)) && self.was_seen_alive();
+        if !lately && self.has_gone() {
+            return self.complete(running.id, Err(lost(Loss::ClosedByPeer)), signals);
         }
         let sums = running.part.checksum.then_some(sums);
         let done = Done::moved(sums.map(|sums| sums.far), sums.map(|sums| sums.near));

@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use weft_plan::Time;
-use weft_protocol::memory::Digest;
 use weft_protocol::{Done, Failure, Loss, Move, OpId, PathId, Refusal, RegionKey, Signal};
 
 use super::Foreign;
@@ -20,6 +19,7 @@ use super::process::Process;
 use super::ring::Ring;
 use super::socket::Socket;
 use super::target::Target;
+use super::worker::Sums;
 
 /// Answers that wait for a peer to take them. A peer has fewer questions open than this, so more are a flood.
 const MAX_REPLIES: usize = 256;
@@ -91,7 +91,7 @@ pub(super) struct Running {
     pub part: Move,
     /// The next byte of the leg to be copied.
     pub at: u64,
-    pub digest: Option<Digest>,
+    pub sums: Option<Sums>,
 }
 
 /// A datagram that waits for room in the socket.

@@ -1,7 +1,7 @@
 //! The copying itself: one part of a move at a time, by this process alone.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use weft_protocol::memory::Digest;
 use weft_protocol::{Direction, Leg, Memory};
@@ -23,6 +23,8 @@ const FOREIGN_UNIT_BYTES: usize = 256 << 10;
 const MAX_LAID_OUT: usize = 8 * MAX_PIECES;
 /// Pieces below this are summed together.
 const SMALL_BYTES: usize = 1024;
+/// What they share at a time where each thread has its own.
+const SMALL_BUFFER_BYTES: usize = 8 << 10;
 /// What pieces that are summed together share at a time.
 const BUFFER_BYTES: usize = 32 << 10;
 
@@ -34,6 +36,8 @@ pub(super) struct Worker {
     pieces: Vec<Piece>,
     /// Where each unit of work starts in the pieces.
     units: Vec<usize>,
+    /// What each unit has come to, of the bytes as they were read and as they have landed.
+    states: Vec<[AtomicU64; 2]>,
     buffer: Box<[u8]>,
     /// The kernel copies within this process, as far as is known.
     asks_kernel: bool,
@@ -48,8 +52,44 @@ pub(super) struct Part<'a> {
     pub near: &'a HostMemory,
     pub target: &'a Target,
     pub peer: &'a Peer<'a>,
-    /// Takes up the far bytes, in order.
-    pub digest: Option<&'a mut Digest>,
+    /// Take up the bytes of both ends, in order.
+    pub sums: Option<&'a mut Sums>,
+}
+
+/// The checksums of a move, as far as it has come: states, because a digest is many times as large, and moves are passed on by value.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sums {
+    far: u64,
+    /// None where the near side is summed once the move has ended, because that is not done on the way.
+    near: Option<u64>,
+}
+
+impl Sums {
+    pub(super) fn begin() -> Sums {
+        let state = Digest::default().state();
+        Sums {
+            far: state,
+            near: Some(state),
+        }
+    }
+
+    /// The near side is summed once the move has ended.
+    pub(super) fn leave_near(&mut self) {
+        self.near = None;
+    }
+
+    /// Takes up bytes of the far side.
+    pub(super) fn take_up_far(&mut self, take_up: impl FnOnce(&mut Digest)) {
+        let mut far = Digest::at_state(self.far);
+        take_up(&mut far);
+        self.far = far.state();
+    }
+
+    /// Of the far side, and of the near side where that has been summed.
+    pub(super) fn finish(self) -> (u64, Option<u64>) {
+        let finish = |state| Digest::at_state(state).finish();
+        (finish(self.far), self.near.map(finish))
+    }
 }
 
 /// Whose memory the target is.
@@ -84,6 +124,7 @@ impl Worker {
             helper: (helper && several_cores()).then(Helper::new),
             pieces: Vec::with_capacity(MAX_PIECES),
             units: Vec::with_capacity(MAX_PIECES),
+            states: Vec::new(),
             buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
             asks_kernel: true,
         }
@@ -121,13 +162,32 @@ impl Worker {
             .ok_or(Fault::Released)?;
         // What follows touches memory: `lay_out` has checked every piece against both memories, which the part borrows; the ledger
         // says that the far one lives, and the guard keeps it so.
-        let copied = match (part.digest, part.direction) {
-            (Some(digest), Direction::Read) => {
-                let deliver = Some(part.near.may_vanish());
-                sum(&self.pieces, &mut self.buffer, way, deliver, digest)
+        let may_vanish = part.near.may_vanish();
+        let copied = match (part.sums, part.direction) {
+            (Some(Sums { far, near: Some(near) }), direction) if way.is_mapped() && !may_vanish => {
+                let sent_and_landed = match direction {
+                    Direction::Read => [far, near],
+                    Direction::Write => [near, far],
+                };
+                let units = (&self.pieces[..], &self.units[..]);
+                run_units_summed(&mut self.helper, units, &mut self.states, direction, sent_and_landed);
+                Ok(())
             }
-            (digest, direction) => run_units(&mut self.helper, &self.pieces, &self.units, way, direction)
-                .and_then(|()| digest.map_or(Ok(()), |digest| sum(&self.pieces, &mut self.buffer, way, None, digest))),
+            (Some(sums), direction) => {
+                sums.leave_near();
+                let deliver = (direction == Direction::Read).then_some(may_vanish);
+                let written = match direction {
+                    Direction::Read => Ok(()),
+                    Direction::Write => run_units(&mut self.helper, &self.pieces, &self.units, way, direction),
+                };
+                written.and_then(|()| {
+                    let mut far = Digest::at_state(sums.far);
+                    let summed = sum(&self.pieces, &mut self.buffer, way, deliver, &mut far);
+                    sums.far = far.state();
+                    summed
+                })
+            }
+            (None, direction) => run_units(&mut self.helper, &self.pieces, &self.units, way, direction),
         };
         drop(inside);
         match (copied, &part.target.reach) {
@@ -196,6 +256,10 @@ enum Way {
 }
 
 impl Way {
+    fn is_mapped(self) -> bool {
+        matches!(self, Way::Mapped { .. })
+    }
+
     /// # Safety
     /// The near side of every piece, and the far side where it is mapped, must be valid for the access that `direction` means.
     unsafe fn run(self, direction: Direction, pieces: &[Piece]) -> Result<(), i32> {
@@ -253,6 +317,103 @@ fn run_units(
             }
         }
         _ => (0..units.len()).try_for_each(run).map_err(fault),
+    }
+}
+
+/// Carries out all units of mapped memory, and takes up the bytes at both ends: each unit by itself, and then all of them in their order.
+fn run_units_summed(
+    helper: &mut Option<Helper>,
+    (pieces, units): (&[Piece], &[usize]),
+    states: &mut Vec<[AtomicU64; 2]>,
+    direction: Direction,
+    ends: [&mut u64; 2],
+) {
+    let [mut sent, mut landed] = [*ends[0], *ends[1]].map(Digest::at_state);
+    let of_unit = |unit: usize| {
+        let end = units.get(unit + 1).copied().unwrap_or(pieces.len());
+        &pieces[units[unit]..end]
+    };
+    match helper {
+        Some(helper) if units.len() > 1 => {
+            states.resize_with(units.len().max(states.len()), Default::default);
+            let states = &states[..units.len()];
+            helper.share(units.len() as u32, &|unit| {
+                let [mut sent, mut landed] = [(); 2].map(|()| Digest::at_state(0));
+                // SAFETY: `Worker::copy` has laid the pieces out with checks and holds the guard.
+                unsafe { copy_summed(of_unit(unit as usize), direction, &mut sent, &mut landed) };
+                for (state, digest) in states[unit as usize].iter().zip([sent, landed]) {
+                    state.store(digest.state(), Ordering::Relaxed);
+                }
+            });
+            for (unit, states) in states.iter().enumerate() {
+                let bytes = of_unit(unit).iter().map(|piece| piece.len as u64).sum();
+                for (digest, state) in [&mut sent, &mut landed].into_iter().zip(states) {
+                    digest.append(state.load(Ordering::Relaxed), bytes);
+                }
+            }
+        }
+        _ => {
+            for unit in 0..units.len() {
+                // SAFETY: `Worker::copy` holds the guard here too, over pieces that it has checked.
+                unsafe { copy_summed(of_unit(unit), direction, &mut sent, &mut landed) };
+            }
+        }
+    }
+    for (end, digest) in ends.into_iter().zip([sent, landed]) {
+        *end = digest.state();
+    }
+}
+
+/// Copies pieces of mapped memory and takes them up twice: as they were read, and as they have landed.
+///
+/// # Safety
+/// Both sides of every piece must be valid for reads, and the one that `direction` writes for writes.
+unsafe fn copy_summed(pieces: &[Piece], direction: Direction, sent: &mut Digest, landed: &mut Digest) {
+    let ends = |piece: &Piece| match direction {
+        Direction::Read => (piece.near as *mut u8, piece.far as *const u8),
+        Direction::Write => (piece.far as *mut u8, piece.near as *const u8),
+    };
+    for run in pieces.chunk_by(|a, b| a.len.max(b.len) < SMALL_BYTES) {
+        if let [piece] = run {
+            let (to, from) = ends(piece);
+            // SAFETY: the caller's promise.
+            unsafe { copy::copy_summed_twice(to, from, piece.len, sent, landed) };
+            continue;
+        }
+        // Each is smaller than the buffer, which many of them share, because to begin with a checksum costs something.
+        let mut buffer = [0u8; SMALL_BUFFER_BYTES];
+        let mut rest = run;
+        while !rest.is_empty() {
+            let mut filled = 0;
+            let fits = rest.iter().take_while(|piece| {
+                filled += piece.len;
+                filled <= buffer.len()
+            });
+            let (batch, after) = rest.split_at(fits.count());
+            rest = after;
+            let at = buffer.as_mut_ptr();
+            // SAFETY: the caller's promise of both sides; the pieces of a batch fit into the buffer together.
+            let gathered = |landed: bool| unsafe {
+                let mut filled = 0;
+                for piece in batch {
+                    let (to, from) = ends(piece);
+                    copy_cached(at.add(filled), if landed { to } else { from }, piece.len);
+                    filled += piece.len;
+                }
+                std::slice::from_raw_parts(at, filled)
+            };
+            let bytes = gathered(false);
+            sent.update(bytes);
+            let mut bytes = bytes.as_ptr();
+            for piece in batch {
+                // SAFETY: the caller's promise of where the piece goes; the buffer holds it, after those before it.
+                unsafe {
+                    copy_cached(ends(piece).0, bytes, piece.len);
+                    bytes = bytes.add(piece.len);
+                }
+            }
+            landed.update(gathered(true));
+        }
     }
 }
 

@@ -217,6 +217,12 @@ impl Shelf {
         index.find(id).map_or(0, |slot| index.entry(slot).parts)
     }
 
+    /// All blocks that can be found.
+    pub fn ids(&self) -> impl Iterator<Item = BlockId> + '_ {
+        let index = self.books.index();
+        index.slots().map(|slot| index.id(slot))
+    }
+
     /// A request goes through these blocks, all of which are here: touched from the last to the first.
     pub fn request(&mut self, chain: &[BlockId], hint: Hint) -> usize {
         self.books.request(chain, hint)

@@ -23,7 +23,7 @@ mod holder;
 mod machine;
 mod reader;
 mod station;
-mod talk;
+pub(crate) mod talk;
 #[cfg(test)]
 mod tests;
 mod wire;

@@ -24,18 +24,18 @@ const GARBLED_MAX: u8 = 8;
 
 /// A station, and how often it has begun anew with one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Life(u64);
+pub(crate) struct Life(u64);
 
 impl Life {
     const TURNS: u64 = 0xffff;
 
     /// `secret`: of something that no other station has.
-    pub(super) fn of(secret: u128) -> Life {
+    pub(crate) fn of(secret: u128) -> Life {
         // Never nobody's.
         Life(code(&secret.to_le_bytes()) & !Life::TURNS | 1)
     }
     /// The same in all its turns, and part of the names of what it publishes: whoever knows another station finds nothing of this one.
-    pub(super) fn station(self) -> u64 {
+    pub(crate) fn station(self) -> u64 {
         self.0 >> 16
     }
     fn next(self) -> Life {
@@ -45,15 +45,15 @@ impl Life {
 
 /// What was said, if it came whole.
 #[derive(Debug)]
-pub(super) struct Word<'a> {
-    pub(super) from: Life,
+pub(crate) struct Word<'a> {
+    pub(crate) from: Life,
     to: u64,
     number: u64,
     words: &'a [u8],
 }
 
 impl Word<'_> {
-    pub(super) fn open(sealed: &[u8]) -> Option<Word<'_>> {
+    pub(crate) fn open(sealed: &[u8]) -> Option<Word<'_>> {
         let (said, sum) = sealed.split_last_chunk::<8>()?;
         let (from, rest) = said.split_first_chunk::<8>()?;
         let (to, rest) = rest.split_first_chunk::<8>()?;
@@ -70,7 +70,7 @@ impl Word<'_> {
 
 /// What a word is to whoever hears it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Heard<'a> {
+pub(crate) enum Heard<'a> {
     Words(&'a [u8]),
     /// It is a greeting, or was said to a life that is over.
     Nothing,
@@ -80,10 +80,10 @@ pub(super) enum Heard<'a> {
 
 /// All that is said between this station and one peer.
 #[derive(Debug)]
-pub(super) struct Talk {
-    pub(super) name: String,
+pub(crate) struct Talk {
+    pub(crate) name: String,
     own: Life,
-    pub(super) their: Option<Life>,
+    pub(crate) their: Option<Life>,
     said: u64,
     heard: u64,
     garbled: u8,
@@ -93,7 +93,7 @@ pub(super) struct Talk {
 
 impl Talk {
     /// With nobody yet, who is greeted.
-    pub(super) fn new(name: &str, own: Life) -> Talk {
+    pub(crate) fn new(name: &str, own: Life) -> Talk {
         let mut talk = Talk {
             name: name.to_owned(),
             own,
@@ -125,7 +125,7 @@ impl Talk {
     }
 
     /// Says words, in their turn, to whoever is there; nothing where that is not known. `false`: too much is unsaid already.
-    pub(super) fn say(&mut self, words: &[u8]) -> bool {
+    pub(crate) fn say(&mut self, words: &[u8]) -> bool {
         if self.their.is_none() {
             // It is told what it has to know when it has greeted.
             return true;
@@ -138,21 +138,21 @@ impl Talk {
         true
     }
 
-    pub(super) fn next_unsaid(&self) -> Option<&[u8]> {
+    pub(crate) fn next_unsaid(&self) -> Option<&[u8]> {
         self.unsaid.front().map(Vec::as_slice)
     }
-    pub(super) fn on_said(&mut self) {
+    pub(crate) fn on_said(&mut self) {
         if let Some(words) = self.unsaid.pop_front() {
             self.unsaid_bytes -= words.len() + WORD_BYTES;
         }
     }
-    pub(super) fn forget_unsaid(&mut self) {
+    pub(crate) fn forget_unsaid(&mut self) {
         self.unsaid.clear();
         self.unsaid_bytes = 0;
     }
 
     /// Whoever says this has not been heard before: all before it is forgotten, and it is greeted if it does not know who is here.
-    pub(super) fn meet(&mut self, word: &Word) {
+    pub(crate) fn meet(&mut self, word: &Word) {
         self.forget_unsaid();
         (self.their, self.said, self.heard) = (Some(word.from), 0, 0);
         if word.to != self.own.0 {
@@ -161,7 +161,7 @@ impl Talk {
     }
 
     /// Hears a word of whoever is known to be there.
-    pub(super) fn hear<'a>(&mut self, word: &Word<'a>) -> Heard<'a> {
+    pub(crate) fn hear<'a>(&mut self, word: &Word<'a>) -> Heard<'a> {
         if word.to != self.own.0 {
             return Heard::Nothing;
         }
@@ -178,7 +178,7 @@ impl Talk {
     }
 
     /// Words are missing, or came changed, or are not heard at the far end: begins anew, and says so. `false`: it has done that often enough.
-    pub(super) fn begin_anew(&mut self) -> bool {
+    pub(crate) fn begin_anew(&mut self) -> bool {
         if self.garbled >= GARBLED_MAX {
             return false;
         }

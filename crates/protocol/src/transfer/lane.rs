@@ -135,6 +135,18 @@ impl LaneState {
         }
     }
 
+    /// What it is chosen as where its class has no other lane; none while it has no room.
+    fn chosen_alone(&self, between: Between) -> Option<Chosen> {
+        let pace = self.pace(between)?;
+        (self.rest == Rest::None && !self.is_full(pace)).then(|| Chosen {
+            lane: self.lane.id,
+            share: 1.0,
+            class_ops: self.inflight_ops,
+            limits: self.part_limits(pace),
+            min_part: pace.min_part,
+        })
+    }
+
     /// It is full of what is not ours. Returns when to try again: ever later, so that a lane which stays full costs nothing.
     pub fn on_full(&mut self, now: Time) -> Time {
         let wake = now.saturating_add(self.room_again);
@@ -343,6 +355,12 @@ impl Classes {
     pub fn choose(&self, lanes: &Numbered<Box<LaneState>>, avoid: &[&'static str], next: &Next) -> Choice {
         let mut none = Choice::Nowhere;
         for class in self.able(*next).filter(|class| !avoid.contains(&class.transport)) {
+            // Nothing has to be weighed where there is one lane, and it is free.
+            if let [only] = class.lanes[..]
+                && let Some(chosen) = lanes.at(only.0).and_then(|state| state.chosen_alone(next.between))
+            {
+                return Choice::Lane(chosen);
+            }
             let states = || class.lanes.iter().filter_map(|id| lanes.at(id.0));
             if let Some(choice) = best_of(states(), next) {
                 return choice;

@@ -69,6 +69,7 @@ mod lane;
 mod slab;
 mod state;
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use weft_plan::Time;
@@ -119,13 +120,30 @@ impl Default for Limits {
     }
 }
 
+/// The legs of a transfer, shared. Most transfers have one, which needs no list.
+#[derive(Clone, Debug)]
+pub enum Legs {
+    One(Arc<Leg>),
+    Several(Arc<[Arc<Leg>]>),
+}
+
+impl Deref for Legs {
+    type Target = [Arc<Leg>];
+    fn deref(&self) -> &[Arc<Leg>] {
+        match self {
+            Legs::One(leg) => std::slice::from_ref(leg),
+            Legs::Several(legs) => legs,
+        }
+    }
+}
+
 /// What to transfer. The legs are shared, so that a prepared transfer is submitted again and again without copying its spans.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
     pub peer: PeerId,
     pub direction: Direction,
-    pub legs: Arc<[Arc<Leg>]>,
+    pub legs: Legs,
     pub deadline: Time,
     /// Compare the checksums of both ends, part by part.
     pub checksum: bool,
@@ -143,6 +161,11 @@ pub struct Request {
 impl Request {
     /// Neither summed nor counted.
     pub fn new(peer: PeerId, direction: Direction, legs: Arc<[Arc<Leg>]>, deadline: Time) -> Request {
+        Request::of(peer, direction, Legs::Several(legs), deadline)
+    }
+
+    /// The same of legs that are kept already as a request keeps them.
+    pub fn of(peer: PeerId, direction: Direction, legs: Legs, deadline: Time) -> Request {
         Request {
             peer,
             direction,

@@ -88,7 +88,8 @@ pub(super) struct Transfer {
     pub hanging: Vec<Hanging>,
     /// Transports that cannot reach this memory.
     pub avoid: Vec<&'static str>,
-    commits: Commits,
+    /// None where nothing is to be committed.
+    commits: Option<Box<Commits>>,
     /// Where the next part begins.
     leg: usize,
     at: u64,
@@ -137,14 +138,14 @@ impl Transfer {
             redo: Vec::new(),
             hanging: Vec::new(),
             avoid: Vec::new(),
-            commits: Commits::default(),
+            commits: None,
             leg: 0,
             at: 0,
             uncut: bytes_total,
         };
         transfer.skip_finished_legs();
         if transfer.request.commit && transfer.request.tag.is_some() {
-            transfer.commits = Commits::of(&transfer.request);
+            transfer.commits = Some(Box::new(Commits::of(&transfer.request)));
         }
         transfer
     }
@@ -160,40 +161,49 @@ impl Transfer {
 
     /// The leg whose far region is to be committed now: after all parts have landed, one region after the other.
     pub fn commit_due(&self) -> Option<usize> {
+        let commits = self.commits.as_ref()?;
         let landed = self.open == 0 && self.bytes_done == self.bytes_total;
-        let due = self.commits.regions.get(self.commits.posted);
+        let due = commits.regions.get(commits.posted);
         due.map(|region| region.leg).filter(|_| landed)
     }
 
     /// How many parts went to the far region of a leg, which is to be committed.
     pub fn parts_to_commit(&self, leg: usize) -> u32 {
-        let region = self.commits.of_leg.get(leg).map(|region| self.commits.regions[*region]);
+        let commits = self.commits.as_ref();
+        let region = commits.and_then(|commits| Some(commits.regions[*commits.of_leg.get(leg)?]));
         region.map_or(0, |region| region.parts)
     }
 
     pub fn on_commit_posted(&mut self) {
-        self.commits.posted += 1;
+        self.commits().posted += 1;
     }
 
     /// The commit that was posted was not taken.
     pub fn on_commit_unposted(&mut self) {
-        self.commits.posted -= 1;
+        self.commits().posted -= 1;
     }
 
     pub fn on_committed(&mut self) {
-        self.commits.done += 1;
+        self.commits().done += 1;
     }
 
     /// A commit was lost, and asking once more is harmless. Tells how often that has happened.
     pub fn on_commit_lost(&mut self) -> u8 {
-        self.commits.posted -= 1;
-        self.commits.attempts += 1;
-        self.commits.attempts
+        let commits = self.commits();
+        commits.posted -= 1;
+        commits.attempts += 1;
+        commits.attempts
+    }
+
+    /// Only where something is to be committed.
+    fn commits(&mut self) -> &mut Commits {
+        self.commits.get_or_insert_default()
     }
 
     /// All bytes are in place, and lasting where that was asked for.
     pub fn has_succeeded(&self) -> bool {
-        self.bytes_done == self.bytes_total && self.commits.done == self.commits.regions.len()
+        let committed = |commits: &Commits| commits.done == commits.regions.len();
+        self.bytes_done == self.bytes_total && self.commits.as_deref().is_none_or(committed)
     }
 
     /// Its parts are counted, but no notification waits for them.
@@ -324,8 +334,10 @@ impl Transfer {
             mismatches: 0,
         };
         self.parts += 1;
-        if let Some(region) = self.commits.of_leg.get(self.leg) {
-            self.commits.regions[*region].parts += 1;
+        if let Some(commits) = &mut self.commits
+            && let Some(region) = commits.of_leg.get(self.leg)
+        {
+            commits.regions[*region].parts += 1;
         }
         self.uncut -= part.len();
         self.at = end;

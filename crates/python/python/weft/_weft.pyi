@@ -355,7 +355,8 @@ class Store:
     `parts` are the bytes of each named part of a block, or a pair of bytes and of how many trailing blocks it must be there. `memory` is the first tier,
     in bytes; `directory` and `capacity` are a tier of files, which gets what is put at once (`write="through"`) or what leaves memory (`"back"`), and
     whose answers outlast the process or, with `durability="power"`, the power. `events` is how many events wait to be taken, `queue` how many bytes of puts
-    are under way to files at most. See docs/store.md.
+    are under way to files at most. With `peers`, the addresses of agents that have stores of the same parts, or with `meet`, at the rendezvous of the agent's
+    settings, what is not here is read from whoever has it. See docs/store.md.
     """
 
     def __new__(
@@ -375,6 +376,8 @@ class Store:
         shares: dict[str, float] | None = None,
         events: int = 0,
         queue: int | None = None,
+        peers: Sequence[str] | None = None,
+        meet: bool = False,
     ) -> Self: ...
     def put(
         self,
@@ -404,6 +407,8 @@ class Store:
     def take_events(self, most: int = 4096) -> tuple[list[tuple[bytes, bool, int, str]], int]:
         """Which blocks have come and gone since the last time, evictions included: id, whether it is there now, the tier's number, and `"memory"` or `"files"`; and
         how many events were lost before these. Without `events` there are none."""
+    def find(self, ids: Sequence[bytes]) -> Answer[list[tuple[int, list[str]]]]:
+        """Who has blocks: for each in which tiers it is here, as bits, and the names of the agents that have it elsewhere."""
     def stat(self) -> dict[str, Any]:
         """What it holds and what has happened, as plain values."""
     def close(self) -> None:

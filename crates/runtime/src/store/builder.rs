@@ -12,6 +12,7 @@ use weft_protocol::block::shelf::format::TenantKey;
 use weft_protocol::block::shelf::{Medium, ShelfOptions};
 
 use super::events::Queue;
+use super::members::{Link, Peers};
 use super::tier::{self, Tier};
 use super::turn::{Bell, Shared, State};
 use super::{FileTier, Inner, Store, StoreError, WriteTo};
@@ -45,6 +46,7 @@ pub struct StoreBuilder {
     promote: bool,
     shares: Shares,
     events: usize,
+    peers: Option<Peers>,
 }
 
 impl StoreBuilder {
@@ -59,6 +61,7 @@ impl StoreBuilder {
             promote: true,
             shares: Shares::default(),
             events: 0,
+            peers: None,
         }
     }
 
@@ -83,6 +86,11 @@ impl StoreBuilder {
     /// Whether what is read from files is kept in memory as well.
     pub fn promote(self, promote: bool) -> StoreBuilder {
         StoreBuilder { promote, ..self }
+    }
+    /// Works with other stores: what is not here is read from whoever has it. One store an agent does.
+    pub fn with_peers(self, peers: Peers) -> StoreBuilder {
+        let peers = Some(peers);
+        StoreBuilder { peers, ..self }
     }
     /// The part of every tier, from 0 to 1, that others cannot push this tenant below.
     pub fn share(mut self, tenant: &str, part: f64) -> StoreBuilder {
@@ -140,11 +148,15 @@ impl StoreBuilder {
         };
         let _ = shared.bell.thread.set(thread.thread().clone());
         shared.bell.ring();
-        Ok(Store {
+        let store = Store {
             inner: Arc::new(Inner {
-                shared: OfProcess::new(shared),
+                shared: OfProcess::new(shared.clone()),
                 thread: OfProcess::new(Mutex::new(Some(thread))),
             }),
-        })
+        };
+        if let Some(peers) = self.peers {
+            Link::open(&shared, peers)?;
+        }
+        Ok(store)
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use weft_fabric::fork::OfProcess;
 use weft_protocol::block::BlockId;
 use weft_protocol::block::shelf::{PutFailed, PutRefused, Read, Trouble};
+use weft_protocol::transfer::PeerId;
 
 use super::turn::{CallId, Cargo, Shared, State, Waiting, spans};
 use crate::ending::Ending;
@@ -54,13 +55,24 @@ pub enum WhyNot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "what was missed holds anything"]
 pub enum GetOutcome {
-    Hit { tier: usize, parts: u8, bytes: u32 },
+    Hit {
+        tier: usize,
+        parts: u8,
+        bytes: u32,
+    },
+    /// Read from another store, which had it in this tier of its own.
+    Elsewhere {
+        peer: PeerId,
+        tier: usize,
+        parts: u8,
+        bytes: u32,
+    },
     Miss,
 }
 
 impl GetOutcome {
     pub fn is_hit(&self) -> bool {
-        matches!(self, GetOutcome::Hit { .. })
+        !matches!(self, GetOutcome::Miss)
     }
 }
 
@@ -174,6 +186,7 @@ impl<T: Clone> Answer<T> {
             let step = left.min(Duration::from_millis(if next.is_some() { 1 } else { 5 }));
             match shared.some_transfer() {
                 Some(transfer) => drop(transfer.wait_for(step)),
+                None if shared.awaits_members() => shared.wait_for_members(step),
                 None => self.ending.sleep(step),
             }
         }
@@ -237,7 +250,7 @@ impl Shared {
         self.settle_get(state, call, nth, outcome);
     }
 
-    fn settle_get(&self, state: &mut State, call: CallId, nth: usize, outcome: GetOutcome) {
+    pub(super) fn settle_get(&self, state: &mut State, call: CallId, nth: usize, outcome: GetOutcome) {
         let Some(get) = state.gets.get_mut(&call) else { return };
         get.outcomes[nth] = outcome;
         get.left -= 1;
@@ -290,6 +303,9 @@ impl Shared {
                     }
                 }
             }
+        }
+        if self.look_elsewhere(state, call, &nths) {
+            return;
         }
         for nth in nths {
             state.misses += 1;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 use weft_protocol::block::NameError;
+use weft_protocol::block::directory::MembersError;
 use weft_protocol::block::shelf::format::{GeometryError, HeaderError};
 
 /// Why a store did not do what it was asked to: fix the call, or the directory.
@@ -30,6 +31,10 @@ pub enum StoreError {
     },
     #[error(transparent)]
     Name(#[from] NameError),
+    #[error("another store of this agent works with others already")]
+    AmongOthersAlready,
+    #[error(transparent)]
+    Members(#[from] MembersError),
     #[error("blocks are put from host memory and read into it")]
     NotHostMemory,
     #[error("a block at {offset} takes {bytes} bytes, and the memory has {has}")]

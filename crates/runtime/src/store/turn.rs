@@ -18,6 +18,7 @@ use weft_protocol::{Failure, HostBytes as _, Refusal};
 
 use super::calls::{GetCall, PurgeCall, PutCall};
 use super::events::{Queue, TierKind};
+use super::members::{Lend, Link};
 use super::tier::{Bytes, Tier, WriteTo};
 use crate::agent::Agent;
 use crate::error::Error;
@@ -57,6 +58,8 @@ pub(super) struct State {
     /// What blocks are verified in.
     scratch: Option<Memory>,
     pub(super) hits: Vec<u64>,
+    /// Its place among other stores.
+    pub(super) link: Option<Link>,
     pub(super) misses: u64,
     pub(super) told: Queue,
 }
@@ -101,6 +104,12 @@ pub(super) enum Cargo {
         tier: usize,
         read: Read,
         into: Memory,
+    },
+    /// From a file to where another store reads it.
+    Lend {
+        tier: usize,
+        read: Read,
+        lend: Lend,
     },
 }
 
@@ -192,6 +201,9 @@ impl Shared {
     /// Takes in what has ended and posts what is due; says when there is something to do by itself.
     pub(super) fn turn(&self) -> Option<Time> {
         loop {
+            if self.sum_landed() {
+                continue;
+            }
             let ended: Vec<Flight> = {
                 let mut state = self.lock();
                 let flights = std::mem::take(&mut state.flights);
@@ -204,6 +216,9 @@ impl Shared {
             if ended.is_empty() {
                 let mut state = self.lock();
                 self.pump(&mut state);
+                if state.link.as_ref().is_some_and(Link::has_landed) {
+                    continue;
+                }
                 return state.tiers.iter().filter_map(|tier| tier.shelf.next_timeout()).min();
             }
             for Flight { transfer, cargo } in ended {
@@ -229,7 +244,7 @@ impl Shared {
 
     pub(super) fn is_idle(&self) -> bool {
         let state = self.lock();
-        state.flights.is_empty() && state.landing == 0
+        state.flights.is_empty() && state.landing == 0 && !state.link.as_ref().is_some_and(Link::is_fetching)
     }
 
     /// Nobody has the store any more: gives its files back, and tells whoever still waits. What is stuck keeps them.
@@ -316,6 +331,7 @@ impl Shared {
                     .map_err(|trouble| *trouble);
                 Landed::Sealed(sealed.ok(), sum)
             }
+            Cargo::Lend { read, lend, .. } => Landed::Scrub(result.and_then(|()| self.sum_lent(lend, read))),
             Cargo::Scrub { read, into, .. } => Landed::Scrub(result.and_then(|()| sum_of(into, 0, read.length))),
         }
     }
@@ -341,7 +357,10 @@ impl Shared {
                 for ((nth, read), sum) in reads.into_iter().zip(sums) {
                     match state.tiers[tier].shelf.end_read(read.read, sum, now) {
                         Verdict::Right => right.push((nth, read)),
-                        Verdict::Wrong | Verdict::Failed(_) => again.push(nth),
+                        Verdict::Wrong | Verdict::Failed(_) => {
+                            state.touch(read.id);
+                            again.push(nth);
+                        }
                     }
                 }
                 if self.promote && state.tiers[0].slab().is_some() {
@@ -376,6 +395,7 @@ impl Shared {
                 };
                 self.end_copy(state, write, ended);
             }
+            (Cargo::Lend { tier, read, lend }, Landed::Scrub(sum)) => self.on_lent(state, tier, &read, lend, sum),
             (Cargo::Scrub { tier, read, into }, Landed::Scrub(sum)) => {
                 let _ = state.tiers[tier].shelf.end_scrub(&read, sum, now);
                 state.scratch = Some(into);
@@ -411,6 +431,7 @@ impl Shared {
                 self.on_event(state, tier, event, now);
             }
         }
+        self.turn_members(state);
     }
 
     fn write_pages(&self, state: &mut State, nth: usize, now: Time) {
@@ -470,7 +491,8 @@ impl Shared {
     fn on_event(&self, state: &mut State, tier: usize, event: ShelfEvent, now: Time) {
         state.told.push(tier, TierKind::of(&state.tiers[tier]), &event);
         match event {
-            ShelfEvent::PutDone { put, ended, .. } => {
+            ShelfEvent::PutDone { put, ended, id } => {
+                state.touch(id);
                 if let Some((call, nth)) = state.putting.remove(&(tier, put)) {
                     self.on_put(state, call, nth, tier, ended);
                 }
@@ -480,6 +502,7 @@ impl Shared {
                     self.on_purged(state, call, ended);
                 }
             }
+            ShelfEvent::Removed { id, read: None, .. } => state.touch(id),
             ShelfEvent::Removed {
                 id,
                 parent,
@@ -487,6 +510,7 @@ impl Shared {
                 parts,
                 read: Some(read),
             } => {
+                state.touch(id);
                 let below = state
                     .tiers
                     .get_mut(tier + 1)

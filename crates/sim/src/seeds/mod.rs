@@ -19,6 +19,8 @@
 //! - the ranks of a group that has lost some, or that is torn in two, go on in one part at most, and agree on who they are;
 //! - collectives that all ranks of a group have called alike end well and right, and a rank that has called something else is found out, named
 //!   to all and blamed by all;
+//! - stores that work together serve what was put, say of nobody that it has a block longer after its death than a session takes to notice, and keep nothing for
+//!   ever (`members`);
 //! - a tier of blocks on a disk that tears, forgets, flips, fills up and hangs believes no wrong byte and loses nothing that it has acknowledged (`shelf`);
 //! - when nothing goes wrong any more, everything works again.
 
@@ -28,6 +30,7 @@ mod events;
 mod group;
 mod hand_off;
 mod ledger;
+mod members;
 mod plan;
 mod play;
 mod shelf;
@@ -41,6 +44,7 @@ use crate::faults::Tally;
 use crate::world::World;
 use group::GroupPlay;
 use hand_off::HandOffPlay;
+use members::MembersPlay;
 use play::Play;
 use shelf::ShelfPlay;
 
@@ -98,6 +102,9 @@ pub fn run(seed: u64, detail: Detail) -> Outcome {
     if outcome.violation.is_none() && hand_off::is_played(seed) {
         hand_offs(seed, detail, &mut outcome);
     }
+    if outcome.violation.is_none() && members::is_played(seed) {
+        stores(seed, detail, &mut outcome);
+    }
     if outcome.violation.is_none() && group::is_played(seed) {
         groups(seed, detail, &mut outcome);
     }
@@ -109,17 +116,15 @@ pub fn run(seed: u64, detail: Detail) -> Outcome {
 
 /// Plays the seed's tier of blocks alone.
 pub fn run_shelf(seed: u64) -> Outcome {
-    let mut outcome = Outcome {
-        seed,
-        trace_hash: 0,
-        steps: 0,
-        tally: Tally::default(),
-        ends: BTreeMap::new(),
-        notifications: 0,
-        violation: None,
-        trace: String::new(),
-    };
+    let mut outcome = Outcome::empty(seed);
     shelves(seed, &mut outcome);
+    outcome
+}
+
+/// Plays the seed's stores that work together alone.
+pub fn run_members(seed: u64, detail: Detail) -> Outcome {
+    let mut outcome = Outcome::empty(seed);
+    stores(seed, detail, &mut outcome);
     outcome
 }
 
@@ -165,7 +170,35 @@ fn hand_offs(seed: u64, detail: Detail, outcome: &mut Outcome) {
     outcome.add(&world, "hand-off", ends, steps);
 }
 
+/// Plays the seed's world of stores too.
+fn stores(seed: u64, detail: Detail, outcome: &mut Outcome) {
+    let plan = plan::Plan::of(seed);
+    let world = match detail {
+        Detail::HashOnly => World::new(seed, plan.faults),
+        Detail::Lines => World::verbose(seed, plan.faults),
+    };
+    let mut play = MembersPlay::new(seed, world.clone());
+    let played = catch_unwind(AssertUnwindSafe(|| play.run()));
+    outcome.violation = violation(played);
+    let (ends, steps) = play.totals();
+    let _ = catch_unwind(AssertUnwindSafe(move || drop(play)));
+    outcome.add(&world, "stores", ends, steps);
+}
+
 impl Outcome {
+    fn empty(seed: u64) -> Outcome {
+        Outcome {
+            seed,
+            trace_hash: 0,
+            steps: 0,
+            tally: Tally::default(),
+            ends: BTreeMap::new(),
+            notifications: 0,
+            violation: None,
+            trace: String::new(),
+        }
+    }
+
     /// Takes in what came of another world of the same seed.
     fn add(&mut self, world: &World, of: &str, ends: BTreeMap<String, u64>, steps: u64) {
         self.trace_hash ^= world.trace_hash().rotate_left(1);

@@ -10,7 +10,7 @@ use crate::agent::PeerError;
 use crate::loopback::PlacedMemory;
 use crate::memory::{HostBytes, Memory};
 use crate::session::{TOLD_BIT, Via};
-use crate::transfer::SubmitError;
+use crate::transfer::{Legs, SubmitError};
 use crate::transport::{Arrival, Carriage, PathId};
 
 fn arrivals(events: &[Event]) -> Vec<(PeerId, u32)> {
@@ -201,7 +201,7 @@ fn no_more_is_told_than_the_peer_can_count() {
     let all = Spans::contiguous(0, 1 << 40);
     let leg = Leg::new(vast, all.clone(), remote, all).expect("a leg");
     let far_too_long = Request {
-        legs: Arc::from([Arc::new(leg)]),
+        legs: Legs::One(Arc::new(leg)),
         ..write(&pair, peer, &near, 64, 1)
     };
     let refused = pair.near.submit(far_too_long, None, pair.now);
@@ -338,7 +338,7 @@ fn what_is_under_way_counts_for_what_is_told_later() {
         let remote = pair.near.region(peer, "kv").expect("published").clone();
         let leg = Leg::new(vast, all.clone(), crate::RemoteRegion { len, ..remote }, all);
         Request {
-            legs: Arc::from([Arc::new(leg.expect("a leg"))]),
+            legs: Legs::One(Arc::new(leg.expect("a leg"))),
             ..write(pair, peer, &near, 64, 1)
         }
     };

@@ -86,6 +86,13 @@ impl Shelf {
         }
     }
 
+    /// What the bytes of a read sum up to, for whoever reads them elsewhere: the sequence and the sum of its record.
+    pub fn sum_of(&self, read: ReadId) -> Option<(u64, u64)> {
+        self.reads
+            .get(&read)
+            .map(|reading| (reading.record.sequence, reading.record.sum))
+    }
+
     /// The read has ended: with this checksum of its payload, or not well. Only what is [`Verdict::Right`] may be used.
     pub fn end_read(&mut self, read: ReadId, ended: Result<u64, Trouble>, now: Time) -> Verdict {
         let Some(Reading { slot, record }) = self.reads.remove(&read) else {

@@ -288,11 +288,8 @@ fn number_of(wanted: &BlockId) -> u64 {
 #[test]
 fn chains_come_back_as_chains() {
     let mut shelf = started(options());
-    let mut index = vec![
-        format::extent_header(&[7; 16], 0, shelf.geometry()),
-        vec![0; PAGE_BYTES],
-    ]
-    .concat();
+    let mut index = format::extent_header(&[7; 16], 0, shelf.geometry());
+    index.resize(index.len() + PAGE_BYTES, 0);
     for number in 1..=5 {
         let write = place(
             &mut shelf,
