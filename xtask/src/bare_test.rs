@@ -72,39 +72,60 @@ const NEEDED: &[Needed] = &[
 ];
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
-    if weft_testing::user() != Some(0) {
-        return Err(Error::NotRoot);
-    }
-    install_missing(NEEDED)?;
-    let place = root().join("target/bare");
-    make_directory(&place)?;
-    let _lock = lock(&place)?;
-    let base = base(&place, arguments.fresh)?;
+    let bare = Bare::make("run", arguments.fresh)?;
     let parts = match arguments.only.as_slice() {
         [] => &Part::ALL,
         some => some,
     };
     let readme = fs::read_to_string(root().join("README.md")).unwrap_or_default();
     let commands = commands(parts, &readme)?;
-    let run = place.join("run");
-    remove(&run)?;
-    println!("copying the base");
-    command::run(
-        Command::new("cp")
-            .args(["--archive", "--reflink=auto"])
-            .arg(&base)
-            .arg(&run),
-    )?;
-    let inside = Inside::furnish(&run)?;
-    clone(&inside)?;
+    let inside = &bare.inside;
+    clone(inside)?;
     let mut suite = Suite::default();
     for line in commands {
         suite.step(line.clone(), || command::run(&mut inside.command(&line)));
     }
     if !arguments.keep {
-        remove(&run)?;
+        bare.remove()?;
     }
     Ok(suite.report())
+}
+
+/// A minimal Debian for one run, and the right to be the only one that runs.
+pub struct Bare {
+    path: PathBuf,
+    pub inside: Inside,
+    _lock: File,
+}
+
+impl Bare {
+    /// Copies the base to `target/bare/NAME`, and puts there what commands need. With `fresh` the base is made anew.
+    pub fn make(name: &str, fresh: bool) -> Result<Bare, Error> {
+        if weft_testing::user() != Some(0) {
+            return Err(Error::NotRoot);
+        }
+        install_missing(NEEDED)?;
+        let place = root().join("target/bare");
+        make_directory(&place)?;
+        let _lock = lock(&place)?;
+        let base = base(&place, fresh)?;
+        let path = place.join(name);
+        remove(&path)?;
+        println!("copying the base");
+        command::run(
+            Command::new("cp")
+                .args(["--archive", "--reflink=auto"])
+                .arg(&base)
+                .arg(&path),
+        )?;
+        let inside = Inside::furnish(&path)?;
+        make_directory(&inside.project())?;
+        Ok(Bare { path, inside, _lock })
+    }
+
+    pub fn remove(self) -> Result<(), Error> {
+        remove(&self.path)
+    }
 }
 
 /// The command lines of some parts, in order.

@@ -12,6 +12,7 @@ mod kernels;
 mod left_out;
 mod loom;
 mod mutants;
+mod package;
 mod python;
 mod rdma_test;
 mod s3_server;
@@ -52,6 +53,8 @@ enum Task {
     Deny(deny::Arguments),
     /// Builds the Python wheel for many Linux systems, and looks at it from a fresh environment.
     Wheel(wheel::Arguments),
+    /// Builds the Debian package, and installs, uses and removes it on a bare Debian.
+    Package(package::Arguments),
     /// Runs simulated worlds, each made from a seed, under every fault there is, and checks what they promise.
     Seeds(seeds::Arguments),
     /// Makes mistakes on purpose, one at a time in a copy of the tree, and sees that something notices each.
@@ -98,6 +101,7 @@ fn run(task: &Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Fuzz(arguments) => fuzz::run(arguments)?,
         Task::Deny(arguments) => deny::run(arguments)?,
         Task::Wheel(arguments) => wheel::run(arguments)?,
+        Task::Package(arguments) => package::run(arguments)?,
         Task::Seeds(arguments) => seeds::run(arguments),
         Task::Mutants(arguments) => mutants::run(arguments)?,
         Task::Compare(arguments) => compare::run(arguments)?,

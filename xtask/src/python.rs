@@ -13,13 +13,18 @@ pub struct Environment {
 
 impl Environment {
     pub fn make(name: &str) -> Result<Environment, Error> {
+        Environment::make_for(name, Path::new("python3"))
+    }
+
+    /// Of a certain Python. One that is there stays what it is.
+    pub fn make_for(name: &str, python: &Path) -> Result<Environment, Error> {
         let path = root().join(name);
         let environment = Environment { path };
         if !works(
             &environment.program("python").to_string_lossy(),
             &["-m", "pip", "--version"],
         ) {
-            run(Command::new("python3")
+            run(Command::new(python)
                 .args(["-m", "venv", "--clear"])
                 .arg(&environment.path))?;
         }

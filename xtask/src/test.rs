@@ -46,7 +46,7 @@ const NEEDED: &[Needed] = &[
 ];
 
 /// What the Python tests may ask for beside what those in Rust do.
-const NEEDS_OF_PYTHON: [&str; 2] = ["torch", "vllm"];
+const NEEDS_OF_PYTHON: [&str; 3] = ["torch", "jax", "vllm"];
 /// How long each fuzz target runs. All together they take half of that a target, because two run at a time.
 const FUZZ_SECONDS: u64 = 30;
 const RDMA_STEP: &str = "RDMA tests in virtual machines";
@@ -172,7 +172,7 @@ fn python_tests(suite: &mut Suite, left_out: &LeftOut, plan: &Plan, torch: Optio
             }))?;
         }
         let environment = Environment::make(ENVIRONMENT)?;
-        environment.pip_install(&["pytest", "numpy"])?;
+        environment.pip_install(&["pytest", "numpy", "pyyaml"])?;
         environment.pip_install(&["."])
     });
     if installed {

@@ -30,7 +30,7 @@ const NEEDED: &[Needed] = &[
 ];
 
 /// Every package, at the version that this was written for.
-const PINNED: &str = "crates/python/vllm_tests/requirements.txt";
+pub const PINNED: &str = "crates/python/vllm_tests/requirements.txt";
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     let vllm = Vllm::install()?;

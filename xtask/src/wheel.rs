@@ -1,4 +1,4 @@
-//! `cargo xtask wheel`: the wheel that many Linux systems and every Python from 3.11 on can install, and a look at it from a fresh environment.
+//! `cargo xtask wheel`: the wheel that many Linux systems and every Python from 3.11 on can install, and a look at it from fresh environments.
 //!
 //! It is linked by zig against the symbols of an old C library, so that it starts on systems older than this one; maturin then looks at every
 //! symbol, and refuses to call a wheel what it is not.
@@ -22,7 +22,29 @@ pub struct Arguments {
     /// Build by the compiler and for the C library of this machine.
     #[arg(long, conflicts_with = "compatibility")]
     plain: bool,
+    /// Pythons that it is used with, as versions or as paths; python3 without. uv fetches a version that is not there
+    #[arg(long, value_delimiter = ',', value_name = "PYTHONS")]
+    python: Vec<String>,
+    /// Take this wheel, and build none.
+    #[arg(long, value_name = "FILE")]
+    built: Option<PathBuf>,
 }
+
+/// What is done with it by each Python: bytes from one agent to another, with nothing else installed.
+const USED: &str = r#"
+import importlib.metadata, platform, weft
+there = {found.metadata["Name"] for found in importlib.metadata.distributions()}
+assert there == {"weft"}, there
+owner, reader = weft.Agent("owner"), weft.Agent("reader")
+kept = owner.allocate(1 << 20)
+memoryview(kept)[:] = bytes(range(256)) * 4096
+owner.publish("bytes", kept)
+peer = reader.connect(owner.address)
+mine = bytearray(1 << 20)
+summary = peer.read(reader.register(mine), peer.region("bytes"), checksum=True).wait()
+assert mine == bytes(memoryview(kept))
+print(f"Python {platform.python_version()}: weft {weft.__version__}, {summary.bytes} bytes over {summary.transport}")
+"#;
 
 /// What a wheel takes when it is installed.
 const INSTALLED_BYTES_MAX: u64 = 30 << 20;
@@ -31,6 +53,29 @@ const START_TIME_MAX: Duration = Duration::from_millis(500);
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     let tools = Environment::make("target/wheel/tools")?;
+    let wheel = match &arguments.built {
+        Some(wheel) => wheel.clone(),
+        None => build(arguments, &tools)?,
+    };
+    check(&wheel)?;
+    for wanted in &arguments.python {
+        use_with(&interpreter(wanted, &tools)?, &wheel)?;
+    }
+    if arguments.built.is_some() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let out = root().join(&arguments.out);
+    let kept = out.join(wheel.file_name().unwrap_or_default());
+    let copied = fs::create_dir_all(&out).and_then(|()| fs::copy(&wheel, &kept));
+    copied.map_err(|source| Error::File {
+        path: kept.clone(),
+        source,
+    })?;
+    println!("{}", arguments.out.join(kept.file_name().unwrap_or_default()).display());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn build(arguments: &Arguments, tools: &Environment) -> Result<PathBuf, Error> {
     tools.pip_install(&["maturin>=1.9,<2"])?;
     let built = root().join("target/wheel/built");
     let _ = fs::remove_dir_all(&built);
@@ -48,17 +93,36 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
         maturin.args(["--zig", "--compatibility", &arguments.compatibility]);
     }
     run_command(&mut maturin)?;
-    let wheel = only_file(&built)?;
-    check(&wheel)?;
-    let out = root().join(&arguments.out);
-    let kept = out.join(wheel.file_name().unwrap_or_default());
-    let copied = fs::create_dir_all(&out).and_then(|()| fs::copy(&wheel, &kept));
-    copied.map_err(|source| Error::File {
-        path: kept.clone(),
-        source,
-    })?;
-    println!("{}", arguments.out.join(kept.file_name().unwrap_or_default()).display());
-    Ok(ExitCode::SUCCESS)
+    only_file(&built)
+}
+
+/// A Python by its path, or by its version.
+fn interpreter(wanted: &str, tools: &Environment) -> Result<PathBuf, Error> {
+    if wanted.contains('/') {
+        return Ok(wanted.into());
+    }
+    tools.pip_install(&["uv"])?;
+    let find = || output(tools.installed("uv").args(["python", "find", "--no-project", wanted]));
+    let found = match find() {
+        Ok(found) => found,
+        Err(_) => {
+            run_command(tools.installed("uv").args(["python", "install", wanted]))?;
+            find()?
+        }
+    };
+    Ok(found.trim().into())
+}
+
+/// Installs the wheel for a Python, with nothing beside it, not even pip, and moves bytes.
+fn use_with(python: &Path, wheel: &Path) -> Result<(), Error> {
+    const BARE: &str = "target/wheel/bare";
+    let _ = fs::remove_dir_all(root().join(BARE));
+    let environment = Environment::make_for(BARE, python)?;
+    environment.pip_install(&["--no-index", "--no-deps", &wheel.to_string_lossy()])?;
+    let uninstall = ["-m", "pip", "uninstall", "--quiet", "--yes", "setuptools", "pip"];
+    run_command(environment.python().args(uninstall))?;
+    run_command(environment.python().args(["-c", USED]).current_dir("/"))?;
+    run_command(environment.installed("weft").arg("--version").current_dir("/"))
 }
 
 /// Installs the wheel where nothing else is, and uses it.

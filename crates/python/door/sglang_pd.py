@@ -1,7 +1,7 @@
-"""SGLang's prefill and decode apart, over `weft.nixl`: `sglang_pd.py [--only CASE]… [--logs DIRECTORY]`. Called by `cargo xtask door-test sglang`.
+"""SGLang's prefill and decode apart, over Weft: `sglang_pd.py [--by nixl|weft] [--only CASE]… [--logs DIRECTORY]`. Called by `cargo xtask door-test sglang`.
 
-SGLang runs on processors here, with torch's attention. Its transfer backend is the one for NIXL, as it is; `import nixl` is Weft's module, by the variable
-WEFT_NIXL and SGLang's entry points for plug-ins. Tokens are compared with those of a single engine.
+SGLang runs on processors here, with torch's attention. By `nixl` its transfer backend is the one for NIXL, as it is; `import nixl` is Weft's module, by the variable WEFT_NIXL and SGLang's
+entry points for plug-ins. By `weft` it is Weft's, by its own name (`weft.sglang_transfer`), and no variable says anything. Tokens are compared with those of a single engine.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from typing import Any
 
 HERE = Path(__file__).parent
 VLLM_TESTS = HERE.parent / "vllm_tests"
-sys.path.insert(0, str(VLLM_TESTS))
+sys.path[:0] = [str(VLLM_TESTS), str(HERE)]
 
+import contracts  # noqa: E402
 from instances import Process, free_port  # noqa: E402
+from interface import Source  # noqa: E402
 from tiny_model import make  # noqa: E402
 
 # How long a transfer may take where a peer stands still, and how long a request then may.
 DEADLINE = "5s"
-ANSWER_MAX = 120.0
+ANSWER_MAX = 300.0
 TOKENS = 24
 
 
@@ -44,13 +46,20 @@ def environment() -> dict[str, str]:
         "SGLANG_HOST_IP": "127.0.0.1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
-        "WEFT_NIXL": "1",
-        "SGLANG_DISAGGREGATION_NIXL_BACKEND": "WEFT",
-        "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS": json.dumps({"deadline": DEADLINE}),
         # Of a prefill side that is gone, a decode side hears by these.
         "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
-        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "20",
+        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
     }
+
+
+# What has to be said for each way.
+BY = {
+    "nixl": {
+        "WEFT_NIXL": "1", "SGLANG_DISAGGREGATION_NIXL_BACKEND": "WEFT", "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS": json.dumps({"deadline": DEADLINE}),
+    },
+    # The deadline is a setting of Weft's, and not what names it.
+    "weft": {"WEFT_DEADLINE": DEADLINE},
+}  # fmt: skip
 
 
 @dataclass
@@ -61,16 +70,17 @@ class Bench:
     started: list[Process] = field(default_factory=list)
     bootstrap: int = 0
     rooms: int = 1000
+    by: str = "nixl"
 
     def server(self, name: str, *more: str, **settings: str) -> Process:
         port = free_port()
         command = [
             sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model), "--device", "cpu", "--attention-backend", "torch_native",
             "--sampling-backend", "pytorch", "--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled", "--disable-overlap-schedule",
-            "--disable-radix-cache", "--mem-fraction-static", "0.1", "--max-total-tokens", "16384", "--max-running-requests", "8", "--context-length", "2048",
+            "--disable-radix-cache", "--mem-fraction-static", "0.5", "--max-total-tokens", "16384", "--max-running-requests", "8", "--context-length", "2048",
             "--page-size", "64", "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port), "--skip-server-warmup", *more,
         ]  # fmt: skip
-        env = environment() | {f"WEFT_{key.upper()}": value for key, value in settings.items()}
+        env = environment() | BY[self.by] | {f"WEFT_{key.upper()}": value for key, value in settings.items()}
         return Process(name, command, port, self.logs / f"{name}.log", env=env)
 
     def start(self, *servers: Process) -> None:
@@ -81,9 +91,9 @@ class Bench:
     def pair(self, **settings: str) -> tuple[Process, Process]:
         self.stop()
         self.bootstrap = free_port()
-        apart = ["--disaggregation-transfer-backend", "nixl", "--disaggregation-bootstrap-port", str(self.bootstrap), "--disaggregation-mode"]
-        prefill = self.server("prefill", *apart, "prefill", **settings)
-        decode = self.server("decode", *apart, "decode", **settings)
+        apart = ["--disaggregation-transfer-backend", self.by, "--disaggregation-bootstrap-port", str(self.bootstrap), "--disaggregation-mode"]
+        prefill = self.server(f"{self.by}-prefill", *apart, "prefill", **settings)
+        decode = self.server(f"{self.by}-decode", *apart, "decode", **settings)
         self.start(prefill, decode)
         return prefill, decode
 
@@ -125,13 +135,27 @@ def ignored(url: str, prompt: list[int], where: dict[str, Any]) -> None:
         pass
 
 
+def reason(error: urllib.error.HTTPError) -> str:
+    """What a client is told."""
+    return " ".join(error.read().decode(errors="replace").split())[:200] or "nothing"
+
+
+def contract(bench: Bench) -> str:
+    """The SGLang that is installed is the one that this was written for."""
+    source = Source.installed("sglang")
+    assert source is not None, "SGLang is not installed"
+    verdict, moved = contracts.check("sglang", source, contracts.version_of(contracts.DOORS["sglang"]))
+    assert not moved, "\n  ".join([verdict, *moved])
+    return verdict
+
+
 def same_tokens(bench: Bench) -> str:
     """Every prompt twice."""
     prefill, decode = bench.pair()
     for _ in range(2):
         for nth, prompt in enumerate(PROMPTS):
             bench.check(nth, bench.hand_off(prefill, decode, prompt))
-    log = (bench.logs / "decode.log").read_text(errors="replace")
+    log = (bench.logs / f"{bench.by}-decode.log").read_text(errors="replace")
     assert "NIXL KVManager initialized with backend: WEFT" in log, "the decode side has another transfer backend"
     return f"{2 * len(PROMPTS)} of {2 * len(PROMPTS)} with the tokens of a single engine"
 
@@ -146,7 +170,7 @@ def without_prefill(bench: Bench, number: signal.Signals) -> str:
         answer = bench.hand_off(prefill, decode, PROMPTS[1])
         raise AssertionError(f"answered without a prefill side: {answer['output_ids']}")
     except urllib.error.HTTPError as error:
-        said = f"told of an error (HTTP {error.code})"
+        said = f"told of an error (HTTP {error.code}: {reason(error)})"
     took = time.monotonic() - began
     urllib.request.urlopen(f"{decode.url}/health", timeout=10)
     return f"a client of the decode side is {said} after {took:.1f} s, and the decode side lives"
@@ -160,17 +184,19 @@ def frozen(bench: Bench) -> str:
     return without_prefill(bench, signal.SIGSTOP)
 
 
-CASES: dict[str, Callable[[Bench], str]] = {case.__name__: case for case in (same_tokens, killed, frozen)}
+CASES: dict[str, Callable[[Bench], str]] = {case.__name__: case for case in (contract, same_tokens, killed, frozen)}
 _chance = random.Random(7)
 PROMPTS = [[_chance.randrange(4, 320) for _ in range(length)] for length in (300, 129, 512, 1000)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--by", action="append", choices=list(BY), help="only this way; both without")
     parser.add_argument("--only", action="append", choices=list(CASES), help="only these cases")
     parser.add_argument("--logs", type=Path, help="where the logs of the servers go")
     arguments = parser.parse_args()
-    names = arguments.only or list(CASES)
+    # What is installed is the same by whichever name.
+    cases = [(by, name) for by in arguments.by or BY for name in arguments.only or CASES if (by, name) != ("weft", "contract") or arguments.by == ["weft"]]
     failed = 0
     with tempfile.TemporaryDirectory() as scratch:
         logs = arguments.logs or Path(scratch)
@@ -179,20 +205,21 @@ def main() -> int:
         make(str(model))
         bench = Bench(model, logs)
         try:
-            bench.ask_alone()
-            for name in names:
-                began = time.monotonic()
+            if any(name != "contract" for _, name in cases):
+                bench.ask_alone()
+            for by, name in cases:
+                began, bench.by = time.monotonic(), by
                 try:
                     said = CASES[name](bench)
-                    print(f"ok      {name} ({time.monotonic() - began:.0f} s): {said}", flush=True)
+                    print(f"ok      {name} by {by} ({time.monotonic() - began:.0f} s): {said}", flush=True)
                 except Exception as error:
                     failed += 1
-                    print(f"FAILED  {name} ({time.monotonic() - began:.0f} s): {type(error).__name__}: {error}", flush=True)
+                    print(f"FAILED  {name} by {by} ({time.monotonic() - began:.0f} s): {type(error).__name__}: {error}", flush=True)
                     for process in bench.started:
                         print(f"--- the end of {process.log}\n{process.log.read_text(errors='replace')[-4000:]}", flush=True)
         finally:
             bench.stop()
-    print(f"{len(names) - failed} of {len(names)} cases passed", flush=True)
+    print(f"{len(cases) - failed} of {len(cases)} cases passed, SGLang {contracts.version_of(contracts.DOORS['sglang'])}", flush=True)
     return 1 if failed else 0
 
 

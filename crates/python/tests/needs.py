@@ -13,6 +13,8 @@ import pytest
 
 MISSING = {
     "torch": "torch is not installed: cargo xtask test --torch",
+    "jax": "JAX is not installed: cargo xtask door-test jax",
+    "yaml": "PyYAML is not installed: pip install pyyaml",
     "vllm": "vLLM is not installed: cargo xtask vllm-test",
     "sglang": "SGLang is not installed: cargo xtask door-test hicache",
 }

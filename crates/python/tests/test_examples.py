@@ -19,6 +19,8 @@ SAYS = {
     "15_torch_cuda.py": "2 ranks over weft agree: True",
     "16_torch_rows_cuda.py": "2 ranks: every token doubled by its experts: True",
     "18_store.py": "put 8 blocks, in memory and in files\nfound 8 blocks of 8, and they are what was put",
+    "19_jax.py": "4194304 bytes over shared_memory; twice their sum is 2097152",
+    "20_jax_ffi.py": "2 ranks have learned it: True",
     "13_own_schedule.py": "by the schedule chain every rank has 6.0; one that forgets a contribution is refused",
 }
 
@@ -31,6 +33,8 @@ def test_every_example_is_run_here():
 def test_example(name, tmp_path):
     if "torch" in name:
         needs("torch")
+    if "jax" in name:
+        needs("jax")
     if "cuda" in name:
         import torch
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.vllm._options import Options, refuse_devices
+from weft.vllm._options import Options, refuse_devices, refuse_shared_tokens
 
 
 def test_names_by_which_routers_find_an_engine():
@@ -27,6 +27,15 @@ def test_caches_on_a_device_are_refused():
     refuse_devices({"layer.0": cache("cpu"), "layer.1": cache("cpu")})
     with pytest.raises(ValueError, match="host memory, and layer.1 is on cuda:0"):
         refuse_devices({"layer.0": cache("cpu"), "layer.1": cache("cuda:0")})
+
+
+def test_tokens_that_ranks_share_out_are_refused():
+    refuse_shared_tokens(SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1))
+    # Older engines have none of it.
+    refuse_shared_tokens(SimpleNamespace())
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        with pytest.raises(ValueError, match=f"{name} is 2"):
+            refuse_shared_tokens(SimpleNamespace(**{name: 2}))
 
 
 class torch_device:

@@ -1,23 +1,27 @@
-"""What weft.vllm takes for granted of vLLM, written down: `contract.py` compares it with the installed vLLM, `contract.py --record` writes it anew.
+"""What weft.vllm takes for granted of vLLM, written down for each of the minor versions that it works with: `contract.py` compares what is installed with what was written down
+of that version, `--source DIR --version V` an unpacked wheel, and `--record` writes it down anew.
 
-vLLM calls its connector interface experimental. When it moves, this says what moved, before anything fails in a way that has to be understood first.
-Signatures are taken from the source, so that they read the same under every Python.
+vLLM calls its connector interface experimental. When it moves, this says what moved, before anything fails in a way that has to be understood first. It is read from the source
+(`../door/interface.py`), so that all versions can be compared where none of them is installed.
 """
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import enum
+import argparse
 import importlib
 import inspect
 import json
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
-RECORD = Path(__file__).with_name("contract.json")
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "door"))
+
+from interface import NOWHERE, Source, differences  # noqa: E402
+
+# A file for each minor version: 0.32.json.
+RECORDS = HERE / "contracts"
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 OFFLOAD = "vllm.v1.kv_offload"
@@ -44,11 +48,19 @@ WHOLE = [
     f"{OFFLOAD}.base:OffloadingEvent",
     f"{OFFLOAD}.base:RequestOffloadingContext",
 ]
+# Which of them our classes implement.
+OURS = {
+    "WeftConnector": f"{BASE}:KVConnectorBase_V1",
+    "WeftTier": f"{OFFLOAD}.tiering.base:SecondaryTierManager",
+    "WeftPolicy": f"{OFFLOAD}.cpu.policies.base:CachePolicy",
+}
 # Of these only what is used.
 PARTS = {
-    "vllm.config:KVTransferConfig": ["kv_connector_module_path", "kv_connector_extra_config", "engine_id", "kv_role", "kv_load_failure_policy"],
-    "vllm.config:ParallelConfig": ["rank", "world_size", "tensor_parallel_size"],
-    "vllm.config:ModelConfig": ["model", "dtype", "use_mla", "get_total_num_kv_heads", "get_total_num_hidden_layers"],
+    "vllm.config.kv_transfer:KVTransferConfig": ["kv_connector_module_path", "kv_connector_extra_config", "engine_id", "kv_role", "kv_load_failure_policy"],
+    "vllm.config.parallel:ParallelConfig": [
+        "rank", "world_size", "tensor_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size",
+    ],
+    "vllm.config.model:ModelConfig": ["model", "dtype", "use_mla", "get_total_num_kv_heads", "get_total_num_hidden_layers"],
     "vllm.entrypoints.openai.completion.protocol:CompletionRequest": ["kv_transfer_params", "return_token_ids"],
     "vllm.entrypoints.openai.completion.protocol:CompletionResponse": ["kv_transfer_params"],
     "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest": ["kv_transfer_params"],
@@ -66,7 +78,7 @@ PARTS = {
     "vllm.v1.request:RequestStatus": ["FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"],
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": ["P2P"],
     "vllm.forward_context:ForwardContext": ["attn_metadata"],
-    "vllm.platforms:current_platform": ["is_cpu"],
+    "vllm.platforms.interface:Platform": ["is_cpu"],
     f"{OFFLOAD}.base:ReqContext": ["req_id", "get_offload_key_position"],
     f"{OFFLOAD}.config:OffloadingConfig": ["groups", "extra_config", "engine_id", "model", "cache", "parallel", "replicated_layout", "canonical_layout", "kv_cache_layout"],
     f"{OFFLOAD}.config:OffloadingGroupConfig": ["tokens_per_block", "layer_names", "group_id"],
@@ -79,61 +91,59 @@ PARTS = {
     f"{OFFLOAD}.tiering.factory:SecondaryTierFactory": ["create_secondary_tier", "get_tier_class"],
     f"{OFFLOAD}.cpu.policies.factory:CachePolicyFactory": ["get_cache_policy_cls"],
 }  # fmt: skip
-# What is said of something that vLLM does not have.
-NOWHERE = "not there"
+# Read where there is one.
 FUNCTIONS = [
     "vllm.v1.metrics.utils:create_metric_per_engine", "vllm.logger:init_logger",
     f"{OFFLOAD}.base:get_offload_group_idx", f"{OFFLOAD}.cpu.policies.base:order_request_keys",
 ]  # fmt: skip
+# The first version that WeftTier and WeftPolicy were written for: of those before, nothing of OFFLOAD is written down.
+TIERS_SINCE = (0, 32)
 
 
-def surface() -> dict[str, Any]:
-    """What the installed vLLM offers of all that."""
-    import vllm
-
-    found: dict[str, Any] = {"vllm": vllm.__version__}
+def surface(source: Source) -> dict[str, Any]:
+    """What a vLLM offers of all that."""
+    found: dict[str, Any] = {}
     for name in WHOLE:
-        thing = _named(name)
-        found[name] = NOWHERE if thing is None else _members(thing, None)
+        members = source.members(name)
+        # What begins with two underscores is Python's, but for the constructor; what a constructor sets is vLLM's.
+        said = {one: word for one, word in (members or {}).items() if one == "__init__" or not one.startswith(("__", "self."))}
+        found[name] = NOWHERE if members is None else said
     for name, parts in PARTS.items():
-        thing = _named(name)
-        found[name] = NOWHERE if thing is None else _members(thing, parts)
-    for name in FUNCTIONS:
-        thing = _named(name)
-        found[name] = NOWHERE if thing is None else _signature(thing)
-    return found
+        members = source.members(name)
+        found[name] = NOWHERE if members is None else {part: members[part] for part in parts if part in members}
+    return found | {name: source.said(name) for name in FUNCTIONS}
 
 
-def differences(recorded: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """A line for each thing that is not as it was. The version alone is no difference."""
+def minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def recorded(version: str) -> dict[str, Any]:
+    """What was written down of that minor version, or, where nothing was, of the newest."""
+    own = RECORDS / f"{minor(version)}.json"
+    newest = max(RECORDS.glob("*.json"), key=lambda path: [int(part) for part in path.stem.split(".")])
+    return dict(json.loads((own if own.is_file() else newest).read_text()))
+
+
+def to_record(source: Source, version: str) -> dict[str, Any]:
+    tiers = tuple(int(part) for part in minor(version).split(".")) >= TIERS_SINCE
+    found = {name: said for name, said in surface(source).items() if tiers or not name.startswith(OFFLOAD)}
+    return {"version": version, **found}
+
+
+def our_differences(version: str) -> list[str]:
+    """Where our classes do not fit the interfaces that are installed: what they must implement, and what they implement for nobody.
+    Those whose interface is not written down of that version are for others."""
+    import weft.vllm
+
+    was = recorded(version)
     lines = []
-    for name, was in recorded.items():
-        now = found.get(name, NOWHERE)
-        if name == "vllm" or was == now:
-            continue
-        if isinstance(was, str) or isinstance(now, str):
-            lines.append(f"{name} was {was if isinstance(was, str) else 'a class'}, now it is {now if isinstance(now, str) else 'a class'}")
-            continue
-        for member in sorted({**was, **now}):
-            if member not in now:
-                lines.append(f"{name}.{member} is gone; it was {was[member]}")
-            elif member not in was:
-                lines.append(f"{name}.{member} is new: {now[member]}")
-            elif was[member] != now[member]:
-                lines.append(f"{name}.{member} was {was[member]}, is {now[member]}")
+    for ours, name in OURS.items():
+        base = _named(name) if name in was else None
+        # Without the interface ours cannot be made at all; that it is gone is told by `compare`.
+        if base is not None:
+            lines += fit(getattr(weft.vllm, ours), base)
     return lines
-
-
-def our_differences() -> list[str]:
-    """Where our classes do not fit the interfaces that are installed: what they must implement, and what they implement for nobody."""
-    from weft.vllm import WeftConnector, WeftPolicy, WeftTier
-
-    pairs = [
-        (WeftConnector, WHOLE[0]),
-        (WeftTier, f"{OFFLOAD}.tiering.base:SecondaryTierManager"),
-        (WeftPolicy, f"{OFFLOAD}.cpu.policies.base:CachePolicy"),
-    ]
-    return [line for ours, base in pairs for line in fit(ours, _named(base))]
 
 
 def fit(kind: type, base: type) -> list[str]:
@@ -152,11 +162,23 @@ def fit(kind: type, base: type) -> list[str]:
     return lines
 
 
+def compare(source: Source, version: str) -> tuple[str, list[str]]:
+    """Of the source alone: nothing is imported."""
+    was, found = recorded(version), surface(source)
+    lines = differences(was, found)
+    members = sum(len(one) if isinstance(one, dict) else 1 for one in was.values()) - 1
+    return f"vLLM {version}, written for {was['version']}: {members} things compared, {len(lines)} differ", lines
+
+
 def check() -> tuple[str, list[str]]:
-    recorded, found = json.loads(RECORD.read_text()), surface()
-    lines = differences(recorded, found) + our_differences()
-    members = sum(1 if isinstance(was, str) else len(was) for was in recorded.values())
-    return f"vLLM {found['vllm']}, written for {recorded['vllm']}: {members} things compared, {len(lines)} differ", lines
+    """Of the vLLM that is installed, with our classes beside its interfaces."""
+    import vllm
+
+    source = Source.installed("vllm")
+    assert source is not None
+    verdict, lines = compare(source, vllm.__version__)
+    ours = our_differences(vllm.__version__)
+    return f"{verdict}; of our own classes {len(ours)}", lines + ours
 
 
 def _named(name: str) -> Any:
@@ -167,58 +189,36 @@ def _named(name: str) -> Any:
         return None
 
 
-def _members(thing: Any, wanted: list[str] | None) -> dict[str, str]:
-    kind = thing if isinstance(thing, type) else type(thing)
-    whole = wanted is None
-    if wanted is None and issubclass(kind, enum.Enum):
-        wanted = [entry.name for entry in kind]
-    elif wanted is None:
-        fields = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
-        # Dunder methods are those of dataclasses, save the constructor where somebody wrote one.
-        wanted = fields + [name for name in vars(kind) if not name.startswith("__") or (name == "__init__" and not fields)]
-        wanted = [name for name in wanted if not name.startswith("_abc_")]
-    return {name: said for name in sorted(set(wanted)) if (said := _member(kind, name, whole)) is not None}
-
-
-def _member(kind: type, name: str, whole: bool) -> str | None:
-    if name.startswith("self."):
-        return "set by the constructor" if f"{name}:" in (source := inspect.getsource(kind)) or f"{name} =" in source else None
-    fields = getattr(kind, "__dataclass_fields__", {})
-    if name in fields:
-        default = fields[name].default
-        told = whole and default is not dataclasses.MISSING
-        return f"a field, {default!r} unless told" if told else "a field"
-    member = inspect.getattr_static(kind, name, None)
-    if member is None:
-        return "a field" if name in getattr(kind, "__annotations__", {}) else None
-    if issubclass(kind, enum.Enum) and not callable(member):
-        return "a value"
-    if isinstance(member, property) or not (callable(member) or isinstance(member, (classmethod, staticmethod))):
-        return "a property"
-    abstract = "abstract " if name in getattr(kind, "__abstractmethods__", ()) else ""
-    of = "of the class " if isinstance(member, classmethod) else ""
-    return f"{abstract}{of}{_signature(getattr(kind, name))}"
-
-
-def _signature(function: Any) -> str:
-    parsed = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
-    if not isinstance(parsed, ast.FunctionDef):
-        return str(inspect.signature(function))
-    returned = f" -> {ast.unparse(parsed.returns)}" if parsed.returns else ""
-    # Whether a name is quoted says nothing.
-    return f"({ast.unparse(parsed.args)}){returned}".replace("'", "").replace('"', "")
-
-
 def _parameters(function: Any) -> list[str]:
     if isinstance(function, property):
         return []
     return [str(parameter.replace(annotation=inspect.Parameter.empty)) for parameter in inspect.signature(function).parameters.values()]
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, help="an unpacked wheel or a checkout, instead of what is installed")
+    parser.add_argument("--version", help="which version that is")
+    parser.add_argument("--record", action="store_true", help="write down what is there")
+    arguments = parser.parse_args()
+    if arguments.source and not arguments.version:
+        parser.error("--source needs --version")
+    if arguments.record:
+        source, version = (Source(arguments.source), arguments.version) if arguments.source else _installed()
+        (RECORDS / f"{minor(version)}.json").write_text(json.dumps(to_record(source, version), indent=1, sort_keys=True) + "\n")
+        return 0
+    verdict, moved = compare(Source(arguments.source), arguments.version) if arguments.source else check()
+    print("\n".join([*moved, verdict]))
+    return 1 if moved else 0
+
+
+def _installed() -> tuple[Source, str]:
+    import vllm
+
+    source = Source.installed("vllm")
+    assert source is not None
+    return source, vllm.__version__
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--record"]:
-        RECORD.write_text(json.dumps(surface(), indent=1, sort_keys=True) + "\n")
-    else:
-        verdict, moved = check()
-        print("\n".join([*moved, verdict]))
-        sys.exit(1 if moved else 0)
+    sys.exit(main())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-START_MAX = 600.0
+START_MAX = 1800.0
 
 # With which the routers of this run are administered.
 ADMIN_TOKEN = os.urandom(16).hex()

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use crate::command::{self, Error, root};
+use crate::command::{Error, root};
 use crate::python::Environment;
 
 #[derive(clap::Args)]
@@ -25,9 +25,5 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     for case in &arguments.only {
         script.args(["--only", case]);
     }
-    match command::run(&mut script) {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(Error::Failed { .. }) => Ok(ExitCode::FAILURE),
-        Err(other) => Err(other),
-    }
+    super::told(&mut script)
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask door-test sglang`: SGLang's prefill and decode apart over `weft.nixl`, on processors. What is shown is written in Python
-//! (`crates/python/door/sglang_pd.py`).
+//! `cargo xtask door-test sglang`: SGLang's prefill and decode apart over Weft, on processors, by its back end for NIXL and by Weft's own name. What is shown is written in
+//! Python (`crates/python/door/sglang_pd.py`).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,6 +12,9 @@ pub struct Arguments {
     /// The release of SGLang.
     #[arg(long, default_value = "0.5.23")]
     sglang: String,
+    /// Only this way, `nixl` or `weft`; both without.
+    #[arg(long)]
+    by: Option<String>,
     /// Only these cases; all of them without.
     #[arg(long)]
     only: Vec<String>,
@@ -39,15 +42,14 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     environment.pip_install(&["--no-deps", "--force-reinstall", "."])?;
     let mut script = environment.python();
     script.arg(root().join("crates/python/door/sglang_pd.py"));
+    if let Some(by) = &arguments.by {
+        script.args(["--by", by]);
+    }
     for case in &arguments.only {
         script.args(["--only", case]);
     }
     if let Some(logs) = &arguments.logs {
         script.arg("--logs").arg(logs);
     }
-    match command::run(&mut script) {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(Error::Failed { .. }) => Ok(ExitCode::FAILURE),
-        Err(other) => Err(other),
-    }
+    super::told(&mut script)
 }

