@@ -2,5 +2,7 @@
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libweft.so");
+    // What dependencies would offer to C as well stays inside.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
     println!("cargo::rerun-if-changed=build.rs");
 }

@@ -157,7 +157,7 @@ fn a_trace_is_replayed_and_a_wrong_one_is_refused_with_the_reason() {
     );
     let said = weft(&["sim", "replay", &file, "--gpus", "8"]);
     assert!(
-        text(&said.stdout).contains("compute          1.000"),
+        text(&said.stdout).contains("compute        1.000"),
         "{}",
         text(&said.stdout)
     );

@@ -17,7 +17,7 @@ use weft_testing_s3::{BUCKET, Gate, Harm, KEY, KEY_NAME, Kind, REGION, Server};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[test]
-#[ignore = "the server of the other tests"]
+#[ignore = "a part of others: their server"]
 fn s3_server() {
     weft_testing_s3::serve();
 }

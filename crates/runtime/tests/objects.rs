@@ -11,7 +11,7 @@ const LEN: usize = 8 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[test]
-#[ignore = "the server of the other tests"]
+#[ignore = "a part of others: their server"]
 fn s3_server() {
     weft_testing_s3::serve();
 }

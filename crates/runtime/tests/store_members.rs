@@ -71,7 +71,7 @@ fn agent(name: &str) -> Agent {
 
 /// A store of a process of its own, that does what it is told.
 #[test]
-#[ignore = "a process of the others"]
+#[ignore = "a part of others: a process of theirs"]
 fn member_child() {
     let Ok(name) = std::env::var("TEST_MEMBER_NAME") else {
         return;
@@ -345,7 +345,7 @@ fn while_etcd_is_away_stores_go_on_and_say_so() {
 /// `cargo test --release -p weft --test store_members -- --ignored how_fast --nocapture`: questions about 128 blocks beside a notification there and back, over
 /// TCP in one process, by turns; and how many blocks a second another store is told of.
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "measures"]
 fn how_fast_others_are_asked_and_told() {
     const ROUNDS: u64 = 200;
     let agents: Vec<Agent> = ["a", "b", "c"]

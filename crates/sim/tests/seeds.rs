@@ -76,7 +76,7 @@ fn a_hundred_worlds_of_stores_serve_what_was_put() {
 
 /// `cargo test -p weft-sim --test seeds -- --ignored stores`
 #[test]
-#[ignore = "minutes"]
+#[ignore = "minutes: the suite has a part"]
 fn two_thousand_worlds_of_stores() {
     for seed in 0..2_000 {
         assert_eq!(run_members(seed, Detail::HashOnly).violation, None, "seed {seed}");

@@ -138,7 +138,7 @@ fn a_platform_without_the_transport_is_told() {
     let error = Placement::on(&platform, Grid { nodes: 2, local: 1 }).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the platform `laptop` says nothing of a transport verbs or tcp (known here: file, shared_memory, shared_memory.foreign)"
+        "the platform `laptop` says nothing of a transport verbs or tcp (known here: file, object, shared_memory, shared_memory.foreign)"
     );
     assert!(Placement::on(&platform, Grid::flat(2)).is_ok());
 }
