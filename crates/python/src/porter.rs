@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -11,12 +12,21 @@ use weft::store::{self, BlockAt, BlockId, Errand, Hint, PorterOptions};
 use crate::errors::{invalid, raise};
 use crate::memory::{Memory, duration};
 use crate::store::{Space, Store};
+use crate::transfer::SIGNAL_CHECK;
 
 /// Carries batches of blocks between an engine's memory and a store, on a thread of its own. Blocks are called by the engine's keys.
 #[derive(Debug)]
 #[pyclass(frozen, module = "weft")]
 pub struct Porter {
     inner: Mutex<Option<Arc<store::Porter>>>,
+}
+
+impl Drop for Porter {
+    fn drop(&mut self) {
+        // It waits for its thread, and Python may go on meanwhile.
+        let porter = lock(&self.inner).take();
+        Python::try_attach(|py| py.detach(|| drop(porter)));
+    }
 }
 
 /// An errand that has ended: its number, which blocks are where they were to be, bytes, seconds, and why not all are.
@@ -163,9 +173,18 @@ impl Porter {
 
     /// Waits until nothing waits and nothing is under way, at most so many seconds; says whether that came about.
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let most = duration(timeout)?;
-        let drained = py.detach(|| self.with(|porter| Ok(porter.drain(most))))?;
-        Ok(drained.unwrap_or(true))
+        let end = Instant::now() + duration(timeout)?;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let wait = left.min(SIGNAL_CHECK);
+            let drained = py
+                .detach(|| self.with(|porter| Ok(porter.drain(wait))))?
+                .unwrap_or(true);
+            if drained || left <= SIGNAL_CHECK {
+                return Ok(drained);
+            }
+            py.check_signals()?;
+        }
     }
 
     /// Ends what is under way; what waits comes to nothing.

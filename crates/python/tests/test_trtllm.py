@@ -41,11 +41,15 @@ class Stream:
         pass
 
 
+# What the engine does not tell, and blocks depend on.
+TOLD = {"revision": "1", "quantisation": "none", "scales": "none"}
+
+
 class Engine:
     """Calls both halves in the order in which TensorRT-LLM does, and computes blocks by a rule that knows the token and its place."""
 
     def __init__(self, module, **store):
-        scheduler, worker = module.connector(staging_blocks=8, **store)
+        scheduler, worker = module.connector(staging_blocks=8, space=TOLD, **store)
         options = SimpleNamespace(model="tiny", kv_cache_config=SimpleNamespace(tokens_per_block=TOKENS, dtype="auto"))
         self.scheduler, self.worker = scheduler(options), worker(options)
         self.cache = torch.zeros(BLOCKS, 2, TOKENS, 8, dtype=torch.float16)
@@ -145,3 +149,10 @@ def test_several_ranks_are_refused(trtllm):
     scheduler, _ = trtllm.connector(memory=1 << 20)
     with pytest.raises(ValueError, match="one rank, and tensor_parallel_size is 2"):
         scheduler(SimpleNamespace(tensor_parallel_size=2))
+
+
+@pytest.mark.parametrize("missing", TOLD)
+def test_what_blocks_depend_on_has_to_be_told(trtllm, missing):
+    scheduler, _ = trtllm.connector(space={name: told for name, told in TOLD.items() if name != missing})
+    with pytest.raises(ValueError, match=missing):
+        scheduler(SimpleNamespace(model="tiny", kv_cache_config=SimpleNamespace(tokens_per_block=TOKENS, dtype="auto")))

@@ -299,6 +299,8 @@ impl ObjectHere {
             return;
         };
         running.stop();
+        // What waited for a commit may go on.
+        self.waits_for_room = false;
         self.asking.retain(|asking| *asking != number);
         self.writing.retain(|writing| *writing != number);
         self.count.failed += u64::from(outcome.is_err());

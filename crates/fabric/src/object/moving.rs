@@ -106,6 +106,8 @@ impl Running {
             Work::Commit(object, task) => {
                 if let Some(task) = task {
                     task.abort();
+                    // Nobody knows whether the server has made the object: what comes next is another upload.
+                    of_object(&**object).forget_draft();
                 }
                 // Nobody waits for it any more, and what is written next must not be written over by it.
                 of_object(&**object).draft().stop_whole();
@@ -296,8 +298,26 @@ impl ObjectHere {
         self.settle(number, outcome.map_err(Failure::from));
     }
 
+    /// Whether the server makes an object of the parts that this write would go to: it would be forgotten with them.
+    fn is_being_completed(&self, number: u64) -> bool {
+        let Some(Running {
+            work: Work::Write(writing),
+            ..
+        }) = self.running.get(&number)
+        else {
+            return false;
+        };
+        let completes =
+            |running: &Running| matches!(&running.work, Work::Commit(of, Some(_)) if Arc::ptr_eq(of, &writing.object));
+        self.running.values().any(completes)
+    }
+
     /// Takes bytes of a write into the object's draft, as many as `left` says.
     pub(super) fn take_in(&mut self, number: u64, left: &mut u64) -> TakenIn {
+        if self.is_being_completed(number) {
+            self.waits_for_room = true;
+            return TakenIn::NoRoom;
+        }
         let Some(Running {
             work: Work::Write(writing),
             ..
@@ -706,10 +726,17 @@ impl Reading {
     fn lay_draft_over(&self) -> Result<(), Refusal> {
         let host = host_of(&*self.host);
         let draft = of_object(&*self.object).draft();
-        if draft.is_empty() {
-            return Ok(());
-        }
-        for piece in &self.pieces {
+        for (nth, piece) in self.pieces.iter().enumerate() {
+            // What was a draft when this began and is none any more: nobody was asked for it.
+            let missing = draft.missing(piece.object..piece.object + piece.len);
+            for gap in missing.ok_or(Refusal::NotReadable)? {
+                let mut at = gap.start;
+                while at < gap.end {
+                    let covers =
+                        |request: &&Request| request.pieces.contains(&nth) && request.start <= at && at < request.end;
+                    at = self.requests.iter().find(covers).ok_or(Refusal::NotReadable)?.end;
+                }
+            }
             draft.each(piece.object..piece.object + piece.len, |at, bytes| {
                 // SAFETY: the slice has as many bytes as are read from it.
                 unsafe { host.put(piece.memory + (at - piece.object), bytes.as_ptr(), bytes.len()) }

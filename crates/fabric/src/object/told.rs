@@ -47,7 +47,12 @@ fn by_code(text: &str) -> Option<Failure> {
         ("ChecksumMismatch", Failure::ChecksumMismatch),
         ("MethodNotAllowed", Failure::Refused(Refusal::ReadOnly)),
     ];
-    let found = CODES.iter().find(|(code, _)| text.contains(code));
+    // The text has the object's name as well, which may be anything: a code counts where a server says codes.
+    let says = |code: &str| match code.contains(' ') {
+        true => text.contains(code),
+        false => text.contains(&format!("<Code>{code}</Code>")),
+    };
+    let found = CODES.iter().find(|(code, _)| says(code));
     found.map(|(_, failure)| *failure)
 }
 

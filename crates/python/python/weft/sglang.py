@@ -9,6 +9,7 @@ Each host pool has a store of its own, because its pages have a length of their 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import logging
 import threading
@@ -73,6 +74,8 @@ class Shelf:
         ranks = {key: value for key, value in vars(config).items() if key.endswith(("_rank", "_size")) or key in ("is_mla_model", "should_split_heads")}
         layout = {"engine": "sglang", "pool": name, "page": self.bytes, "layout": str(getattr(pool, "layout", "")), "ranks": ranks}
         digest = hashlib.sha256(json.dumps(layout, sort_keys=True, default=str).encode()).hexdigest()
+        if not hasattr(importlib.import_module("sglang.srt.mem_cache.utils"), "storage_namespace_seed"):
+            raise ImportError("weft.sglang needs SGLang 0.5.23 or later: before, its names of pages leave out adapter and salt")
         if not config.model_name:
             raise ValueError("SGLang does not tell the model's name, without which pages of another could be served")
         self.space = weft.Space(

@@ -82,11 +82,15 @@ class _Shared:
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
             if (ranks := getattr(llm_args, name, 1) or 1) > 1:
                 raise ValueError(f"weft.trtllm is for one rank, and {name} is {ranks}")
+        if getattr(llm_args, "revision", None):
+            self._fields = {"revision": str(llm_args.revision), **self._fields}
+        for name in ("revision", "quantisation", "scales"):
+            if not self._fields.get(name):
+                raise ValueError(f'weft.trtllm needs {name!r}: the engine does not tell it, and blocks of another must not be served; say "none" where there is nothing to say')
         cache = getattr(llm_args, "kv_cache_config", None)
         self.block_tokens = getattr(cache, "tokens_per_block", None) or _BLOCK_TOKENS
         self._fields = {
-            "model": str(getattr(llm_args, "model", "none")), "revision": str(getattr(llm_args, "revision", None) or "none"), "tokenizer": "none",
-            "dtype": str(getattr(cache, "dtype", "auto")), "quantisation": "none", "scales": "none", "lora": "none", "positions": "none", **self._fields,
+            "model": str(getattr(llm_args, "model", "none")), "tokenizer": "none", "dtype": str(getattr(cache, "dtype", "auto")), "lora": "none", "positions": "none", **self._fields,
         }  # fmt: skip
 
     def open(self, cache: torch.Tensor) -> None:

@@ -222,6 +222,10 @@ impl Porter {
 
     /// What has ended since the last time.
     pub fn take_ended(&self) -> Vec<ErrandEnd> {
+        // In a forked child nobody carries errands, and the parent's thread may have held the lock.
+        if self.thread.get().is_err() {
+            return Vec::new();
+        }
         let mut state = self.shared.lock();
         if state.ended.is_empty() {
             return Vec::new();
@@ -238,17 +242,26 @@ impl Porter {
 
     /// Whether nothing waits and nothing is under way.
     pub fn is_idle(&self) -> bool {
+        if self.thread.get().is_err() {
+            return true;
+        }
         let state = self.shared.lock();
         state.waiting.is_empty() && state.taken == 0
     }
 
     /// Errands that ended at once because they did not fit.
     pub fn refused(&self) -> u64 {
+        if self.thread.get().is_err() {
+            return 0;
+        }
         self.shared.lock().refused
     }
 
     /// Waits until nothing waits and nothing is under way, at most so long; says whether that came about.
     pub fn drain(&self, most: Duration) -> bool {
+        if self.thread.get().is_err() {
+            return true;
+        }
         let busy = |state: &mut State| !state.waiting.is_empty() || state.taken > 0;
         let waited = self.shared.ended.wait_timeout_while(self.shared.lock(), most, busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
@@ -351,15 +364,16 @@ impl Shared {
     fn take(&self) -> VecDeque<Carried> {
         let mut state = self.lock();
         let taken = std::mem::take(&mut state.waiting);
-        state.waiting_bytes = 0;
         state.taken += taken.len();
         taken
     }
 
     fn end(&self, carried: Carried, why: Option<String>) {
         let silent = matches!(carried.errand, Errand::Use { .. });
+        let bytes = self.bytes_of(&carried.errand);
         let mut state = self.lock();
         state.taken -= 1;
+        state.waiting_bytes -= bytes;
         if self.options.names && matches!(carried.errand, Errand::Put(_)) {
             for (id, _) in carried.ids.iter().zip(&carried.done).filter(|(_, done)| !**done) {
                 state.names.remove(id);

@@ -77,6 +77,12 @@ impl Directory {
     }
 
     pub(super) fn on_done(&mut self, peer: PeerId, loan: u64) {
+        // Until the store has answered it counts as a loan, and ends soon after the answer.
+        let waits = |lending: &&mut Lending| lending.until.is_none();
+        if let Some(lending) = self.lendings.get_mut(&(peer, loan)).filter(waits) {
+            lending.lasts = Time::ZERO;
+            return;
+        }
         if let Some(lending) = self.lendings.remove(&(peer, loan)) {
             self.free(lending);
         }

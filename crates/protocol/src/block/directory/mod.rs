@@ -46,6 +46,9 @@ pub use members::{Members, MembersError, PARCELS};
 pub use reading::{FetchId, Fetched, LoanId, Missed, Piece, Wanted};
 pub use wire::{ENTRIES_MAX, IDS_MAX, LASTS_MAX, Lent, Message, Named, READ_MAX, REPLICAS_MAX, Said, VERSION};
 
+/// How many doubted blocks wait to be looked at, at most.
+const DOUBTS_MAX: usize = 64;
+
 /// So many members are told of each block, so that one of them may be silent or die.
 pub const COPIES: usize = 2;
 /// So many stores work together.
@@ -232,6 +235,8 @@ pub struct Directory {
     lendings: BTreeMap<(PeerId, u64), Lending>,
     acts: VecDeque<Act>,
     events: VecDeque<Event>,
+    /// Blocks in events that nobody has taken yet.
+    doubted: usize,
     counts: Counts,
 }
 
@@ -267,6 +272,7 @@ impl Directory {
             lendings: BTreeMap::new(),
             acts: VecDeque::new(),
             events: VecDeque::new(),
+            doubted: 0,
             counts: Counts::default(),
         }
     }
@@ -308,7 +314,11 @@ impl Directory {
         self.acts.pop_front()
     }
     pub fn next_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if let Some(Event::Doubted { ids }) = &event {
+            self.doubted -= ids.len();
+        }
+        event
     }
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
@@ -389,7 +399,16 @@ impl Directory {
             Message::Read { loan, lasts, ids } => self.on_read(peer, loan, lasts, ids),
             Message::Lent { loan, blocks } => self.on_lent(peer, loan, &blocks, now),
             Message::Done { loan } => self.on_done(peer, loan),
-            Message::Doubt { ids } => self.events.push_back(Event::Doubted { ids }),
+            Message::Doubt { ids } => self.on_doubted(ids),
+        }
+    }
+
+    /// To look at a block takes reading it, so that nobody may have many looked at: what is too much is doubted again by whoever reads it next.
+    fn on_doubted(&mut self, mut ids: Vec<BlockId>) {
+        ids.truncate(DOUBTS_MAX.saturating_sub(self.doubted));
+        self.doubted += ids.len();
+        if !ids.is_empty() {
+            self.events.push_back(Event::Doubted { ids });
         }
     }
 

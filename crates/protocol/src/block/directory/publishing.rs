@@ -136,9 +136,12 @@ impl Directory {
             member.due.shrink_to(4 * ENTRIES_MAX);
             if std::mem::take(&mut member.missed) {
                 let number = member.seat.member;
-                let others = self.seats.iter().filter(|seat| seat.member != number);
-                let before = others.copied().collect();
-                self.sweep = None;
+                // A sweep that is under way goes on for those that it was for.
+                let known = self
+                    .sweep
+                    .take()
+                    .map_or_else(|| self.seats.clone(), |sweep| sweep.before);
+                let before = known.into_iter().filter(|seat| seat.member != number).collect();
                 self.begin_sweep(before);
             }
         }
